@@ -1,0 +1,56 @@
+"""``python -m benchmarks consume``, which ``scripts/bench consume`` is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.consume import consume
+from penstock import PenstockError
+
+RESULTS = Path(__file__).parent / "results"
+
+_CONSUME = """\
+Read the same records with penstock, aiokafka, confluent-kafka and FastStream.
+
+One broker is started and one topic of 4 partitions filled. In each round each
+client reads it, as a new group from the earliest offset, in a process of its
+own; its clock starts at its first record and covers CPU time of all of its
+threads. Shown are medians over the rounds, and written as JSON.
+
+It takes about two minutes on two cores, and fails (exit code 1) if penstock is
+not at least 3 times as fast as aiokafka, both by `async for`.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench")
+    benchmarks = parser.add_subparsers(required=True, metavar="BENCHMARK")
+    one = benchmarks.add_parser(
+        "consume",
+        help="records a second, client beside client",
+        description=_CONSUME,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--records", type=_count, default=1_000_000, metavar="N", help="how many (default: %(default)s)")
+    one.add_argument("--size", type=_count, default=100, metavar="BYTES", help="of each value (default: %(default)s)")
+    one.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
+    one.add_argument("--json", type=Path, default=RESULTS / "consume.json", metavar="PATH", help="default: %(default)s")
+    options = parser.parse_args()
+    try:
+        return consume(records=options.records, size=options.size, rounds=options.rounds, path=options.json)
+    except KeyboardInterrupt:
+        return 130
+    except PenstockError as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return 1
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no count - give a whole number from 1")
+    return int(text)
+
+
+sys.exit(main())

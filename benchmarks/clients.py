@@ -1,0 +1,199 @@
+"""How each client reads: as its documentation says, with its defaults, and the same work for each record.
+
+Rule of this file: one function a client, run in a process of its own (``python -m benchmarks.clients``), so that its
+imports, threads and memory are nobody else's. It looks at each record's value and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+MANY = 5_000
+"""Records in one call, where a client gives several."""
+
+
+@dataclass
+class Run:
+    """What to read, and the clock: it starts with the first record and ends with the last."""
+
+    bootstrap_servers: str
+    topic: str
+    group: str
+    records: int
+    read_bytes: int = 0
+    began: tuple[float, float] = field(default=(0.0, 0.0))
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    def begin(self) -> None:
+        self.began = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        self.seconds = time.perf_counter() - self.began[0]
+        self.cpu_s = time.process_time() - self.began[1]
+
+
+async def penstock_async_for(run: Run) -> None:
+    from penstock import Consumer
+
+    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
+        await _async_for(consumer, run)
+
+
+async def penstock_getmany(run: Run) -> None:
+    from penstock import Consumer
+
+    async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
+        seen = 0
+        while seen < run.records:
+            records = await consumer.getmany(max_records=MANY)
+            if not seen:
+                run.begin()
+            for record in records:
+                run.read_bytes += len(record.value)
+            seen += len(records)
+        run.end()
+
+
+async def aiokafka_async_for(run: Run) -> None:
+    async with _aiokafka(run) as consumer:
+        await _async_for(consumer, run)
+
+
+async def aiokafka_getmany(run: Run) -> None:
+    async with _aiokafka(run) as consumer:
+        seen = 0
+        while seen < run.records:
+            batches = await consumer.getmany(timeout_ms=1_000, max_records=MANY)
+            if batches and not seen:
+                run.begin()
+            for records in batches.values():
+                for record in records:
+                    run.read_bytes += len(record.value)
+                seen += len(records)
+        run.end()
+
+
+async def confluent_consume(run: Run) -> None:
+    from confluent_kafka import Consumer
+
+    consumer = Consumer(
+        {"bootstrap.servers": run.bootstrap_servers, "group.id": run.group, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([run.topic])
+    seen = 0
+    while seen < run.records:
+        records = consumer.consume(MANY, timeout=1)
+        if records and not seen:
+            run.begin()
+        for record in records:
+            run.read_bytes += len(record.value())
+        seen += len(records)
+    run.end()
+    consumer.close()
+
+
+async def faststream_handler(run: Run) -> None:
+    from faststream.kafka import KafkaBroker
+
+    # Its log of each record would be most of its time.
+    broker = KafkaBroker(run.bootstrap_servers, logger=None)
+    all_read = asyncio.Event()
+    seen = 0
+
+    @broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest")
+    async def handle(value: bytes) -> None:
+        nonlocal seen
+        if not seen:
+            run.begin()
+        seen += 1
+        run.read_bytes += len(value)
+        if seen == run.records:
+            run.end()
+            all_read.set()
+
+    async with broker:
+        await broker.start()
+        await all_read.wait()
+
+
+def _aiokafka(run: Run):
+    from aiokafka import AIOKafkaConsumer
+
+    return AIOKafkaConsumer(
+        run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group, auto_offset_reset="earliest"
+    )
+
+
+async def _async_for(consumer, run: Run) -> None:
+    seen = 0
+    async for record in consumer:
+        if not seen:
+            run.begin()
+        seen += 1
+        run.read_bytes += len(record.value)
+        if seen == run.records:
+            break
+    run.end()
+
+
+class Client(NamedTuple):
+    """One way to read."""
+
+    package: str
+    how: str
+    read: Callable
+    most: int | None = None
+    """Fewer records for one that would take all day."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.package} {self.how}"
+
+
+CLIENTS = [
+    Client("penstock", "async for", penstock_async_for),
+    Client("penstock", f"getmany({MANY})", penstock_getmany),
+    Client("aiokafka", "async for", aiokafka_async_for),
+    Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
+    Client("confluent-kafka", f"consume({MANY})", confluent_consume),
+    Client("faststream", "handler", faststream_handler, most=50_000),
+]
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process has had."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # The one of getrusage remembers who started us.
+        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def main() -> None:
+    """Read as the arguments say and write the figures to stdout."""
+    name, bootstrap_servers, topic, group, records = sys.argv[1:]
+    client = next(one for one in CLIENTS if one.name == name)
+    run = Run(bootstrap_servers, topic, group, int(records))
+    asyncio.run(client.read(run))
+    figures = {
+        "seconds": run.seconds,
+        "cpu_s": run.cpu_s,
+        "records_per_s": run.records / run.seconds,
+        "max_rss_bytes": peak_memory(),
+        "read_bytes": run.read_bytes,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Topics made and unmade.
+
+Rule of this file: an answer may be lost on its way, so a second attempt that finds the work done counts as success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from penstock.error_codes import ErrorCode
+from penstock.errors import BrokerConnectionError, broker_error
+from penstock.messages import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    MetadataTopic,
+    NewTopic,
+    Request,
+    TopicConfig,
+)
+from penstock.net.cluster import Cluster
+
+__all__ = ["create_topic", "delete_topic"]
+
+
+async def create_topic(  # noqa: PLR0913 - what a topic has
+    cluster: Cluster,
+    name: str,
+    partitions: int,
+    *,
+    replication_factor: int = -1,
+    config: Mapping[str, object] | None = None,
+    timeout_s: float = 30,
+) -> None:
+    """Make a topic and wait until each of its partitions has a leader.
+
+    Args:
+        cluster: where; reached already.
+        name: of the topic.
+        partitions: how many it gets.
+        replication_factor: copies of each partition; by default as many as the brokers want.
+        config: the topic's own settings, such as ``retention.ms``.
+        timeout_s: how long each of the two steps may take.
+
+    Raises:
+        BrokerError: the topic exists already, or may not be made.
+        BrokerConnectionError: the brokers do not answer in time.
+    """
+    configs = tuple(TopicConfig(key, str(value)) for key, value in (config or {}).items())
+    question = CreateTopicsRequest((NewTopic(name, partitions, replication_factor, configs=configs),))
+    attempts = 0
+
+    async def create() -> None:
+        nonlocal attempts
+        attempts += 1
+        done = ErrorCode.TOPIC_ALREADY_EXISTS if attempts > 1 else ErrorCode.NONE
+        await _change(cluster, question, name, done)
+
+    async def see_leaders() -> None:
+        await cluster.refresh()
+        topic = cluster.topology.topics.get(name)
+        led = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
+        if len(led) < partitions:
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(led)} of {partitions} partitions are led")
+
+    await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
+    cluster.watch(question, [name])
+    try:
+        await cluster.retrying(see_leaders, timeout_s=timeout_s, what=f"waiting for the leaders of topic {name}")
+    finally:
+        cluster.unwatch(question)
+
+
+async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) -> None:
+    """Delete a topic with all its records; one that is not there is deleted already.
+
+    Raises:
+        BrokerError: it may not be deleted.
+        BrokerConnectionError: the brokers do not answer in time.
+    """
+    question = DeleteTopicsRequest((MetadataTopic(name),))
+
+    async def delete() -> None:
+        await _change(cluster, question, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    await cluster.retrying(delete, timeout_s=timeout_s, what=f"deleting topic {name}")
+
+
+async def _change(
+    cluster: Cluster,
+    question: CreateTopicsRequest | DeleteTopicsRequest,
+    name: str,
+    done: ErrorCode,
+) -> None:
+    """Ask the controller once; ``done`` is the error that says that there is nothing left to do."""
+    try:
+        controller = cluster.broker(cluster.topology.controller_id)
+        answer: CreateTopicsResponse | DeleteTopicsResponse = await controller.send(cast("Request[Any]", question))
+    except BrokerConnectionError:
+        await cluster.refresh()
+        raise
+    result = next((one for one in answer.topics if one.name == name), None)
+    if result is None:
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name}: the broker says nothing of it")
+    if result.error_code == ErrorCode.NOT_CONTROLLER:
+        await cluster.refresh()
+    if result.error_code not in {ErrorCode.NONE, done}:
+        raise broker_error(result.error_code, f"{name}: {result.error_message or 'refused'}")

@@ -1,0 +1,1 @@
+"""What handlers publish, so far: look in ``producer``."""

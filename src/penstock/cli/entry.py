@@ -1,0 +1,122 @@
+"""From ``argv`` to an exit code.
+
+Rule of this file: it knows the commands by name and nothing of what they do, so ``penstock --help`` imports none.
+Exit codes: 0 done, 1 it went wrong (one sentence on stderr says what, and what to do next), 2 it was called wrongly,
+130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
+from typing import NamedTuple, Protocol, cast
+
+from penstock.errors import PenstockError
+
+__all__ = ["main"]
+
+
+class _Listed(NamedTuple):
+    """What is known of a command before it is imported."""
+
+    summary: str
+    extra: str
+    """What ``pip install`` has to bring beside penstock itself."""
+
+
+COMMANDS = {
+    "demo": _Listed("replay 336,776 real flights into a real broker and read them", "demo"),
+    "kafka": _Listed("start a real broker on this machine, until Ctrl-C", "cli,testing"),
+}
+
+_DESCRIPTION = """\
+Consume Apache Kafka from asyncio: see it work, look at groups and topics.
+"""
+
+_EPILOG = """\
+commands:
+{commands}
+
+`penstock COMMAND --help` tells more of each, with an example.
+
+exit codes: 0 done, 1 it went wrong, 2 it was called wrongly, 130 Ctrl-C
+"""
+
+
+class _Command(Protocol):
+    """What the module of a command has."""
+
+    def arguments(self, parser: argparse.ArgumentParser, /) -> None:
+        """Say in ``parser`` what the command does and what it takes."""
+
+    def run(self, options: argparse.Namespace, /) -> int:
+        """Do it; gives the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names; gives the exit code."""
+    called = list(sys.argv[1:] if argv is None else argv)
+    name = called[0] if called and called[0] in COMMANDS else None
+    if name is None:
+        return _without_command(called)
+    try:
+        command = cast(_Command, import_module(f"penstock.cli.{name}"))
+        parser = _parser(f"penstock {name}")
+        command.arguments(parser)
+        return command.run(parser.parse_args(called[1:]))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        ours = _sentences(error, COMMANDS[name].extra)
+        if not ours:
+            raise
+        for sentence in ours:
+            print(f"penstock {name}: {sentence}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _without_command(called: list[str]) -> int:  # noqa: RET503 - parser.error() does not return
+    commands = "\n".join(f"  {name:<8} {listed.summary}" for name, listed in COMMANDS.items())
+    parser = _parser("penstock", usage="penstock [--help] [--version] COMMAND ...")
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG.format(commands=commands)
+    parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    wanted = parser.parse_known_args(called)[0].command
+    if wanted is None:
+        if called:
+            parser.error(f"there is no option {called[0]!r} - `penstock --help` lists what there is")
+        parser.print_help(sys.stderr)
+        return 2
+    close = difflib.get_close_matches(wanted, COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+    if wanted in COMMANDS:
+        hint = f"its options come after it: penstock {wanted} {called[0]}"
+    parser.error(f"{wanted!r} is no command here - {hint}")
+
+
+def _parser(prog: str, usage: str | None = None) -> argparse.ArgumentParser:
+    width = min(shutil.get_terminal_size().columns, 82) - 2
+    formatter = partial(argparse.RawDescriptionHelpFormatter, width=width, max_help_position=26)
+    return argparse.ArgumentParser(prog=prog, usage=usage, formatter_class=formatter, allow_abbrev=False)
+
+
+def _sentences(error: Exception, extra: str) -> list[str]:
+    """What to tell of an error of ours, or of several from tasks of one group; nothing if it is no error of ours."""
+    if isinstance(error, ExceptionGroup):
+        told = [_sentences(one, extra) for one in error.exceptions]
+        return list(dict.fromkeys(line for lines in told for line in lines)) if all(told) else []
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "penstock").partition(".")[0]
+        return [] if missing == "penstock" else [f"{missing} is missing - pip install 'penstock[{extra}]'"]
+    return [str(error)] if isinstance(error, PenstockError) else []

@@ -1,0 +1,72 @@
+"""What waits in the buffer: one batch of one partition, decoded a slice at a time when its turn comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.positions import Position
+from penstock.errors import CorruptRecordError, MalformedMessageError, PenstockError
+from penstock.records import Record
+from penstock.wire.batches import Batch, Decoder
+
+__all__ = ["Chunk"]
+
+
+class Chunk:
+    """A batch; or offsets without records (markers, what was aborted); or an error in their place.
+
+    Attributes:
+        next_offset: where the partition goes on behind it.
+        leader_epoch: of the batch, for commits.
+    """
+
+    __slots__ = ("_batch", "_decoder", "_error", "_returned", "leader_epoch", "next_offset")
+
+    def __init__(
+        self,
+        next_offset: int,
+        *,
+        batch: Batch | None = None,
+        returned: Sequence[Record] = (),
+        error: PenstockError | None = None,
+        leader_epoch: int = -1,
+    ) -> None:
+        self.next_offset = next_offset
+        self.leader_epoch = batch.leader_epoch if batch is not None else leader_epoch
+        self._batch = batch
+        self._decoder: Decoder | None = None
+        self._returned = list(returned)
+        self._error = error
+
+    def take(self, position: Position, count: int) -> list[Record]:
+        """The next ``count`` records; fewer only at the end.
+
+        Raises:
+            PenstockError: the error that stands here, every time, until somebody seeks past it.
+            CorruptRecordError: the batch cannot be decoded; likewise.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._returned:
+            taken, self._returned = self._returned[:count], self._returned[count:]
+            if len(taken) == count:
+                return taken
+            return taken + self._decode(position, count - len(taken))
+        return self._decode(position, count)
+
+    def give_back(self, records: Sequence[Record]) -> None:
+        """Records that were taken and not used; they come first again."""
+        self._returned = [*records, *self._returned]
+
+    def _decode(self, position: Position, count: int) -> list[Record]:
+        if self._batch is None:
+            return []
+        topic, partition = position.partition
+        if self._decoder is None:
+            assert position.delivered is not None
+            self._decoder = self._batch.decode(topic, partition, position.delivered)
+        try:
+            return self._decoder.take(count)
+        except MalformedMessageError as error:
+            self._error = CorruptRecordError(position.partition, self._batch.base_offset, str(error))
+            raise self._error from error

@@ -1,0 +1,177 @@
+"""Committing: what is done, now and then and when asked; one commit in flight, never backwards.
+
+Rule of this file: what to commit is ``core.commits``'s to say, and what an error means ``core.group_errors``'s. A
+commit is tried again while the coordinator moves or loads; a membership that is gone ends it at once, since the
+offsets are somebody else's to commit then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
+
+from penstock.config import ConsumerConfig
+from penstock.consumer.reader import Reader
+from penstock.consumer.wake import Wake
+from penstock.core.commits import CommitClock, Commits, Snapshot
+from penstock.core.group_errors import Asked, Reaction, reaction_to
+from penstock.core.membership import Identity
+from penstock.error_codes import ErrorCode, name_of
+from penstock.errors import BrokerConnectionError, BrokerError, CommitFailedError, PenstockError, broker_error
+from penstock.messages import CommitOffset, OffsetCommitRequest
+from penstock.net.cluster import Cluster
+from penstock.observe.events import CommitFailed, OffsetsCommitted
+from penstock.observe.hooks import Observer
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Committer"]
+
+
+class Committer:
+    """Commits for one member of a group, or for a group that has none.
+
+    Args:
+        identity: who commits, asked anew for each request; None while the group counts us in no generation.
+        on_error: told the code with which the group refused us, and who we were.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        commits: Commits,
+        reader: Reader,
+        observer: Observer,
+        identity: Callable[[], Identity | None],
+        on_error: Callable[[int, Identity], None],
+    ) -> None:
+        assert config.group_id is not None
+        self._group_id = config.group_id
+        self._config, self._cluster, self._commits = config, cluster, commits
+        self._reader, self._observer = reader, observer
+        self._identity, self._on_error = identity, on_error
+        interval_s = config.auto_commit_interval_ms / 1000 if config.commits_automatically else None
+        self._clock = CommitClock(interval_s)
+        self._one_at_a_time = asyncio.Lock()
+        self._news = Wake()
+
+    async def run_commits(self) -> None:
+        """Commit what is done at every interval, for ever."""
+        loop = asyncio.get_running_loop()
+        self._clock.restart(loop.time())
+        while True:
+            await self._news.wait(self._clock.next_at)
+            if not self._clock.is_due(loop.time()):
+                continue
+            self._clock.restart(loop.time())
+            try:
+                await self.commit_done(timeout_s=self._config.request_timeout_ms / 1000)
+            except (CommitFailedError, BrokerError) as error:
+                # It is done again at the next interval, or by the partitions' next owner.
+                self._observer.tell(CommitFailed(self._group_id, str(error), will_retry=True))
+
+    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
+        """Commit what is done, of all partitions or some; no request when that is nothing new.
+
+        Raises:
+            CommitFailedError: the broker did not take it.
+            BrokerError: it may not be committed at all.
+        """
+        async with self._one_at_a_time:
+            self._reader.sync()
+            snapshot = self._commits.snapshot(partitions)
+            if snapshot:
+                await self._send_until_done(snapshot, timeout_s)
+            self._clock.restart(asyncio.get_running_loop().time())
+            self._news.set()
+
+    async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
+        """Commit offsets of the caller's choice.
+
+        Raises:
+            CommitFailedError: the broker did not take them.
+            BrokerError: they may not be committed at all.
+        """
+        async with self._one_at_a_time:
+            entries = {
+                partition: CommitOffset(*partition, one.offset, _epoch(one.leader_epoch), one.metadata)
+                for partition, one in offsets.items()
+            }
+            epochs = {position.partition: position.epoch for position in self._commits.positions.of(offsets)}
+            await self._send_until_done(Snapshot(entries, epochs), timeout_s)
+            self._clock.restart(asyncio.get_running_loop().time())
+            self._news.set()
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _send_until_done(self, snapshot: Snapshot, timeout_s: float) -> None:
+        left = dict(snapshot.offsets)
+
+        async def attempt() -> None:
+            await self._send(snapshot, left)
+
+        try:
+            await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
+        except BrokerConnectionError as error:
+            raise CommitFailedError(f"{error} - the records since the last commit may be delivered again") from error
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+            raise CommitFailedError(f"{error} - the records since the last commit may be delivered again") from error
+        committed = {partition: entry.offset for partition, entry in snapshot.offsets.items()}
+        self._observer.tell(OffsetsCommitted(self._group_id, committed))
+
+    async def _send(self, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> None:
+        """One attempt at what is left; what was taken is not sent again."""
+        identity = self._identity()
+        if identity is None:
+            raise CommitFailedError(
+                f"this consumer is in no generation of group {self._group_id!r} now, so its offsets are not its own"
+                " to commit - the group is rebalancing, or has gone on without it"
+            )
+        try:
+            coordinator = await self._cluster.coordinator(self._group_id)
+            answer = await coordinator.send(
+                OffsetCommitRequest(
+                    self._group_id,
+                    tuple(left.values()),
+                    identity.generation,
+                    identity.member_id,
+                    identity.instance_id,
+                )
+            )
+        except BrokerConnectionError as error:
+            self._cluster.forget_coordinator(self._group_id, str(error))
+            raise
+        codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
+        taken = [partition for partition in left if codes.get(partition) == ErrorCode.NONE]
+        self._commits.acknowledged(snapshot, taken)
+        for partition in taken:
+            del left[partition]
+        for partition in left:
+            self._refused(partition, codes.get(partition), identity)
+
+    def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
+        if code is None:
+            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the answer to a commit")
+        match reaction_to(code, Asked.COMMIT):
+            case Reaction.FIND_COORDINATOR:
+                self._cluster.forget_coordinator(self._group_id, name_of(code))
+                raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
+            case Reaction.REJOIN | Reaction.REJOIN_AS_NEW | Reaction.REJOIN_WITH_SAME_ID:
+                self._on_error(code, identity)
+                raise CommitFailedError(
+                    f"{partition} was not committed: the group has gone on without this member ({name_of(code)})"
+                    " - its records are delivered again to whoever owns it now; if handling takes long, raise"
+                    " session_timeout_ms or max_poll_interval_ms"
+                )
+            case _:
+                refused: PenstockError = broker_error(code, f"{partition} was not committed")
+                if code == ErrorCode.FENCED_INSTANCE_ID:
+                    self._on_error(code, identity)
+                raise refused
+
+
+def _epoch(leader_epoch: int | None) -> int:
+    return -1 if leader_epoch is None else leader_epoch

@@ -1,0 +1,382 @@
+"""Consumer: what users import, call and read from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self, cast, overload
+
+from typing_extensions import Unpack
+
+from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from penstock.consumer.engine import Engine
+from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.ownership import in_callback
+from penstock.consumer.reader import Reader
+from penstock.consumer.supervisor import Supervisor
+from penstock.core.positions import Position
+from penstock.errors import ConfigurationError, ConsumerStateError, RequestTimedOutError
+from penstock.observe.hooks import Hook, Observer
+from penstock.records import OffsetAndMetadata, Record, TopicPartition
+
+__all__ = ["Consumer", "ConsumerStatistics"]
+
+
+class ConsumerStatistics(NamedTuple):
+    """What a consumer holds right now."""
+
+    queued_records: int
+    """Decoded and not handed out; at most ``max_queued_records``."""
+    buffered_bytes: int
+    """Fetched and not decoded."""
+    reserved_bytes: int
+    """Kept free for fetches under way; with what is buffered at most ``max_buffered_bytes``."""
+
+
+class Consumer:
+    """Reads records from Kafka topics, as a member of a group or by itself.
+
+    ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and
+    stops it; ``async for record in orders`` reads. A record is done when the next one is asked for: raising, ``break``,
+    cancellation and ``stop()`` leave the one in hand unacknowledged, so it is delivered again (at-least-once).
+
+    Args:
+        topics: names of the topics to read.
+        options: see ``ConsumerOptions``; those not given come from ``PENSTOCK_…`` variables, then from defaults.
+
+    Raises:
+        ConfigurationError: an option is unknown, mistyped, or contradicts another.
+    """
+
+    def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
+        self._topics = _checked_topics(topics)
+        self._options = dict(options)
+        check_names(self._options)
+        resolve(self._options)
+        self._config: ConsumerConfig | None = None
+        self._engine: Engine | None = None
+        self._supervisor: Supervisor | None = None
+        self._reader: Reader | _NotStarted = _NotStarted()
+        self._is_stopped = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else "new" if self._engine is None else "started"
+        if self._engine is not None and self._engine.failure is not None:
+            state = f"failed: {self._engine.failure}"
+        group = self._config.group_id if self._config is not None else self._options.get("group_id")
+        return f"<Consumer {', '.join(sorted(self._topics))} group={group} {state}>"
+
+    def __del__(self) -> None:
+        supervisor = getattr(self, "_supervisor", None)
+        if supervisor is not None and not self._is_stopped:
+            warnings.warn(f"{self!r} was never stopped - use `async with`", ResourceWarning, source=self, stacklevel=1)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach the cluster, see that the topics exist, and begin to join the group.
+
+        Raises:
+            ConfigurationError: an option is missing or wrong.
+            ConsumerStateError: it was started or stopped before.
+            BrokerConnectionError: no broker answers within ``start_timeout_ms``.
+            AuthenticationError: the brokers refuse us.
+            UnsupportedVersionError: the brokers are too old.
+            UnknownTopicError: a topic does not exist.
+        """
+        if self._is_stopped:
+            raise ConsumerStateError("this consumer was stopped - make a new one")
+        if self._supervisor is not None:
+            raise ConsumerStateError("this consumer is started already")
+        self._config = resolve(self._options)
+        observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
+        engine = Engine(self._config, self._topics, self, observer)
+        self._supervisor = Supervisor(engine.run, f"penstock consumer of {', '.join(sorted(self._topics))}")
+        self._engine = engine
+        try:
+            await self._supervisor.start()
+        except BaseException:
+            self._is_stopped = True
+            raise
+        self._reader = engine.reader
+
+    async def stop(self) -> None:
+        """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
+
+        Raises:
+            ConsumerStateError: it is called from a rebalance callback, which has to end first.
+        """
+        if in_callback.get():
+            raise ConsumerStateError("stop() in a rebalance callback would wait for itself - let another task call it")
+        self._is_stopped = True
+        if self._supervisor is None or self._config is None or self._engine is None:
+            return
+        reader = self._engine.reader
+        reader.close(ConsumerStateError("this consumer was stopped - make a new one"))
+        await self._supervisor.stop(self._config.stop_timeout_ms / 1000)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        self._check_readable()
+        return self
+
+    async def __anext__(self) -> Record:
+        reader = self._reader
+        for record in reader.slice:
+            reader.hand = record
+            return record
+        try:
+            return await reader.next_record()
+        except ConsumerStateError:
+            if self._is_stopped:
+                raise StopAsyncIteration from None
+            raise
+
+    @overload
+    async def getone(self, *, timeout_ms: None = None) -> Record: ...
+
+    @overload
+    async def getone(self, *, timeout_ms: int) -> Record | None: ...
+
+    async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
+        """The next record; the one before is done.
+
+        Args:
+            timeout_ms: how long to wait; for ever when nothing is said.
+
+        Returns:
+            The record, or None when none came in time.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or two tasks read at once.
+            PenstockError: whatever has happened in the background and ends the reading.
+        """
+        self._check_readable()
+        reader = self._reader
+        for record in reader.slice:
+            reader.hand = record
+            return record
+        if timeout_ms is None:
+            return await reader.next_record()
+        waiting = asyncio.timeout(timeout_ms / 1000)
+        try:
+            async with waiting:
+                return await reader.next_record()
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            return None
+
+    async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
+        """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
+
+        Args:
+            max_records: ``max_queued_records`` when nothing is said.
+            timeout_ms: how long to wait for the first; for ever when nothing is said, 0 takes what is there.
+
+        Returns:
+            The records, in order within each partition; an empty list when none came in time.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or two tasks read at once.
+            PenstockError: whatever has happened in the background and ends the reading.
+        """
+        self._check_readable()
+        count = self._started.config.max_queued_records if max_records is None else max_records
+        if count < 1:
+            raise ConfigurationError(f"max_records={max_records} will not do: it has to be at least 1")
+        waiting = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000)
+        try:
+            async with waiting:
+                return await self._reader.next_records(count)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            return []
+
+    def ack(self, record: Record) -> bool:
+        """Say that a record in hand is done without asking for the next one.
+
+        In a batch, what came before it in its partition is done too.
+
+        Returns:
+            False when the record is not in hand any more: its partition went, or it was done already.
+        """
+        return self._started.reader.acknowledge(record)
+
+    # ---- offsets -----------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+        """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or without a group.
+            CommitFailedError: the group has gone on without this consumer, or nobody answered in time.
+            BrokerError: the broker does not allow it.
+        """
+        engine = self._started
+        if engine.committer is None:
+            raise ConsumerStateError("commit() needs a group_id - there is no group to commit for")
+        timeout_s = engine.config.default_api_timeout_ms / 1000
+        if offsets is None:
+            engine.reader.finish_all()
+            await engine.committer.commit_done(timeout_s=timeout_s)
+        elif offsets:
+            await engine.committer.commit_these(_with_metadata(offsets), timeout_s=timeout_s)
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, as the broker says; a partition without a commit is absent.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or without a group.
+            BrokerError: the broker does not allow it.
+            BrokerConnectionError: nobody answers in time.
+        """
+        engine = self._started
+        group_id = engine.config.group_id
+        if group_id is None:
+            raise ConsumerStateError("committed() needs a group_id - there is no group that commits")
+        return await engine.cluster.retrying(
+            partial(committed_offsets, engine.cluster, group_id, list(partitions)),
+            timeout_s=engine.config.default_api_timeout_ms / 1000,
+            what=f"reading the committed offsets of group {group_id!r}",
+        )
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or the partition is not assigned.
+            RequestTimedOutError: it could not be found out where to begin within ``default_api_timeout_ms``.
+        """
+        engine = self._started
+        engine.reader.sync()
+        position = self._assigned(partition)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(engine.config.default_api_timeout_ms / 1000):
+                await engine.beginnings.found(position)
+        if position.delivered is None:
+            raise RequestTimedOutError(f"no position of {partition} yet - its leader does not say where the log begins")
+        return position.delivered
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read from ``offset`` on; what was fetched of the partition is dropped.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or the partition is not assigned.
+            ConfigurationError: the offset is negative.
+        """
+        engine = self._started
+        position = self._assigned(partition)
+        if offset < 0:
+            raise ConfigurationError(f"offset={offset} will not do: it has to be 0 or more")
+        engine.reader.drop([partition])
+        position.begin(offset)
+        engine.positions_changed()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are this consumer's now."""
+        return self._started.positions.partitions
+
+    def subscription(self) -> frozenset[str]:
+        """The topics it reads."""
+        return self._topics
+
+    def highwater(self, partition: TopicPartition) -> int | None:
+        """The end of the partition as the last fetch told it; None before the first."""
+        position = self._started.positions.get(partition)
+        return position.high_watermark if position is not None else None
+
+    # ---- flow --------------------------------------------------------------------------------------------------
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of ``partitions`` (all that are assigned, when none is named) until they are resumed."""
+        engine = self._started
+        engine.reader.pause(partitions or engine.positions.partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Go on with ``partitions`` (all that are paused, when none is named)."""
+        engine = self._started
+        for position in engine.positions.of(partitions or engine.positions.partitions):
+            position.is_paused = False
+        engine.positions_changed()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are paused."""
+        return frozenset(position.partition for position in self._started.positions if position.is_paused)
+
+    def statistics(self) -> ConsumerStatistics:
+        """What it holds right now."""
+        engine = self._started
+        return ConsumerStatistics(engine.reader.queued_records, engine.buffer.held_bytes, engine.buffer.reserved_bytes)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _started(self) -> Engine:
+        if self._engine is None:
+            raise ConsumerStateError(_NotStarted.advice)
+        if self._is_stopped:
+            raise ConsumerStateError("this consumer was stopped - make a new one")
+        return self._engine
+
+    def _assigned(self, partition: TopicPartition) -> Position:
+        position = self._started.positions.get(partition)
+        if position is None:
+            owned = ", ".join(sorted(map(str, self._started.positions.partitions))) or "none"
+            raise ConsumerStateError(f"{partition} is not assigned to this consumer (assigned now: {owned})")
+        return position
+
+    def _check_readable(self) -> None:
+        _ = self._started
+        if in_callback.get():
+            raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
+
+
+class _NotStarted:
+    """Stands in for the reader before there is one."""
+
+    advice = "this consumer is not started - use `async with Consumer(...)`, or await start() first"
+
+    def __init__(self) -> None:
+        self.slice: Iterator[Record] = iter(())
+        self.hand: Record | None = None
+
+    async def next_record(self) -> Record:
+        raise ConsumerStateError(self.advice)
+
+    async def next_records(self, _count: int) -> list[Record]:
+        raise ConsumerStateError(self.advice)
+
+
+def _checked_topics(topics: Iterable[object]) -> frozenset[str]:
+    names = list(topics)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
+    if not names:
+        raise ConfigurationError("which topics? - Consumer('orders', ...)")
+    return frozenset(str(name) for name in names)
+
+
+def _with_metadata(
+    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        partition: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
+        for partition, one in offsets.items()
+    }

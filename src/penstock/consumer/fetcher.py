@@ -1,0 +1,260 @@
+"""Fetching: one loop for each broker that has partitions of ours, reading ahead as far as the buffer has room.
+
+Rule of this file: what to fetch and what an answer means is decided in ``core.fetch_plan``; a loop asks, hands the
+batches to the reader, and keeps the books. An answer counts only for the epoch its question was asked in, so what
+comes after a seek or a rebalance is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+
+import anyio
+from anyio.abc import TaskGroup
+
+from penstock.config import ConsumerConfig
+from penstock.consumer.chunk import Chunk
+from penstock.consumer.picture import Picture
+from penstock.consumer.reader import Reader
+from penstock.consumer.wake import Wake
+from penstock.core.backoff import Backoff
+from penstock.core.buffer import Buffer
+from penstock.core.fetch_plan import FetchLimits, FetchPlan, Patience, Verdict, make_plan, source_of, verdict_on
+from penstock.core.fetch_session import FetchSession
+from penstock.core.positions import Position, Positions
+from penstock.core.visibility import visible
+from penstock.error_codes import name_of
+from penstock.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    CorruptRecordError,
+    MalformedMessageError,
+    broker_error,
+)
+from penstock.messages import FetchedPartition, FetchRequest, FetchResponse
+from penstock.net.cluster import Cluster
+from penstock.observe.events import BatchRefused, FetchFailed
+from penstock.observe.hooks import Observer
+from penstock.records import TopicPartition
+from penstock.wire.batches import Batch, split
+
+__all__ = ["Fetcher"]
+
+_GRACE_S = 5.0
+"""What a broker may need on top of the time it was told to hold a fetch."""
+_REFUSALS = 3
+"""So many times a batch is fetched anew before it is given up as corrupt."""
+
+
+class Fetcher:
+    """Fills the buffer."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        buffer: Buffer[Chunk],
+        reader: Reader,
+        picture: Picture,
+        observer: Observer,
+        on_reset: Callable[[], None],
+    ) -> None:
+        self._on_reset = on_reset
+        self._config, self._cluster, self._positions = config, cluster, positions
+        self._buffer, self._reader, self._picture, self._observer = buffer, reader, picture, observer
+        self._limits = FetchLimits(
+            config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
+        )
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._loop = asyncio.get_running_loop()
+        self._news = Wake()
+        self._loops: dict[int, Wake] = {}
+        self._refusals: dict[TopicPartition, tuple[int, int]] = {}
+
+    def wake(self) -> None:
+        """Something may be fetched that could not be: a position, room, a leader."""
+        self._news.set()
+        for loop in self._loops.values():
+            loop.set()
+
+    async def run_fetches(self) -> None:
+        """Have one loop for each broker that has partitions of ours, for ever."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._begin_loops(tasks)
+                await self._news.wait()
+
+    def _begin_loops(self, tasks: TaskGroup) -> None:
+        now, topology = self._loop.time(), self._cluster.topology
+        sources = {source_of(position, topology, now) for position in self._positions}
+        if None in sources:
+            self._picture.ask()
+        for node_id in sources - self._loops.keys() - {None}:
+            assert node_id is not None
+            self._loops[node_id] = Wake()
+            tasks.start_soon(self._run_broker, node_id)
+
+    async def _run_broker(self, node_id: int) -> None:
+        """Fetch from one broker for as long as it has partitions of ours."""
+        news, session, patience, failures = self._loops[node_id], FetchSession(), Patience(self._limits.max_wait_s), 0
+        try:
+            while True:
+                plan = self._plan(node_id)
+                if plan.is_idle:
+                    return
+                if not plan.partitions:
+                    await news.wait(plan.retry_at)
+                    continue
+                wait_s = patience.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
+                try:
+                    answer = await self._fetch(node_id, plan, session, wait_s)
+                except AuthenticationError:
+                    raise
+                except (BrokerConnectionError, MalformedMessageError) as error:
+                    session.lost()
+                    failures += 1
+                    await self._recover(node_id, plan, error, failures)
+                    continue
+                failures = 0
+                self._absorb(node_id, plan, session, answer)
+        finally:
+            del self._loops[node_id]
+
+    def _plan(self, node_id: int) -> FetchPlan:
+        return make_plan(
+            node_id, self._positions, self._cluster.topology, self._buffer, self._limits, self._loop.time()
+        )
+
+    async def _fetch(self, node_id: int, plan: FetchPlan, session: FetchSession, wait_s: float) -> FetchResponse:
+        part = session.ask(plan.partitions)
+        request = FetchRequest(
+            max_wait_ms=round(wait_s * 1000),
+            min_bytes=self._config.fetch_min_bytes,
+            max_bytes=plan.max_bytes,
+            partitions=part.partitions,
+            forgotten=part.forgotten,
+            isolation_level=int(self._config.isolation_level == "read_committed"),
+            session_id=part.session_id,
+            session_epoch=part.session_epoch,
+            rack_id=self._config.client_rack,
+        )
+        self._buffer.reserve(node_id, plan.max_bytes)
+        try:
+            timeout_s = max(self._config.request_timeout_ms / 1000, wait_s + _GRACE_S)
+            return await self._cluster.broker(node_id).send(request, timeout_s=timeout_s)
+        finally:
+            self._buffer.unreserve(node_id)
+
+    async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
+        """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
+        self._observer.tell(FetchFailed(f"broker {node_id}", None, str(error)))
+        for position in self._positions.of(plan.partitions):
+            # A nearer replica that fails is left for the leader (KIP-392).
+            position.read_replica = None
+        self._picture.ask()
+        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
+        self._news.set()
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def _absorb(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
+        if not session.answered(answer):
+            return
+        if answer.error_code:
+            failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
+            self._observer.tell(FetchFailed(f"broker {node_id}", None, str(failure)))
+            self._back_off(self._positions.of(plan.partitions))
+            return
+        for fetched in answer.partitions:
+            topic = fetched.topic or self._cluster.topology.topic_named(fetched.topic_id)
+            partition = TopicPartition(topic or "", fetched.partition)
+            position = self._positions.get(partition)
+            if position is not None and plan.epochs.get(partition) == position.epoch:
+                self._absorb_partition(node_id, position, fetched)
+
+    def _absorb_partition(self, node_id: int, position: Position, fetched: FetchedPartition) -> None:
+        match verdict_on(fetched.error_code):
+            case Verdict.GOOD:
+                self._accept(position, fetched)
+                return
+            case Verdict.RESET:
+                self._out_of_range(node_id, position)
+                return
+            case Verdict.LOOK_AGAIN:
+                self._cluster.learn_leader(
+                    position.partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
+                )
+                self._picture.ask()
+            case Verdict.REFUSED:
+                self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
+            case Verdict.RETRY:
+                pass
+        self._observer.tell(FetchFailed(f"broker {node_id}", position.partition, name_of(fetched.error_code)))
+        self._back_off([position])
+
+    def _out_of_range(self, node_id: int, position: Position) -> None:
+        if position.read_replica == node_id:
+            # A follower may lag behind; only the leader's word counts.
+            position.read_replica = None
+            self.wake()
+            return
+        if self._buffer.holds(position.partition) or self._reader.holds(position):
+            # What was fetched before is good; only when it is used up does the position matter.
+            self._back_off([position])
+            return
+        position.reset(self._config.offset_reset, position.fetched)
+        self._on_reset()
+
+    def _accept(self, position: Position, fetched: FetchedPartition) -> None:
+        position.failures = 0
+        position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
+        if fetched.preferred_read_replica >= 0:
+            position.read_replica = fetched.preferred_read_replica
+            position.read_replica_until = self._loop.time() + self._config.metadata_max_age_ms / 1000
+            self._news.set()
+        if not fetched.records:
+            return
+        try:
+            batches = split(fetched.records)
+        except MalformedMessageError as error:
+            self._refuse(position, str(error))
+            return
+        aborted = fetched.aborted_transactions if self._config.isolation_level == "read_committed" else None
+        for batch, is_visible in visible(self._sound(position, batches), aborted):
+            chunk = Chunk(batch.next_offset, batch=batch if is_visible else None, leader_epoch=batch.leader_epoch)
+            self._reader.put(position.partition, chunk, batch.size)
+            position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch
+
+    def _sound(self, position: Position, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches from the position on; one whose checksum does not hold ends them, to be fetched anew."""
+        for batch in batches:
+            if batch.next_offset <= (position.fetched or 0):
+                continue
+            # Before anything of it is read: a marker is read, too, to see what it marks.
+            if self._config.check_crcs and not batch.checksum_holds():
+                self._refuse(position, "its checksum does not hold", batch.next_offset)
+                return
+            self._refusals.pop(position.partition, None)
+            yield batch
+
+    def _refuse(self, position: Position, reason: str, behind: int | None = None) -> None:
+        """Fetch a batch anew, since the network may have changed it; after some tries it is the log that is broken."""
+        partition, offset = position.partition, position.fetched or 0
+        refused_at, times = self._refusals.get(partition, (offset, 0))
+        times = times + 1 if refused_at == offset else 1
+        self._refusals[partition] = (offset, times)
+        self._observer.tell(BatchRefused(partition, offset, reason))
+        if times < _REFUSALS:
+            self._back_off([position])
+        else:
+            error = CorruptRecordError(partition, offset, reason)
+            self._reader.put(partition, Chunk(behind or offset + 1, error=error), 0)
+            position.fetched = None
+
+    def _back_off(self, positions: Iterable[Position]) -> None:
+        now = self._loop.time()
+        for position in positions:
+            position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311

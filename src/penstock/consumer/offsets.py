@@ -1,0 +1,118 @@
+"""What is asked of brokers about offsets: what a group has committed, and where logs begin and end.
+
+Rule of this file: what was asked for and is absent from an answer is an error, never "there is none". A broker that
+is not the coordinator (any more, or yet) answers for no partition at all and says so beside them (KIP-211's sibling
+in version 2 of OffsetFetch); taking that for "nothing was committed" would reset a group that is in good order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock.core.group_errors import Asked, Reaction, reaction_to
+from penstock.core.topology import Topology
+from penstock.error_codes import ErrorCode
+from penstock.errors import BrokerConnectionError, BrokerError, broker_error
+from penstock.messages import (
+    CommittedOffset,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from penstock.net.cluster import Cluster
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["EARLIEST", "LATEST", "by_leader", "committed_offsets", "list_offsets"]
+
+LATEST, EARLIEST = -1, -2
+"""What to ask ListOffsets for in place of a time."""
+
+
+async def committed_offsets(
+    cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed; a partition that it has not is absent. One attempt.
+
+    Raises:
+        BrokerError: the coordinator cannot say now (retriable) or may not.
+        BrokerConnectionError: it does not answer.
+    """
+    wanted = list(partitions)
+    if not wanted:
+        return {}
+    coordinator = await cluster.coordinator(group_id)
+    request = OffsetFetchRequest(group_id, tuple(OffsetFetchPartition(*one) for one in wanted))
+    try:
+        found = _checked(await coordinator.send(request), wanted)
+    except BrokerConnectionError as error:
+        cluster.forget_coordinator(group_id, str(error))
+        raise
+    except BrokerError as error:
+        if reaction_to(error.code, Asked.OFFSETS) is Reaction.FIND_COORDINATOR:
+            cluster.forget_coordinator(group_id, error.name)
+        raise
+    return {
+        tp: OffsetAndMetadata(one.offset, one.metadata or "", one.leader_epoch if one.leader_epoch >= 0 else None)
+        for tp, one in found.items()
+        if one.offset >= 0
+    }
+
+
+def _checked(answer: OffsetFetchResponse, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+    if answer.error_code:
+        raise broker_error(answer.error_code, "the group's committed offsets could not be read")
+    found = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
+    for partition in wanted:
+        if partition not in found:
+            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the committed offsets")
+        if code := found[partition].error_code:
+            raise broker_error(code, f"{partition}: its committed offset could not be read")
+    return found
+
+
+def by_leader(
+    cluster: Cluster, partitions: Iterable[TopicPartition]
+) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
+    """The partitions by who leads them, and those that nobody leads now."""
+    led: dict[int, list[TopicPartition]] = {}
+    leaderless = []
+    for partition in partitions:
+        leadership = cluster.topology.leader(partition)
+        if leadership is None or leadership.leader_id < 0:
+            leaderless.append(partition)
+        else:
+            led.setdefault(leadership.leader_id, []).append(partition)
+    return led, leaderless
+
+
+async def list_offsets(
+    cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
+) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
+    """The offsets of the times (or EARLIEST, LATEST) that are wanted, and what was refused. One attempt at one leader.
+
+    Raises:
+        BrokerConnectionError: it does not answer.
+    """
+    found: dict[TopicPartition, ListedOffset] = {}
+    refused: list[BrokerError] = []
+    answer = await cluster.broker(leader_id).send(_question(cluster.topology, wanted, isolation_level))
+    answered = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
+    for partition in wanted:
+        one = answered.get(partition)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.error_code
+        if one is None or code:
+            refused.append(broker_error(code, f"{partition}: its offsets could not be listed"))
+        else:
+            found[partition] = one
+    return found, refused
+
+
+def _question(topology: Topology, wanted: Mapping[TopicPartition, int], isolation_level: int) -> ListOffsetsRequest:
+    entries = []
+    for partition, time in wanted.items():
+        leadership = topology.leader(partition)
+        entries.append(ListOffsetsPartition(*partition, time, leadership.epoch if leadership is not None else -1))
+    return ListOffsetsRequest(tuple(entries), isolation_level)

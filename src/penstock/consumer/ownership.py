@@ -1,0 +1,222 @@
+"""Partitions that come and go: start positions, the user's callbacks, drain, the last commit.
+
+The order is the promise. Taking over: committed offsets are read, the user's callbacks run, what they say is applied,
+and only then is the first record fetched. Giving back in order: nothing more is handed out, what is in hand is waited
+for, what is done is committed, the user is told, and only then is the partition somebody else's. All the while
+heartbeats go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config import ConsumerConfig
+from penstock.consumer.committer import Committer
+from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.reader import Reader
+from penstock.core.positions import Position, Positions
+from penstock.errors import PenstockError, RebalanceError
+from penstock.net.cluster import Cluster
+from penstock.observe.events import (
+    CommitFailed,
+    DrainTimedOut,
+    OverrideRefused,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
+from penstock.observe.hooks import Observer
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Ownership", "in_callback"]
+
+Partitions = frozenset[TopicPartition]
+
+in_callback: ContextVar[bool] = ContextVar("penstock_in_rebalance_callback", default=False)
+"""Whether this code runs inside a rebalance callback, where waiting for a record would wait for ever."""
+
+
+class Ownership:
+    """Takes partitions over and gives them back.
+
+    Args:
+        consumer: what callbacks are given.
+        on_taken: called when positions are good and fetching may begin.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        committer: Committer,
+        observer: Observer,
+        consumer: object,
+        on_taken: Callable[[], None],
+    ) -> None:
+        assert config.group_id is not None
+        self._group_id = config.group_id
+        self._config, self._cluster, self._positions = config, cluster, positions
+        self._reader, self._committer, self._observer = reader, committer, observer
+        self._consumer, self._on_taken = consumer, on_taken
+        self._before: dict[TopicPartition, int | None] = {}
+        """What was owned before the rebalance that is going on, and where each partition stood."""
+
+    # ---- taking over -------------------------------------------------------------------------------------------
+
+    async def take_over(self, added: Partitions, kept: Partitions) -> None:
+        """Own ``added`` beside ``kept``, from the right offsets on.
+
+        Raises:
+            RebalanceError: a callback raised or overran its deadline.
+            BrokerError: the committed offsets may not be read.
+        """
+        self._positions.add(added)
+        committed = await self._cluster.retrying(
+            partial(committed_offsets, self._cluster, self._group_id, added),
+            timeout_s=self._config.max_poll_interval_ms / 1000,
+            what=f"reading the committed offsets of group {self._group_id!r}",
+        )
+        for position in self._positions.of(added):
+            self._place(position, committed.get(position.partition))
+        self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
+        await self._tell_listener("on_partitions_assigned", added)
+        await self._ask_callback()
+        for position in self._positions.of(added):
+            position.is_fetchable = True
+        self._before.clear()
+        self._on_taken()
+
+    def _place(self, position: Position, committed: OffsetAndMetadata | None) -> None:
+        if committed is None:
+            position.reset(self._config.offset_reset, None)
+            return
+        position.begin(committed.offset, -1 if committed.leader_epoch is None else committed.leader_epoch)
+        position.committed, position.committed_metadata = committed.offset, committed.metadata
+
+    async def _ask_callback(self) -> None:
+        callback = self._config.post_rebalance_callback
+        if callback is None:
+            return
+        old = MappingProxyType(dict(self._before))
+        new = MappingProxyType({position.partition: position.delivered for position in self._positions})
+        overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
+        for partition, offset in (overrides or {}).items():
+            self._override(partition, offset)
+
+    def _override(self, partition: TopicPartition, offset: object) -> None:
+        position = self._positions.get(partition)
+        if position is None:
+            self._refuse(partition, offset, "it is not this consumer's partition")
+        elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+            self._refuse(partition, offset, "an offset is a whole number, 0 or more")
+        else:
+            # On a kept partition this is a seek.
+            self._reader.drop([partition])
+            position.begin(offset)
+
+    def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
+        self._observer.tell(OverrideRefused(partition, offset, reason))
+
+    # ---- giving back -------------------------------------------------------------------------------------------
+
+    async def release(self, partitions: Partitions, *, is_last: bool) -> None:
+        """Give partitions back in order.
+
+        When the consumer goes for good nobody asks for another record, so what is in hand is not waited for: it is
+        not done, and will be delivered again.
+
+        Raises:
+            RebalanceError: a callback raised or overran its deadline.
+        """
+        if not partitions:
+            return
+        self._reader.halt(partitions)
+        if not is_last:
+            await self._drain(partitions)
+        self._remember(partitions)
+        if self._config.commits_automatically:
+            await self._commit_last(partitions)
+        try:
+            await self._tell_listener("on_partitions_revoked", partitions)
+        finally:
+            self._remove(partitions)
+        self._observer.tell(PartitionsRevoked(self._group_id, partitions))
+
+    async def lose(self, partitions: Partitions, reason: str) -> None:
+        """They are somebody else's already: drop them at once, then tell the user.
+
+        Raises:
+            RebalanceError: the callback raised or overran its deadline.
+        """
+        if not partitions:
+            return
+        self._reader.sync()
+        self._remember(partitions)
+        self._remove(partitions)
+        self._observer.tell(PartitionsLost(self._group_id, partitions, reason))
+        await self._tell_listener("on_partitions_lost", partitions)
+
+    async def _drain(self, partitions: Partitions) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        held = await self._reader.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        if held:
+            self._observer.tell(DrainTimedOut(held, loop.time() - began_at))
+
+    async def _commit_last(self, partitions: Partitions) -> None:
+        try:
+            await self._committer.commit_done(partitions, timeout_s=self._commit_timeout_s)
+        except PenstockError as error:
+            # The rebalance cannot wait for it; the next owner begins at the commit before.
+            self._observer.tell(CommitFailed(self._group_id, str(error), will_retry=False))
+
+    @property
+    def _commit_timeout_s(self) -> float:
+        # With the cluster down the membership ends anyway, and stop() has its own bound.
+        return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
+
+    def _remember(self, partitions: Iterable[TopicPartition]) -> None:
+        for position in self._positions.of(partitions):
+            self._before[position.partition] = position.delivered
+
+    def _remove(self, partitions: Partitions) -> None:
+        self._reader.drop(partitions)
+        self._positions.remove(partitions)
+        self._on_taken()
+
+    # ---- the user's code ---------------------------------------------------------------------------------------
+
+    async def _tell_listener(self, name: str, partitions: Partitions) -> None:
+        told = getattr(self._config.rebalance_listener, name, None)
+        if told is not None:
+            await self._call(name, told, partitions)
+
+    async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
+        deadline_s = self._config.max_poll_interval_ms / 1000
+        token, deadline = in_callback.set(True), asyncio.timeout(deadline_s)
+        try:
+            async with deadline:
+                return await _awaited(function(*arguments))
+        except PenstockError:
+            raise
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise RebalanceError(
+                    f"{name} was not done within max_poll_interval_ms ({deadline_s:.0f} s) and was cancelled"
+                ) from error
+            raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
+        finally:
+            in_callback.reset(token)
+
+
+async def _awaited(result: Mapping[TopicPartition, int] | Awaitable[Any] | None) -> Any:  # noqa: ANN401
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,331 @@
+"""The reading end: the buffer's batches, decoded in slices and handed out one record, or many, at a time.
+
+Rule of this file: what runs for each record is ``next`` of a list. All else is done once a slice: finding whose turn
+it is, decoding, the record keeping, and giving the event loop a turn. So positions are exact only after ``sync``,
+which everybody calls who looks at them.
+
+A record is *in hand* from when it is handed out until the same consumer is asked for the next one, which says that
+it is done. Nothing leaves the buffer before the last ``await`` of a call, so a call that is cancelled loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import length_hint
+
+from penstock.consumer.chunk import Chunk
+from penstock.consumer.wake import Wake
+from penstock.core.buffer import Buffer
+from penstock.core.positions import Position, Positions
+from penstock.core.slices import FIRST_SLICE, is_too_long, next_slice
+from penstock.errors import ConsumerStateError, PenstockError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """Hands out what was fetched.
+
+    Attributes:
+        slice: records that are decoded and not handed out; the consumer takes them one by one.
+        hand: the last one it took.
+    """
+
+    def __init__(
+        self, positions: Positions, buffer: Buffer[Chunk], *, max_queued_records: int, on_room: Callable[[], None]
+    ) -> None:
+        self.slice: Iterator[Record] = iter(())
+        self.hand: Record | None = None
+        self._positions, self._buffer = positions, buffer
+        self._max_queued_records, self._on_room = max_queued_records, on_room
+        self._loop = asyncio.get_running_loop()
+        self._current: Position | None = None
+        """Whose records are in the slice."""
+        self._chunk: Chunk | None = None
+        """Where they came from."""
+        self._behind = 0
+        """The position behind the slice."""
+        self._acknowledged: Record | None = None
+        self._touched: set[TopicPartition] = set()
+        """Partitions of which a batch is in hand."""
+        self._slice_size = FIRST_SLICE
+        self._slice_began_at = self._turn_began_at = self._loop.time()
+        self._news = Wake()
+        self._progress = Wake()
+        self._is_waiting = False
+        self._errors: deque[PenstockError] = deque()
+        self._end: PenstockError | None = None
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    async def next_record(self) -> Record:
+        """The next record, when the slice is used up; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        await self._until_something_to_read()
+        self._begin_slice()
+        for record in self.slice:
+            self.hand = record
+            return record
+        raise AssertionError("a slice that was promised is empty")
+
+    async def next_records(self, count: int) -> list[Record]:
+        """At most ``count`` records, at least one; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        self._finish()
+        if not length_hint(self.slice):
+            await self._until_something_to_read()
+        return self.take_now(count)
+
+    def take_now(self, count: int) -> list[Record]:
+        """At most ``count`` records of those that are there; what is in hand is done."""
+        self._finish()
+        taken: list[Record] = []
+        while len(taken) < count:
+            wanted = count - len(taken)
+            try:
+                if not length_hint(self.slice) and not self._find_slice(wanted):
+                    break
+            except PenstockError as error:
+                if not taken:
+                    raise
+                # What was taken is the answer to this call; the next one is told.
+                self._errors.appendleft(error)
+                break
+            taken += self._whole_slice(wanted)
+        return taken
+
+    async def _until_something_to_read(self) -> None:
+        """Wait for a slice and find it; nothing is awaited after that."""
+        if self._is_waiting:
+            raise ConsumerStateError(
+                "two tasks read from this consumer at once - let one read and hand records to the other,"
+                " or use streams(), one for each partition"
+            )
+        self._is_waiting = True
+        try:
+            self._finish()
+            if is_too_long(self._loop.time() - self._turn_began_at):
+                # Records have been handed out without a pause: heartbeats and fetches want a turn.
+                await asyncio.sleep(0)
+                self._turn_began_at = self._loop.time()
+            size = self._next_size()
+            while not self._find_slice(size):
+                await self._news.wait()
+                self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
+
+    def _next_size(self) -> int:
+        took_s = self._loop.time() - self._slice_began_at
+        self._slice_size = next_slice(self._slice_size, took_s, self._max_queued_records)
+        return self._slice_size
+
+    def _find_slice(self, count: int) -> bool:
+        """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
+        self._raise_what_has_to_be_told()
+        while (partition := self._buffer.next_partition(self._is_readable)) is not None:
+            position = self._positions.get(partition)
+            assert position is not None
+            if self._open_slice(position, min(count, self._max_queued_records)):
+                return True
+        return False
+
+    def _open_slice(self, position: Position, count: int) -> bool:
+        chunk = self._buffer.head(position.partition)
+        assert chunk is not None
+        records = chunk.take(position, count)
+        is_used_up = len(records) < count
+        if is_used_up:
+            self._buffer.pop(position.partition)
+            self._on_room()
+        if not records:
+            _move_on(position, chunk.next_offset, chunk.leader_epoch)
+            return False
+        self._current, self._chunk = position, None if is_used_up else chunk
+        self._behind = chunk.next_offset if is_used_up else records[-1].offset + 1
+        position.delivered_epoch = chunk.leader_epoch
+        self.slice = iter(records)
+        return True
+
+    def _begin_slice(self) -> None:
+        self._slice_began_at = self._loop.time()
+
+    def _whole_slice(self, count: int) -> list[Record]:
+        """Take from the slice for a batch, and keep the record of it at once."""
+        position = self._current
+        assert position is not None
+        records = list(islice(self.slice, count))
+        if not position.in_hand:
+            position.done = records[0].offset
+        position.delivered = records[-1].offset + 1 if length_hint(self.slice) else self._behind
+        self._touched.add(position.partition)
+        return records
+
+    # ---- record keeping ----------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Bring the positions up to what has been handed out."""
+        record, position = self.hand, self._current
+        if record is not None and position is not None:
+            position.delivered = record.offset + 1
+            position.done = record.offset + 1 if record is self._acknowledged else record.offset
+
+    def finish_all(self) -> None:
+        """What is in hand is done, by the user's own word."""
+        self._finish()
+
+    def acknowledge(self, record: Record) -> bool:
+        """``record``, and what came before it in its partition, is done; False when it is not in hand any more."""
+        if record is self.hand and self._current is not None:
+            self._acknowledged = record
+            return True
+        position = self._positions.get(record.topic_partition)
+        if position is None or position.partition not in self._touched:
+            return False
+        if (
+            position.done is None
+            or position.delivered is None
+            or not position.done <= record.offset < position.delivered
+        ):
+            return False
+        position.done = record.offset + 1
+        return True
+
+    def _finish(self) -> None:
+        """What is in hand is done."""
+        position = self._current
+        if self.hand is not None and position is not None:
+            is_last = not length_hint(self.slice)
+            position.delivered = position.done = self._behind if is_last else self.hand.offset + 1
+        self.hand = None
+        for touched in self._positions.of(self._touched):
+            touched.done = touched.delivered
+        self._touched.clear()
+        self._progress.set()
+
+    # ---- what others do to it ----------------------------------------------------------------------------------
+
+    def put(self, partition: TopicPartition, chunk: Chunk, size: int) -> None:
+        """Something was fetched."""
+        self._buffer.put(partition, chunk, size)
+        self._news.set()
+
+    def look_again(self) -> None:
+        """A partition may be readable that was not."""
+        self._news.set()
+
+    def halt(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
+        for position in self._positions.of(partitions):
+            position.is_halted = True
+        self._put_back_if_not_readable()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of ``partitions`` until they are resumed."""
+        for position in self._positions.of(partitions):
+            position.is_paused = True
+        self._put_back_if_not_readable()
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget all that was fetched of ``partitions``, and what is in hand of them."""
+        gone = set(partitions)
+        if self._current is not None and self._current.partition in gone:
+            self.slice, self.hand, self._current, self._chunk = iter(()), None, None, None
+        self._touched -= gone
+        for partition in gone:
+            self._buffer.drop(partition)
+        self._progress.set()
+        self._on_room()
+
+    async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
+        """Wait until nothing of ``partitions`` is in hand, or it is ``until``; gives those of which something is."""
+        wanted = frozenset(partitions)
+        while True:
+            self.sync()
+            held = frozenset(p.partition for p in self._positions.of(wanted) if p.in_hand)
+            if not held or self._loop.time() >= until:
+                return held
+            await self._progress.wait(until)
+
+    def report(self, error: PenstockError) -> None:
+        """Have ``error`` raised by the next call."""
+        if str(error) not in map(str, self._errors):
+            self._errors.append(error)
+        self._put_back_current()
+        self._news.set()
+
+    def close(self, reason: PenstockError) -> None:
+        """Have every call from now on raise ``reason``; what is in hand is not done."""
+        self.sync()
+        self._end = reason
+        self.slice, self.hand = iter(()), None
+        self._news.set()
+
+    def holds(self, position: Position) -> bool:
+        """Whether something of a partition is decoded or in hand."""
+        is_current = position is self._current and (self.hand is not None or bool(length_hint(self.slice)))
+        return is_current or position.partition in self._touched
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    @property
+    def queued_records(self) -> int:
+        """Records that are decoded and not handed out."""
+        return length_hint(self.slice)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``take_now`` might give something."""
+        return bool(length_hint(self.slice)) or bool(self._errors) or self._end is not None
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _is_readable(self, partition: TopicPartition) -> bool:
+        position = self._positions.get(partition)
+        return position is not None and not position.is_halted and not position.is_paused
+
+    def _put_back_if_not_readable(self) -> None:
+        if self._current is not None and not self._is_readable(self._current.partition):
+            self._put_back_current()
+
+    def _put_back_current(self) -> None:
+        """Records that are decoded and not handed out go back to where they came from."""
+        position, rest = self._current, list(self.slice)
+        if position is None or not rest:
+            return
+        self.sync()
+        if self._chunk is not None:
+            self._chunk.give_back(rest)
+        else:
+            returned = Chunk(self._behind, returned=rest, leader_epoch=position.delivered_epoch)
+            self._buffer.put_back(position.partition, returned)
+        self._behind = rest[0].offset
+        self.slice = iter(())
+
+    def _raise_what_has_to_be_told(self) -> None:
+        if self._errors:
+            raise self._errors.popleft()
+        if self._end is not None:
+            raise self._end
+
+
+def _move_on(position: Position, offset: int, leader_epoch: int) -> None:
+    """Pass over offsets that have no records, unless something before them is still in hand."""
+    if position.delivered is None or offset <= position.delivered:
+        return
+    if not position.in_hand:
+        position.done = offset
+    position.delivered = offset
+    position.delivered_epoch = max(position.delivered_epoch, leader_epoch)

@@ -1,0 +1,169 @@
+"""Which partitions to fetch from which broker, how much of each, and what an answer's error code means.
+
+Rule of this file: a plan is made of what is true now and carried out by somebody else. A partition is fetched when
+it is known where to begin, it is not paused, its pause after a failure is over, and its share of the buffer has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from penstock.core.positions import Position, Positions
+from penstock.core.topology import Topology
+from penstock.error_codes import RETRIABLE, ErrorCode
+from penstock.messages import FetchPartition
+from penstock.records import TopicPartition
+
+__all__ = ["FetchLimits", "FetchPlan", "Patience", "Room", "Verdict", "make_plan", "source_of", "verdict_on"]
+
+
+_SHORTEST_WAIT_S = 0.02
+
+
+class Verdict(StrEnum):
+    """What is to be done about a partition's error code."""
+
+    GOOD = "take the records"
+    RESET = "the log does not have that position"
+    LOOK_AGAIN = "ask who leads it, then again after a pause"
+    RETRY = "again after a pause"
+    REFUSED = "tell the user, and again after a pause"
+
+
+_VERDICTS: Mapping[int, Verdict] = {
+    ErrorCode.NONE: Verdict.GOOD,
+    ErrorCode.OFFSET_OUT_OF_RANGE: Verdict.RESET,
+    ErrorCode.CORRUPT_MESSAGE: Verdict.RETRY,
+    ErrorCode.UNKNOWN_SERVER_ERROR: Verdict.RETRY,
+    ErrorCode.OFFSET_NOT_AVAILABLE: Verdict.RETRY,
+}
+
+
+def verdict_on(code: int) -> Verdict:
+    """What ``code`` means in the answer to a fetch.
+
+    What is retriable nearly always says that leadership moved: looking again is cheap, and without a pause before
+    the next try a broker that restarts would be asked at the speed of the network.
+    """
+    if code in _VERDICTS:
+        return _VERDICTS[code]
+    return Verdict.LOOK_AGAIN if code in RETRIABLE else Verdict.REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What the options say."""
+
+    max_bytes: int
+    partition_max_bytes: int
+    max_wait_s: float
+
+
+class Room(Protocol):
+    """What a plan has to know of the buffer; ``core.buffer.Buffer`` is one."""
+
+    @property
+    def free_bytes(self) -> int: ...
+
+    def room_of(self, partition: TopicPartition, partitions: int) -> int: ...
+
+    def share_of(self, partitions: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """One fetch from one broker."""
+
+    partitions: Mapping[TopicPartition, FetchPartition]
+    epochs: Mapping[TopicPartition, int]
+    """Of the positions, to tell later whether the answer still counts."""
+    max_bytes: int
+    lacks_room: bool
+    """Whether a partition was left out only because its share of the buffer is full."""
+    retry_at: float | None
+    """When the next partition's pause is over."""
+    is_idle: bool
+    """Whether this broker has none of the partitions."""
+
+
+def source_of(position: Position, topology: Topology, now: float) -> int | None:
+    """The broker to fetch a partition from: its leader, or the nearer replica that the leader has named (KIP-392)."""
+    if position.read_replica is not None and now < position.read_replica_until:
+        replica = position.read_replica
+        leadership = topology.leader(position.partition)
+        if replica in topology.brokers and leadership is not None and replica not in leadership.offline:
+            return replica
+    leadership = topology.leader(position.partition)
+    return None if leadership is None or leadership.leader_id < 0 else leadership.leader_id
+
+
+def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
+    node_id: int, positions: Positions, topology: Topology, room: Room, limits: FetchLimits, now: float
+) -> FetchPlan:
+    """What to fetch from ``node_id`` now."""
+    mine = [position for position in positions if source_of(position, topology, now) == node_id]
+    ready = [position for position in mine if _is_ready(position)]
+    due = [position for position in ready if position.retry_at <= now]
+    # Less than this is not worth a request: the broker would send one batch at a time.
+    least = min(limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
+    chosen = {}
+    for position in due:
+        size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
+        if size >= least:
+            chosen[position.partition] = _ask_for(position, topology, size)
+    max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
+    if max_bytes < least:
+        chosen = {}
+    return FetchPlan(
+        partitions=chosen,
+        epochs={position.partition: position.epoch for position in due if position.partition in chosen},
+        max_bytes=max_bytes,
+        lacks_room=len(chosen) < len(due),
+        retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
+        is_idle=not mine,
+    )
+
+
+def _is_ready(position: Position) -> bool:
+    return position.is_fetchable and position.fetched is not None and not position.is_paused and not position.is_halted
+
+
+def _ask_for(position: Position, topology: Topology, size: int) -> FetchPartition:
+    leadership = topology.leader(position.partition)
+    assert position.fetched is not None
+    return FetchPartition(
+        topic=position.partition.topic,
+        topic_id=topology.topic_id(position.partition.topic),
+        partition=position.partition.partition,
+        fetch_offset=position.fetched,
+        partition_max_bytes=size,
+        current_leader_epoch=leadership.epoch if leadership is not None else -1,
+    )
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long a broker may hold a fetch while partitions were left out of it for lack of room.
+
+    Room may come at any moment, and the fetch under way cannot be amended. So such a fetch is held for a short time
+    only, which doubles for as long as nobody takes anything out of the buffer.
+    """
+
+    longest_s: float
+    _next_s: float = 0.0
+    _taken: int = -1
+
+    def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
+        """The hold of the next fetch; ``taken_bytes`` is what was taken out of the buffer up to now."""
+        if not lacks_room:
+            self._next_s = 0.0
+            return self.longest_s
+        if self._next_s == 0.0 or taken_bytes != self._taken:
+            self._next_s = min(_SHORTEST_WAIT_S, self.longest_s)
+        else:
+            self._next_s = min(self._next_s * 2, self.longest_s)
+        self._taken = taken_bytes
+        return self._next_s

@@ -1,0 +1,132 @@
+"""Where each assigned partition stands: what is fetched, handed out, done, committed.
+
+Four offsets, always in this order, all of the *next* record: ``committed <= done <= delivered <= fetched`` within one
+epoch. ``delivered`` is what the user calls the position. Each assignment, seek and reset begins a new epoch; what
+was fetched, handed out or acknowledged under an older one counts for nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.records import TopicPartition
+
+__all__ = ["Position", "Positions"]
+
+
+@dataclass(slots=True)
+class Position:
+    """One assigned partition."""
+
+    partition: TopicPartition
+    epoch: int
+    fetched: int | None = None
+    """None until it is known where to begin."""
+    delivered: int | None = None
+    done: int | None = None
+    committed: int | None = None
+    """As last acknowledged by the broker; None when the group has no offset of it."""
+    committed_metadata: str = ""
+    last_fetched_epoch: int = -1
+    """The leader's epoch that the last fetched batch was written under (KIP-595)."""
+    delivered_epoch: int = -1
+    """The same of the last batch that was handed out; it goes with a commit."""
+    reset_to: str | None = None
+    """The policy by which a beginning has to be found; None while the position is good."""
+    reset_from: int | None = None
+    """The position that the log did not have."""
+    is_fetchable: bool = False
+    """Whether fetching has begun: not before callbacks and overrides are through."""
+    is_halted: bool = False
+    """Whether nothing more is handed out: it is about to be released."""
+    is_paused: bool = False
+    """Whether the user has paused it."""
+    high_watermark: int | None = None
+    log_start: int | None = None
+    read_replica: int | None = None
+    """A nearer broker than the leader, as the leader has said (KIP-392)."""
+    read_replica_until: float = 0.0
+    failures: int = 0
+    """Fetches of it that failed in a row."""
+    retry_at: float = 0.0
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether a record is handed out and not done."""
+        return self.done != self.delivered
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to commit.
+
+        A beginning that was never committed counts: after ``latest`` on an empty partition, what comes while the
+        consumer is down must not be skipped when it is back.
+        """
+        return self.done is not None and self.done != self.committed
+
+    def begin(self, offset: int, leader_epoch: int = -1) -> None:
+        """Read from ``offset`` on."""
+        self.epoch += 1
+        self.fetched = self.delivered = self.done = offset
+        self.last_fetched_epoch = self.delivered_epoch = leader_epoch
+        self.reset_to = self.reset_from = None
+        self.failures, self.retry_at = 0, 0.0
+
+    def reset(self, policy: str, before: int | None) -> None:
+        """The log has no ``before`` (or there never was a position): find a beginning by ``policy``."""
+        self.epoch += 1
+        self.fetched = self.delivered = self.done = None
+        self.reset_to, self.reset_from = policy, before
+        self.read_replica = None
+
+    def back_off(self, until: float) -> None:
+        """Do not ask the broker for it before ``until``."""
+        self.failures += 1
+        self.retry_at = until
+
+
+@dataclass
+class Positions:
+    """The assigned partitions."""
+
+    _all: dict[TopicPartition, Position] = field(default_factory=dict)
+    _epoch: int = 0
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._all
+
+    def __iter__(self) -> Iterator[Position]:
+        return iter(self._all.values())
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, partition: TopicPartition) -> Position | None:
+        """The position of a partition; None when it is not assigned."""
+        return self._all.get(partition)
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        """What is assigned."""
+        return frozenset(self._all)
+
+    def add(self, partitions: Iterable[TopicPartition]) -> list[Position]:
+        """New partitions, with nothing known of them yet; those that are there are left as they are."""
+        added = []
+        for partition in partitions:
+            if partition not in self._all:
+                # No two assignments share an epoch: begin() adds ones, assignments add millions.
+                self._epoch += 1 << 20
+                self._all[partition] = Position(partition, self._epoch)
+                added.append(self._all[partition])
+        return added
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are not ours any more."""
+        for partition in partitions:
+            self._all.pop(partition, None)
+
+    def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
+        """The positions of those of ``partitions`` that are assigned."""
+        return [self._all[partition] for partition in partitions if partition in self._all]

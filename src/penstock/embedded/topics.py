@@ -1,0 +1,200 @@
+"""The little that has to be asked of a broker from outside of any event loop: is it there, make this topic.
+
+A blocking connection to the INTERNAL listener, one request at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Self, TypeVar
+
+from penstock.error_codes import ErrorCode
+from penstock.errors import KafkaServerError, MalformedMessageError, broker_error
+from penstock.messages import (
+    ApiVersionsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+    NewPartitions,
+    NewTopic,
+    RecordsToDelete,
+    Request,
+    TopicConfig,
+    TopicResult,
+)
+from penstock.wire.registry import Offered, api_of
+from penstock.wire.session import API_VERSIONS
+
+__all__ = ["TopicAdmin", "new_topic"]
+
+ResponseT = TypeVar("ResponseT")
+
+_RETRY_S = 0.05
+
+
+class TopicAdmin:
+    """Makes and unmakes topics; gives a call up after ``timeout_s``."""
+
+    def __init__(self, addresses: Callable[[], list[tuple[str, int]]], timeout_s: float = 30) -> None:
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+
+    def wait_for_brokers(
+        self, node_ids: Collection[int], is_ready: Callable[[], bool], timeout_s: float | None = None
+    ) -> None:
+        """Wait until all that are asked know these of each other, and ``is_ready``; it raises when one has given up."""
+        wanted = set(node_ids)
+
+        def all_there(answer: MetadataResponse) -> bool:
+            return wanted <= {broker.node_id for broker in answer.brokers} and answer.controller_id >= 0
+
+        what = f"broker {', '.join(map(str, sorted(wanted)))}" if wanted else "any broker"
+        self._until(MetadataRequest(()), all_there, what, is_ready, timeout_s)
+
+    def create(self, topic: NewTopic) -> None:
+        """Make a topic and wait until every partition has a leader."""
+        answer = self._ask(CreateTopicsRequest((topic,)))
+        _check(answer.topics)
+        self._wait_for_leaders(topic.name, topic.num_partitions)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and wait until nobody sees it."""
+        _check(self._ask(DeleteTopicsRequest((MetadataTopic(name),))).topics)
+        self._until(
+            MetadataRequest((MetadataTopic(name),)),
+            lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"{name} to be gone",
+        )
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to ``total`` partitions."""
+        _check(self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
+        self._wait_for_leaders(name, total)
+
+    def delete_records(self, name: str, before: Mapping[int, int]) -> None:
+        """Delete each partition's records before an offset (-1: all)."""
+        # Only a partition's leader can; ask whoever it is by asking all.
+        wanted = tuple(RecordsToDelete(name, partition, offset) for partition, offset in before.items())
+        for address in self._addresses():
+            with contextlib.suppress(OSError), _Connection(address, self._timeout_s) as connection:
+                done = {
+                    r.partition for r in connection.send(DeleteRecordsRequest(wanted)).partitions if not r.error_code
+                }
+                wanted = tuple(one for one in wanted if one.partition not in done)
+                if not wanted:
+                    return
+        raise KafkaServerError(f"could not delete records of {', '.join(f'{w.topic}[{w.partition}]' for w in wanted)}")
+
+    def metadata(self, name: str) -> MetadataResponse:
+        """What the cluster says of a topic."""
+        return self._ask(MetadataRequest((MetadataTopic(name),)))
+
+    def _wait_for_leaders(self, name: str, partitions: int) -> None:
+        def led(answer: MetadataResponse) -> bool:
+            found = answer.topics[0].partitions
+            return len(found) >= partitions and all(p.leader_id >= 0 and not p.error_code for p in found)
+
+        self._until(MetadataRequest((MetadataTopic(name),)), led, f"leaders of {name}")
+
+    def _until(
+        self,
+        question: Request[MetadataResponse],
+        good: Callable[[MetadataResponse], bool],
+        what: str,
+        is_ready: Callable[[], bool] = lambda: True,
+        timeout_s: float | None = None,
+    ) -> None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        last: object = None
+        for _ in _attempts(timeout_s):
+            ready = is_ready()
+            try:
+                # Every broker has to agree, or the next one asked may know nothing of it yet.
+                last = answers = [self._send(address, question) for address in self._addresses()]
+            except (OSError, MalformedMessageError) as error:
+                last = error
+                continue
+            if ready and all(good(answer) for answer in answers):
+                return
+        raise KafkaServerError(f"waited {timeout_s:.0f} s for {what}; the last answer was {last}")
+
+    def _ask(self, request: Request[ResponseT]) -> ResponseT:
+        last: OSError | None = None
+        for _ in _attempts(self._timeout_s):
+            for address in self._addresses():
+                try:
+                    return self._send(address, request)
+                except OSError as error:
+                    last = error
+        raise KafkaServerError(f"no broker answered within {self._timeout_s:.0f} s") from last
+
+    def _send(self, address: tuple[str, int], request: Request[ResponseT]) -> ResponseT:
+        with _Connection(address, self._timeout_s) as connection:
+            return connection.send(request)
+
+
+class _Connection:
+    def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
+        self._socket = socket.create_connection(address, timeout_s)
+        self._correlation_id = 0
+
+    def __enter__(self) -> Self:
+        try:
+            # A broker that is still starting takes version 0 of this from anyone.
+            self._offered = Offered(self._exchange(ApiVersionsRequest(), 0))
+        except BaseException:
+            self._socket.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, request: Request[ResponseT]) -> ResponseT:
+        api = api_of(request)
+        version = self._offered.version_of(api) if api is not API_VERSIONS else 0
+        return self._exchange(request, version)
+
+    def _exchange(self, request: Request[ResponseT], version: int) -> ResponseT:
+        api = api_of(request)
+        self._correlation_id += 1
+        frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id="penstock-testing")
+        self._socket.sendall(frame)
+        (size,) = struct.unpack(">i", self._receive(4))
+        return api.decode_response(memoryview(self._receive(size)), version)
+
+    def _receive(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(size - len(parts))
+            if not part:
+                raise ConnectionResetError("the broker closed the connection")
+            parts += part
+        return bytes(parts)
+
+
+def _attempts(timeout_s: float) -> Iterator[None]:
+    give_up_at = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_at:
+        yield
+        time.sleep(_RETRY_S)
+
+
+def _check(results: tuple[TopicResult, ...]) -> None:
+    for result in results:
+        if result.error_code:
+            raise broker_error(result.error_code, f"{result.name}: {result.error_message or 'refused'}")
+
+
+def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> NewTopic:
+    """A topic to make, of plain values."""
+    configs = tuple(TopicConfig(key, str(value)) for key, value in config.items())
+    return NewTopic(name, partitions, replication_factor, configs=configs)

@@ -1,0 +1,280 @@
+"""Every error that penstock raises, as one tree.
+
+PenstockError
+├── ConfigurationError               an option is missing, unknown, mistyped, or contradicts another
+├── ConsumerStateError               not started, closed, or two readers at once
+├── BrokerConnectionError            no answer from a broker
+│   ├── NodeNotConnectedError        nobody is connected to that node now
+│   ├── AuthenticationError          TLS or SASL refused us
+│   └── RequestTimedOutError         no answer in time
+├── UnsupportedVersionError          the broker is too old (or too new) for what is asked
+├── MalformedMessageError            bytes that are not what the protocol says
+├── BrokerError                      the broker answered with an error code
+│   └── UnknownTopicError, TopicAuthorizationFailedError, …
+├── GroupError
+│   ├── RebalanceError               joining the group failed for good, or a rebalance callback did
+│   ├── FencedMemberError            another member took this one's place
+│   ├── NoCommonAssignorError        the group's members share no assignment strategy
+│   └── CommitFailedError            offsets were not committed
+├── OffsetOutOfRangeError            a position outside of the log, and no reset policy
+├── OffsetGapError                   offsets missing from a partition that must have none
+├── RecordTooLargeError              a record above a limit that was set strictly
+├── CorruptRecordError               a record batch whose checksum does not hold
+├── DecodeError                      a record that the handler's type does not accept
+├── ConsumerTimeoutError             no record within the time that was asked for
+├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
+├── PublishError                     a record was not acknowledged by the broker
+├── DeadLetterError                  a failed record could not be written to its dead-letter topic
+└── KafkaServerError                 the embedded broker of penstock.testing does not start
+    └── KafkaNotAvailableError       there is nothing on this machine to start it with
+
+Each message says what happened and what to do next. Control flow inside penstock is by values, never by these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.error_codes import RETRIABLE, ErrorCode, name_of
+
+if TYPE_CHECKING:
+    from penstock.records import TopicPartition
+
+__all__ = [
+    "AuthenticationError",
+    "BrokerConnectionError",
+    "BrokerError",
+    "CommitFailedError",
+    "ConfigurationError",
+    "ConsumerStateError",
+    "ConsumerTimeoutError",
+    "CorruptRecordError",
+    "DeadLetterError",
+    "DecodeError",
+    "FencedMemberError",
+    "GroupAuthorizationFailedError",
+    "GroupError",
+    "HandlerFailedError",
+    "InvalidSessionTimeoutError",
+    "InvalidTopicError",
+    "KafkaNotAvailableError",
+    "KafkaServerError",
+    "MalformedMessageError",
+    "NoCommonAssignorError",
+    "NodeNotConnectedError",
+    "OffsetGapError",
+    "OffsetOutOfRangeError",
+    "PenstockError",
+    "PublishError",
+    "RebalanceError",
+    "RecordTooLargeError",
+    "RequestTimedOutError",
+    "TopicAuthorizationFailedError",
+    "UnknownTopicError",
+    "UnsupportedVersionError",
+    "broker_error",
+]
+
+
+class PenstockError(Exception):
+    """The root: ``except PenstockError`` catches all that penstock raises."""
+
+
+class ConfigurationError(PenstockError):
+    """An option is missing, unknown, mistyped, or contradicts another."""
+
+
+class ConsumerStateError(PenstockError):
+    """The consumer is not in a state for this call: not started, closed, or read by two tasks at once."""
+
+
+class BrokerConnectionError(PenstockError):
+    """A broker could not be reached, or the connection to it broke before it answered."""
+
+
+class NodeNotConnectedError(BrokerConnectionError):
+    """Nobody is connected to that node now; another try after a pause may be."""
+
+
+class AuthenticationError(BrokerConnectionError):
+    """TLS or SASL refused us; trying again with the same credentials will not help."""
+
+
+class RequestTimedOutError(BrokerConnectionError):
+    """The broker did not answer in time; the connection that waited for it is closed."""
+
+
+class UnsupportedVersionError(PenstockError):
+    """The broker does not offer a version of a request that this needs."""
+
+
+class MalformedMessageError(PenstockError):
+    """Bytes that are not what the Kafka protocol says they should be."""
+
+
+class BrokerError(PenstockError):
+    """The broker answered with an error code.
+
+    Attributes:
+        code: the number on the wire.
+        name: Kafka's name of it, such as ``NOT_COORDINATOR``.
+        retriable: whether Kafka says that the same request may succeed later.
+        detail: what it was about.
+    """
+
+    advice: ClassVar[str] = ""
+
+    def __init__(self, code: int, detail: str = "") -> None:
+        self.code = int(code)
+        self.name = name_of(code)
+        self.retriable = code in RETRIABLE
+        self.detail = detail or "the broker refused the request"
+        parts = [self.detail, f"({self.name}, code {self.code})"]
+        if self.advice:
+            parts.append(f"- {self.advice}")
+        super().__init__(" ".join(parts))
+        self._arguments = (self.code, detail)
+
+    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str]]:
+        return type(self), self._arguments
+
+
+class UnknownTopicError(BrokerError):
+    """The topic, or the partition of it, does not exist, or we may not know of it."""
+
+    advice = "create the topic, check its spelling, or ask for permission to describe it"
+
+
+class InvalidTopicError(BrokerError):
+    """The topic's name is not a legal one."""
+
+    advice = "a topic's name has 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'"
+
+
+class TopicAuthorizationFailedError(BrokerError):
+    """The principal may not read the topic."""
+
+    advice = "grant READ and DESCRIBE on the topic to this principal"
+
+
+class GroupAuthorizationFailedError(BrokerError):
+    """The principal may not use the group."""
+
+    advice = "grant READ on the group to this principal"
+
+
+class InvalidSessionTimeoutError(BrokerError):
+    """The session timeout is outside of the bounds that the broker sets."""
+
+    advice = "set session_timeout_ms between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"
+
+
+class GroupError(PenstockError):
+    """Something about the consumer group."""
+
+
+class RebalanceError(GroupError):
+    """Joining the group failed for good, or a rebalance callback raised or overran its deadline."""
+
+
+class FencedMemberError(GroupError):
+    """Another member took this one's place (the same ``group_instance_id``): this one must not go on."""
+
+
+class NoCommonAssignorError(GroupError):
+    """The group's members share no assignment strategy, or the group is of another kind."""
+
+
+class CommitFailedError(GroupError):
+    """Offsets were not committed; the records are delivered again to whoever owns the partitions next."""
+
+
+class OffsetOutOfRangeError(PenstockError):
+    """A position is outside of the log and ``auto_offset_reset="none"`` forbids to guess another.
+
+    Attributes:
+        topic: the topic.
+        partition: the number of the partition in it.
+        offset: the position that the log does not have; None when the group has no committed offset.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int | None) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        what = "no committed offset" if offset is None else f"offset {offset} is outside of the log"
+        super().__init__(
+            f"{topic}[{partition}]: {what}, and auto_offset_reset='none' forbids to choose another"
+            " - seek() to a position, or set auto_offset_reset to 'earliest' or 'latest'"
+        )
+
+    def __reduce__(self) -> tuple[type[OffsetOutOfRangeError], tuple[str, int, int | None]]:
+        return type(self), (self.topic, self.partition, self.offset)
+
+
+class OffsetGapError(PenstockError):
+    """Offsets are missing from a partition of which it was said that it has no gaps."""
+
+
+class RecordTooLargeError(PenstockError):
+    """A record is larger than a limit that was set strictly."""
+
+
+class CorruptRecordError(PenstockError):
+    """A record batch does not pass its checksum, or cannot be read, after several fetches of it.
+
+    Attributes:
+        partition: where it is.
+        offset: the first offset of the batch; ``seek()`` past it to go on without it.
+    """
+
+    def __init__(self, partition: TopicPartition, offset: int, reason: str) -> None:
+        self.partition, self.offset, self._reason = partition, offset, reason
+        super().__init__(
+            f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
+            " - restore the partition from a replica, or seek() past the batch to go on without it"
+        )
+
+    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, str]]:
+        return type(self), (self.partition, self.offset, self._reason)
+
+
+class DecodeError(PenstockError):
+    """A record's bytes are not what the handler's type accepts."""
+
+
+class ConsumerTimeoutError(PenstockError):
+    """No record came within the time that was asked for."""
+
+
+class HandlerFailedError(PenstockError):
+    """A handler failed for good, and ``on_failure="stop"`` says that the app stops then."""
+
+
+class PublishError(PenstockError):
+    """A record to publish was not acknowledged by the broker."""
+
+
+class DeadLetterError(PenstockError):
+    """A failed record could not be written to its dead-letter topic; its offset is not committed."""
+
+
+class KafkaServerError(PenstockError):
+    """The embedded broker of ``penstock.testing`` does not start, or cannot do what was asked of it."""
+
+
+class KafkaNotAvailableError(KafkaServerError):
+    """There is nothing on this machine to start an embedded broker with: no Java, no jars, no Docker."""
+
+
+_CLASSES: dict[int, type[BrokerError]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopicError,
+    ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopicError,
+    ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationFailedError,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: GroupAuthorizationFailedError,
+    ErrorCode.INVALID_SESSION_TIMEOUT: InvalidSessionTimeoutError,
+}
+
+
+def broker_error(code: int, detail: str = "") -> BrokerError:
+    """The error of ``code``, of its own class where a user may want to catch it, else a plain BrokerError."""
+    return _CLASSES.get(code, BrokerError)(code, detail)

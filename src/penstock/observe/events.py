@@ -1,0 +1,306 @@
+"""Every event that penstock tells of: the one list.
+
+Rule of this file: an event is a frozen dataclass named after what happened, with what one needs at 3 a.m. to know
+what to do. Its docstring says when it is told. Tests assert on these and never on log text. Nothing is told for
+single records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.records import TopicPartition
+
+__all__ = [
+    "BatchRefused",
+    "BrokerUnreachable",
+    "ClusterRebootstrapped",
+    "CommitFailed",
+    "ConnectionLost",
+    "ConnectionOpened",
+    "ConsumerFailed",
+    "ConsumerStarted",
+    "ConsumerStopped",
+    "CoordinatorFound",
+    "CoordinatorLost",
+    "DrainTimedOut",
+    "Event",
+    "FetchFailed",
+    "GroupJoined",
+    "GroupLeft",
+    "GroupRequestFailed",
+    "MetadataRefreshFailed",
+    "OffsetReset",
+    "OffsetsCommitted",
+    "OverrideRefused",
+    "PartitionsAssigned",
+    "PartitionsLost",
+    "PartitionsRevoked",
+    "RebalanceStarted",
+    "RebalanceWentOn",
+    "SessionExpired",
+]
+
+Partitions = frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The root of all events; ``level`` is where it stands in a log."""
+
+    level: ClassVar[int] = logging.INFO
+
+
+# ---- connections and the cluster -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOpened(Event):
+    """A connection to a broker stands: TCP, TLS, versions and SASL."""
+
+    level = logging.DEBUG
+    address: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost(Event):
+    """A connection broke or was closed by the broker; it is opened again when it is needed."""
+
+    address: str
+    channel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUnreachable(Event):
+    """A broker could not be connected to; another try follows after a pause."""
+
+    level = logging.WARNING
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRefreshFailed(Event):
+    """No broker that is known answered what the cluster looks like."""
+
+    level = logging.WARNING
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRebootstrapped(Event):
+    """All known brokers were gone; the cluster was found again by ``bootstrap_servers`` (KIP-899)."""
+
+    level = logging.WARNING
+    brokers: tuple[str, ...]
+
+
+# ---- the group -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFound(Event):
+    """The broker that coordinates the group is known."""
+
+    group_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost(Event):
+    """The coordinator moved, died or stopped answering; it is looked up again."""
+
+    group_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceStarted(Event):
+    """This member takes part in a rebalance."""
+
+    group_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined(Event):
+    """This member is in a generation of the group."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    protocol: str
+    is_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAssigned(Event):
+    """Partitions are this member's now; told before any of their records is handed out."""
+
+    group_id: str
+    added: Partitions
+    kept: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRevoked(Event):
+    """Partitions were given back in order: drained, committed, released."""
+
+    group_id: str
+    partitions: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsLost(Event):
+    """Partitions are gone without a chance to commit: the group went on without this member."""
+
+    level = logging.WARNING
+    group_id: str
+    partitions: Partitions
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainTimedOut(Event):
+    """A record was still in hand when ``rebalance_drain_ms`` was over; it will be delivered again elsewhere."""
+
+    level = logging.WARNING
+    partitions: Partitions
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceWentOn(Event):
+    """A rebalance began anew before the one before was done; its callback was cancelled."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideRefused(Event):
+    """A rebalance callback gave an offset that cannot be: not this member's partition, or no offset at all."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionExpired(Event):
+    """No heartbeat was acknowledged for a whole session: the group has given this member up."""
+
+    level = logging.WARNING
+    group_id: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequestFailed(Event):
+    """A request of the membership failed; what follows is in ``reaction``."""
+
+    group_id: str
+    request: str
+    error: str
+    reaction: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLeft(Event):
+    """This member told the group that it goes."""
+
+    group_id: str
+    member_id: str
+
+
+# ---- offsets ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsCommitted(Event):
+    """The broker acknowledged a commit."""
+
+    level = logging.DEBUG
+    group_id: str
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed(Event):
+    """A commit was refused or not answered; the records may be delivered again."""
+
+    level = logging.WARNING
+    group_id: str
+    error: str
+    will_retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset(Event):
+    """A position was chosen by policy: nothing was committed, or the log does not have it any more.
+
+    ``lost`` counts the offsets that were passed over unread, where that is known.
+    """
+
+    level = logging.WARNING
+    partition: TopicPartition
+    before: int | None
+    after: int
+    policy: str
+    lost: int | None
+
+
+# ---- fetching --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed(Event):
+    """A fetch from a partition (or from all of a broker's) failed; it is tried again after a pause."""
+
+    level = logging.WARNING
+    broker: str
+    partition: TopicPartition | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRefused(Event):
+    """A record batch did not pass its checksum or could not be read; it is fetched again before it is given up."""
+
+    level = logging.ERROR
+    partition: TopicPartition
+    offset: int
+    reason: str
+
+
+# ---- life ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStarted(Event):
+    """``start()`` is through: the cluster answers and the topics exist."""
+
+    client_id: str
+    group_id: str | None
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFailed(Event):
+    """The consumer cannot go on; the error is raised by the next call."""
+
+    level = logging.ERROR
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStopped(Event):
+    """``stop()`` is through."""
+
+    client_id: str
+    group_id: str | None

@@ -1,0 +1,168 @@
+"""Record batches: found in a fetch answer, checked, decoded in slices. The one door to ``aiokafka.record``.
+
+Rule of this file: a batch is a view into the frame it came in, and nothing of it is copied or decoded before somebody
+asks for its records. Each batch says its own format (an old topic may mix them in one answer). Decoding runs in C
+from the bytes to the list of records; no Python code runs for one record.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain, dropwhile, islice, starmap
+from operator import attrgetter
+from typing import Protocol, cast
+
+import cramjam
+from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
+from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from penstock.errors import MalformedMessageError
+from penstock.records import Record
+from penstock.wire.old_batches import OldBatch
+
+__all__ = ["Batch", "Decoder", "split"]
+
+_PREFIX = struct.Struct(">qiib")
+"""Base offset, length of what follows it, leader's epoch (from format 2 on), format."""
+_LENGTH_ENDS_AT = 12
+_SHORTEST = {0: 14, 1: 22, 2: 49}
+"""What a batch of each format has at least behind its length; the C code reads that much unasked."""
+
+_FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
+
+# What the C code and the codecs raise over bytes that are not what they should be: their own errors, gzip's (an
+# OSError), and those of C functions that are asked for a string of an enormous length.
+_BROKEN = (
+    CorruptRecordException,
+    UnsupportedCodecError,
+    cramjam.DecompressionError,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    OverflowError,
+    MemoryError,
+)
+
+
+class _RawBatch(Protocol):
+    """What batches of all formats have."""
+
+    is_control_batch: bool
+    is_transactional: bool
+    producer_id: int | None
+    next_offset: int
+
+    def validate_crc(self) -> bool: ...
+
+    def __iter__(self) -> Iterator[object]: ...
+
+
+class Batch:
+    """One record batch, not decoded.
+
+    Attributes:
+        base_offset: of the first record that was written into it (compaction may have removed that); of a compressed
+            one in an old format, which says so only inside, of the last.
+        next_offset: the offset behind its last one.
+        size: bytes on the wire.
+        leader_epoch: of the leader that wrote it; -1 in old formats.
+        is_control: whether it carries a transaction's marker in place of records.
+        producer_id: of the transaction it belongs to; None outside of any.
+    """
+
+    __slots__ = ("_lowest", "_raw", "base_offset", "is_control", "leader_epoch", "next_offset", "producer_id", "size")
+
+    def __init__(self, view: memoryview, base_offset: int, leader_epoch: int, magic: int) -> None:
+        raw = cast(_RawBatch, DefaultRecordBatch(view) if magic >= 2 else OldBatch(view))
+        self._raw = raw
+        self._lowest = base_offset if magic >= 2 else 0
+        self.base_offset = base_offset
+        self.next_offset = raw.next_offset
+        self.size = len(view)
+        self.leader_epoch = leader_epoch if magic >= 2 else -1
+        self.is_control = raw.is_control_batch
+        self.producer_id = raw.producer_id if raw.is_transactional else None
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
+
+    def checksum_holds(self) -> bool:
+        """Whether the bytes are those that were written."""
+        return self._raw.validate_crc()
+
+    def is_abort_marker(self) -> bool:
+        """Whether it ends a transaction by taking it back.
+
+        Raises:
+            MalformedMessageError: it is a control batch that cannot be read.
+        """
+        if not self.is_control:
+            return False
+        for record in Decoder(self, "", 0, 0).take(1):
+            try:
+                return ControlRecord.parse(record.key or b"") == ABORT_MARKER
+            except struct.error as error:
+                raise MalformedMessageError("a transaction's marker that cannot be read") from error
+        return False
+
+    def decode(self, topic: str, partition: int, position: int) -> Decoder:
+        """A hand that takes its records from ``position`` on."""
+        return Decoder(self, topic, partition, position)
+
+
+class Decoder:
+    """Takes the records out of one batch, a slice at a time."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, batch: Batch, topic: str, partition: int, position: int) -> None:
+        # One pipe of C functions from the compressed bytes to Record.
+        records = starmap(partial(Record, topic, partition), map(_FIELDS, _lazily(batch)))
+        if position > batch._lowest:  # noqa: SLF001 - one room
+            records = dropwhile(lambda record: record.offset < position, records)  # type: ignore[assignment]
+        self._records: Iterator[Record] = records
+
+    def take(self, count: int) -> list[Record]:
+        """The next ``count`` records; fewer only at the end.
+
+        Raises:
+            MalformedMessageError: the bytes are not records, or their codec is unknown.
+        """
+        try:
+            return list(islice(self._records, count))
+        except _BROKEN as error:
+            raise MalformedMessageError(f"a record batch that cannot be decoded: {error}") from error
+
+
+def _lazily(batch: Batch) -> Iterator[object]:
+    """The batch's own iterator, begun (and so decompressed) when the first record is asked for."""
+    return chain.from_iterable((batch._raw,))  # noqa: SLF001 - one room
+
+
+def split(records: memoryview) -> list[Batch]:
+    """The whole batches in a fetch answer's bytes; a last one that was cut off is left out, as the protocol wants.
+
+    Raises:
+        MalformedMessageError: a length that no batch can have.
+    """
+    batches = []
+    at, end = 0, len(records)
+    while end - at >= _PREFIX.size:
+        base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
+        if length < _SHORTEST.get(magic, 1 << 31):
+            raise MalformedMessageError(f"a record batch of format {magic} that claims {length} bytes")
+        behind = at + _LENGTH_ENDS_AT + length
+        if behind > end:
+            break
+        try:
+            batches.append(Batch(records[at:behind], base_offset, leader_epoch, magic))
+        except _BROKEN as error:
+            raise MalformedMessageError(f"a record batch that is too short: {error}") from error
+        at = behind
+    return batches

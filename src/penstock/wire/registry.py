@@ -1,0 +1,108 @@
+"""Every API that penstock speaks, found by the message that asks, and which version of it to speak to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from penstock.errors import UnsupportedVersionError
+from penstock.messages import ApiVersionRange, ApiVersionsResponse, Request
+from penstock.wire import cluster, group, groups, log, offsets, session, topics
+from penstock.wire.api import Api
+
+__all__ = ["APIS", "CONSUMING", "Offered", "api_by_key", "api_of"]
+
+ResponseT = TypeVar("ResponseT")
+
+APIS: tuple[Api[Any], ...] = (
+    session.API_VERSIONS,
+    session.SASL_HANDSHAKE,
+    session.SASL_AUTHENTICATE,
+    cluster.METADATA,
+    cluster.FIND_COORDINATOR,
+    group.JOIN_GROUP,
+    group.SYNC_GROUP,
+    group.HEARTBEAT,
+    group.LEAVE_GROUP,
+    offsets.OFFSET_COMMIT,
+    offsets.OFFSET_FETCH,
+    log.LIST_OFFSETS,
+    log.FETCH,
+    topics.CREATE_TOPICS,
+    topics.DELETE_TOPICS,
+    topics.CREATE_PARTITIONS,
+    topics.DELETE_RECORDS,
+    groups.DELETE_GROUPS,
+)
+
+_BY_MESSAGE: Mapping[type, Api[Any]] = {api.message: api for api in APIS}
+_BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
+
+CONSUMING: tuple[Api[Any], ...] = (
+    cluster.METADATA,
+    cluster.FIND_COORDINATOR,
+    group.JOIN_GROUP,
+    group.SYNC_GROUP,
+    group.HEARTBEAT,
+    group.LEAVE_GROUP,
+    offsets.OFFSET_COMMIT,
+    offsets.OFFSET_FETCH,
+    log.LIST_OFFSETS,
+    log.FETCH,
+)
+"""What a consumer cannot do without; a broker that lacks one of them is refused when the connection opens."""
+
+
+def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
+    """The API that ``request`` belongs to."""
+    return _BY_MESSAGE[type(request)]
+
+
+def api_by_key(key: int) -> Api[Any] | None:
+    """The API of that number, or None when penstock does not speak it."""
+    return _BY_KEY.get(key)
+
+
+class Offered:
+    """What one broker offers, as it said when the connection opened."""
+
+    def __init__(self, answer: ApiVersionsResponse) -> None:
+        self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}
+
+    def __contains__(self, api: Api[Any]) -> bool:
+        return self._common(api) is not None
+
+    def version_of(self, api: Api[Any]) -> int:
+        """The newest version of ``api`` that both sides speak.
+
+        Raises:
+            UnsupportedVersionError: there is none.
+        """
+        version = self._common(api)
+        if version is None:
+            raise UnsupportedVersionError(self._complaint(api))
+        return version
+
+    def check_consuming(self) -> None:
+        """Refuse a broker that a consumer cannot work with.
+
+        Raises:
+            UnsupportedVersionError: naming each request that is missing, and what was offered.
+        """
+        missing = [self._complaint(api) for api in CONSUMING if self._common(api) is None]
+        if missing:
+            raise UnsupportedVersionError(
+                "; ".join(missing) + " - penstock consumes from Apache Kafka 2.1 and newer: upgrade the broker"
+            )
+
+    def _common(self, api: Api[Any]) -> int | None:
+        offered = self._ranges.get(api.key)
+        if offered is None:
+            return None
+        newest = min(api.versions[-1], offered.max_version)
+        return newest if newest >= max(api.versions[0], offered.min_version) else None
+
+    def _complaint(self, api: Api[Any]) -> str:
+        offered = self._ranges.get(api.key)
+        has = "does not offer it" if offered is None else f"offers {offered.min_version} to {offered.max_version}"
+        return f"{api.name}: penstock speaks versions {api.versions[0]} to {api.versions[-1]}, the broker {has}"

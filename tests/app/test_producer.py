@@ -1,0 +1,150 @@
+"""What is published is there once, and every wait for it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from penstock import (
+    BrokerConnectionError,
+    Consumer,
+    ConsumerStateError,
+    PublishError,
+    TopicPartition,
+)
+from penstock.app.producer import Producer, Published
+from penstock.config import resolve
+from penstock.testing import KafkaServer
+
+
+@pytest.fixture
+def topic(kafka_server) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(name, 3)
+    return name
+
+
+@pytest.fixture
+def new_producer(kafka_server):
+    def make(**options: object) -> Producer:
+        return Producer(resolve({"bootstrap_servers": kafka_server.bootstrap_servers, **options}, {}))
+
+    return make
+
+
+async def read_all(server: KafkaServer, topic: str, count: int) -> list:
+    options = {**server.client_options, "auto_offset_reset": "earliest"}
+    async with asyncio.timeout(30), Consumer(topic, **options) as consumer:
+        return [await consumer.getone() for _ in range(count)]
+
+
+async def test_a_record_is_where_it_is_said_to_be(kafka_server, new_producer, topic):
+    """The place that publish gives is the record's; key, value, headers and timestamp are as given."""
+    async with new_producer() as producer:
+        places = [
+            await producer.publish(topic, b"v", key=b"k", headers=[("h", b"1")], partition=2, timestamp_ms=1_234_567),
+            await producer.publish(topic, None, key=b"k", partition=2),
+        ]
+
+    first, second = await read_all(kafka_server, topic, 2)
+    assert places == [Published(one.topic_partition, one.offset) for one in (first, second)]
+    assert (first.key, first.value, list(first.headers), first.timestamp) == (b"k", b"v", [("h", b"1")], 1_234_567)
+    assert (second.key, second.value, second.offset) == (b"k", None, 1)
+
+
+async def test_a_key_has_one_partition(new_producer, topic):
+    """Records of one key go to one partition, keys spread over all."""
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        sent = {n: tasks.create_task(producer.publish(topic, b"%d" % n, key=b"%d" % (n % 20))) for n in range(200)}
+
+    places = {key: {sent[n].result().partition for n in sent if n % 20 == key} for key in range(20)}
+    assert {len(partitions) for partitions in places.values()} == {1}
+    assert set().union(*places.values()) == {TopicPartition(topic, p) for p in range(3)}
+
+
+async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer, topic):
+    """publish_many puts each record into its partition once, in order, however many batches they make."""
+    values = {p: [b"%d" % n * 100 for n in range(p, 9_000, 3)] for p in range(3)}
+
+    async with new_producer() as producer:
+        for partition, sent in values.items():
+            await producer.publish_many(topic, partition, ((b"k", value) for value in sent))
+
+    records = await read_all(kafka_server, topic, 9_000)
+    assert {p: [one.value for one in records if one.partition == p] for p in range(3)} == values
+
+
+async def test_a_refused_record_is_an_error(kafka_server, new_producer, topic):
+    """A record that the broker does not take is told to whoever published it, and the producer goes on."""
+    small = f"{topic}-small"
+    kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
+
+    async with new_producer() as producer:
+        with pytest.raises(PublishError, match=f"{small}.*MESSAGE_TOO_LARGE"):
+            await producer.publish(small, b"x" * 10_000)
+
+        assert (await producer.publish(topic, b"x", partition=0)).offset == 0
+
+
+async def test_what_cannot_be_published_is_an_error(new_producer, topic):
+    """A partition that the topic has not is an error of ours, for one record and for many."""
+    async with new_producer() as producer:
+        with pytest.raises(PublishError, match=topic):
+            await producer.publish(topic, b"x", partition=7)
+        with pytest.raises(PublishError, match=topic):
+            await producer.publish_many(topic, 7, [(None, b"x")])
+
+
+async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
+    """Leaving the producer raises when some of publish_many was refused."""
+    small = f"{topic}-small"
+    kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
+
+    with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
+        async with new_producer() as producer:
+            await producer.publish_many(small, 0, [(None, b"x" * 10_000)])
+
+
+@pytest.mark.parametrize("security", ["SCRAM-SHA-512", "OAUTHBEARER"])
+async def test_it_gets_in_with_a_consumers_options(security):
+    """TLS and SASL options mean the same as for a consumer, token providers too."""
+    with KafkaServer(security=security, tls=True) as server:
+        server.create_topic("t")
+        async with Producer(resolve(server.client_options, {})) as producer:
+            assert await producer.publish("t", b"x") == Published(TopicPartition("t", 0), 0)
+
+
+async def test_no_broker_is_told_in_time():
+    """Starting without a broker is one error of ours, which names the address."""
+    with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
+        await Producer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {})).start()
+
+
+async def test_a_broker_that_hangs_holds_nobody_up():
+    """Publishing to a frozen broker, and closing then, end by their own deadlines; no task is left."""
+    with KafkaServer() as server:
+        server.create_topic("t")
+        options = {"default_api_timeout_ms": 1_000, "stop_timeout_ms": 1_000, "request_timeout_ms": 30_000}
+        producer = Producer(resolve({**server.client_options, **options}, {}))
+        before = asyncio.all_tasks()
+        await producer.start()
+        await producer.publish("t", b"x")
+        server.pause()
+
+        async with asyncio.timeout(10):
+            with pytest.raises(PublishError, match="no acknowledgement"):
+                await producer.publish("t", b"x")
+            await producer.close()
+
+        if left := asyncio.all_tasks() - before:
+            _, left = await asyncio.wait(left, timeout=5)
+        assert left == set()
+        server.resume()
+
+
+async def test_a_producer_that_is_not_started_says_so(new_producer):
+    """Using it outside of ``async with`` is an error of ours."""
+    with pytest.raises(ConsumerStateError, match="async with"):
+        await new_producer().publish("t", b"x")

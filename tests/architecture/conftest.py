@@ -1,0 +1,112 @@
+"""The source as data: every module of ``src`` parsed once, with what it imports and what it defines."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: ``from penstock.core.buffer import Buffer`` is ``penstock.core.buffer`` and ``Buffer``."""
+
+    module: str
+    name: str | None
+    line: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of ``src``."""
+
+    file: Path
+    text: str = field(repr=False)
+    tree: ast.Module = field(repr=False)
+
+    @property
+    def where(self) -> str:
+        """As it is named in a failure: ``penstock/core/buffer.py``."""
+        return self.file.relative_to(SOURCE).as_posix()
+
+    @property
+    def name(self) -> str:
+        """As it is imported: ``penstock.core.buffer``, and ``penstock.core`` for its ``__init__``."""
+        parts = self.file.relative_to(SOURCE).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def is_package(self) -> bool:
+        return self.file.name == "__init__.py"
+
+    def imports(self, *, at_import_time: bool = False) -> Iterator[Import]:
+        """All of them, those in functions and under TYPE_CHECKING too, unless only what runs at import is asked."""
+        for node in _run_at_import(self.tree) if at_import_time else ast.walk(self.tree):
+            match node:
+                case ast.Import(names):
+                    yield from (Import(one.name, None, node.lineno) for one in names)
+                case ast.ImportFrom(module, names, level):
+                    start = self.name.split(".")[: len(self.name.split(".")) - level + self.is_package] if level else []
+                    source = ".".join([*start, *([module] if module else [])])
+                    yield from (Import(source, one.name, node.lineno) for one in names)
+                case ast.Call(ast.Attribute(attr="import_module"), [ast.Constant(str(named)), *_]):
+                    yield Import(named, None, node.lineno)
+
+    def public_definitions(self) -> Iterator[tuple[str, ast.ClassDef | Function]]:
+        """Public classes and functions of the module and public methods of public classes, by their full names."""
+        for node in self.tree.body:
+            match node:
+                case ast.ClassDef(name) if is_public(name):
+                    yield name, node
+                    for inner in node.body:
+                        if isinstance(inner, Function) and is_public(inner.name):
+                            yield f"{name}.{inner.name}", inner
+                case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if is_public(name):
+                    yield name, node
+
+    @property
+    def exported(self) -> list[str] | None:
+        """What ``__all__`` lists; None without one."""
+        for node in self.tree.body:
+            match node:
+                case ast.Assign([ast.Name("__all__")], ast.List(names)):
+                    return [ast.literal_eval(one) for one in names]
+        return None
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def _run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                continue
+            case ast.If(ast.Name("TYPE_CHECKING")):
+                waiting += node.orelse
+                continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+@pytest.fixture(scope="session")
+def modules() -> list[Module]:
+    """Every module of ``src``, the package and what is beside it."""
+    files = sorted(SOURCE.rglob("*.py"))
+    found = [Module(file, text := file.read_text(encoding="utf-8"), ast.parse(text)) for file in files]
+    assert len(found) > 50, f"is {SOURCE} the source?"
+    return found

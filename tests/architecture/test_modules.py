@@ -1,0 +1,117 @@
+"""Each file says what it is, exports what it means to, and stays small enough to be read at a sitting."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+
+MOST_LINES = 500
+
+# Lists of names and fields, looked up and not read.
+TABLES = {"penstock/error_codes.py", "penstock/messages.py"}
+
+# asyncio calls these; it says what they mean.
+CALLBACKS = {
+    "buffer_updated",
+    "connection_lost",
+    "connection_made",
+    "data_received",
+    "eof_received",
+    "get_buffer",
+    "pause_writing",
+    "resume_writing",
+}
+
+
+def test_every_module_says_what_it_is(modules):
+    """The first thing in a file is what it is for, and its rule."""
+    assert [m.where for m in modules if not ast.get_docstring(m.tree)] == []
+
+
+def test_every_public_thing_says_what_it_promises(modules):
+    """Public classes, functions and methods have docstrings, but for messages' fields and stubs."""
+    silent = [
+        f"{module.where}:{node.lineno}: {name}"
+        for module in modules
+        for name, node in module.public_definitions()
+        if not ast.get_docstring(node) and not speaks_for_itself(module, node)
+    ]
+
+    assert not silent, "\n".join(silent)
+
+
+def speaks_for_itself(module, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    decorators = {ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list}
+    if isinstance(node, ast.ClassDef):
+        return module.name == "penstock.messages" and "dataclass" in decorators
+    return is_stub(node) or node.name in CALLBACKS | stubs_of(module) or bool(decorators & {"override", "setter"})
+
+
+def is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Of a Protocol or an overload: nothing but its signature."""
+    return ast.unparse(node.body[-1]) == "..."
+
+
+def stubs_of(module) -> set[str]:
+    """Methods of the module's Protocols, which say what those that implement them promise."""
+    return {
+        node.name
+        for name, node in module.public_definitions()
+        if "." in name and not isinstance(node, ast.ClassDef) and is_stub(node) and not node.decorator_list
+    }
+
+
+def test_what_modules_export_exists(modules):
+    """Every name of every __all__ is there to import."""
+    missing = [
+        f"{module.name}.{name}"
+        for module in modules
+        for name in module.exported or ()
+        if not hasattr(importlib.import_module(module.name), name)
+    ]
+
+    assert not missing, "\n".join(missing)
+
+
+def test_exports_are_sorted(modules):
+    """__all__ is in order (constants, classes, functions), each name once."""
+
+    def place(name: str) -> tuple[object, ...]:
+        kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+        return kind, [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+    wrong = [m.where for m in modules if m.exported and m.exported != sorted(set(m.exported), key=place)]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_exports_are_complete(modules):
+    """A public class or function, or whatever another module imports, is in __all__; what is private is in none."""
+    known = {module.name: module for module in modules}
+    imported: dict[str, set[str]] = {name: set() for name in known}
+    for module in modules:
+        for one in module.imports():
+            if one.module in known and one.name and f"{one.module}.{one.name}" not in known:
+                imported[one.module].add(one.name)
+
+    wrong = []
+    for name, module in known.items():
+        defined = {full for full, _ in module.public_definitions() if "." not in full}
+        needed = defined | {one for one in imported[name] if is_defined_in(module, one)}
+        wrong += [f"{module.where}: {one} is missing" for one in sorted(needed - set(module.exported or ()))]
+        wrong += [f"{module.where}: {one} is private" for one in module.exported or () if one.startswith("_")]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def is_defined_in(module, name: str) -> bool:
+    """Whether the module has the name of its own or passes it on, rather than being a plain package."""
+    return not module.is_package or bool(module.exported)
+
+
+def test_a_file_can_be_read_at_a_sitting(modules):
+    """No file is over 500 lines, but for tables."""
+    long = {m.where: lines for m in modules if (lines := m.text.count("\n")) > MOST_LINES}
+
+    assert long.keys() <= TABLES, long

@@ -1,0 +1,202 @@
+"""The names that users type: those that exist are exported, documented, and the same everywhere."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import importlib
+import inspect
+import pickle
+import re
+import types
+import typing
+from collections.abc import Sequence
+
+import pytest
+
+import penstock
+from penstock import errors
+from penstock.config import ConsumerConfig, ConsumerOptions
+from penstock.records import TopicPartition
+
+# The names that the documentation, examples and tests of penstock rely on, by where they are imported from.
+SURFACE = {
+    "penstock": {
+        "App",
+        "Consumer",
+        "ConsumerOptions",
+        "Depends",
+        "Handlers",
+        "Header",
+        "Key",
+        "Message",
+        "OffsetAndMetadata",
+        "OffsetAndTimestamp",
+        "Record",
+        "Reject",
+        "Retry",
+        "TopicPartition",
+        "run",
+    },
+    "penstock.spark": {"SparkPipeline", "spark_session"},
+    "penstock.testing": {"FaultProxy", "KafkaCluster", "KafkaServer", "TestApp"},
+}
+
+CONSUMER = """
+    start stop getone getmany batches streams ack commit committed position seek seek_to_beginning seek_to_end
+    seek_to_time pause resume paused assign assignment subscribe unsubscribe subscription beginning_offsets end_offsets
+    offsets_for_times lag highwater offsets reconfigure health metrics statistics
+"""
+
+OF_TESTING = {errors.KafkaServerError, errors.KafkaNotAvailableError}
+
+ERRORS = [
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, BaseException) and one.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("front", SURFACE)
+def test_public_names_come_from_the_front_page(front, modules):
+    """A name of the users' surface that exists anywhere is imported from where the documentation says."""
+    here = [module for module in modules if f"{module.name}.".startswith(f"{front}.")]
+    defined = {name for module in here for name, _ in module.public_definitions()}
+    wanted = SURFACE[front] & defined
+    if not here:
+        return  # the room is still empty
+
+    assert wanted <= set(importlib.import_module(front).__all__)
+    assert wanted or front != "penstock"
+
+
+def test_a_consumer_has_no_second_spelling_of_anything():
+    """Every public method of Consumer is one of those that are documented."""
+    public = {name for name, _ in inspect.getmembers(penstock.Consumer) if not name.startswith("_")}
+
+    assert public <= set(CONSUMER.split())
+    assert {"start", "stop", "getone", "getmany", "commit", "seek", "pause", "resume"} <= public
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_the_same_for_programs_and_for_type_checkers():
+    """ConsumerConfig and ConsumerOptions have the same names, in the same order."""
+    assert list(ConsumerOptions.__annotations__) == [field.name for field in dataclasses.fields(ConsumerConfig)]
+    assert not ConsumerOptions.__required_keys__
+
+
+@pytest.mark.parametrize("name", ConsumerOptions.__annotations__)
+def test_a_type_checker_accepts_what_an_option_holds(name):
+    """An option takes what its config holds; any sequence for a tuple, and more only where we convert or pass on."""
+    holds, takes = (
+        members(typing.get_type_hints(ConsumerConfig)[name]),
+        members(typing.get_type_hints(ConsumerOptions)[name]),
+    )
+    loosened = {Sequence[typing.get_args(one)[0]] if is_open_tuple(one) else one for one in holds}
+
+    assert takes - loosened <= {str, object}
+    assert loosened <= takes
+
+
+def members(hint: object) -> set[object]:
+    return set(typing.get_args(hint)) if typing.get_origin(hint) in {typing.Union, types.UnionType} else {hint}
+
+
+def is_open_tuple(hint: object) -> bool:
+    return typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (Ellipsis,)
+
+
+@pytest.mark.parametrize("option", dataclasses.fields(ConsumerConfig), ids=lambda option: option.name)
+def test_every_option_says_what_it_means(option):
+    """Each has a sentence, for the reference and for --help; each has a default; times are milliseconds by name."""
+    meaning = option.metadata["meaning"]
+
+    assert re.fullmatch(r"\S.{8,}\.", meaning)
+    assert option.default is not dataclasses.MISSING
+    assert not re.search(r"_(s|sec|seconds|timeout|interval|age|backoff|wait)$", option.name)
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def drawn_tree() -> dict[str, str | None]:
+    """Each error of the tree in the docstring of errors.py, with the one that it hangs from."""
+    parents: dict[str, str | None] = {}
+    path: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"((?:[│ ] {3}|[├└]── )*)(\w+Error(?:, \w+Error)*)", line)
+        if found is None:
+            continue
+        depth = len(found[1]) // 4
+        for name in found[2].split(", "):
+            parents[name] = path[depth - 1] if depth else None
+            path[depth:] = [name]
+    return parents
+
+
+def test_the_drawn_tree_of_errors_is_the_real_one():
+    """The picture in errors.py shows every error where it is; of the classes of codes, some and an ellipsis."""
+    real = {one.__name__: one.__base__.__name__ if one is not errors.PenstockError else None for one in ERRORS}
+    drawn = drawn_tree()
+
+    assert drawn.items() <= real.items()
+    assert {name for name in real.keys() - drawn.keys() if real[name] != "BrokerError"} == set()
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_every_error_is_exported(error):
+    """Who may meet an error can import it: from penstock, and those of the embedded broker from penstock.testing."""
+    front = importlib.import_module("penstock.testing") if error in OF_TESTING else penstock
+
+    assert getattr(front, error.__name__, None) is error
+    assert error.__name__ in front.__all__
+    assert error.__name__.endswith("Error")
+    assert issubclass(error, errors.PenstockError)
+
+
+def test_every_error_stands_in_one_file(modules):
+    """No public exception is defined outside of errors.py; `Reject`, a handler's word, is none."""
+    elsewhere = [
+        f"{module.where}: {name}"
+        for module in modules
+        for name, node in module.public_definitions()
+        if isinstance(node, ast.ClassDef) and name.endswith(("Error", "Exception", "Warning"))
+        if module.name != "penstock.errors" and is_an_exception(module.name, name)
+    ]
+
+    assert not elsewhere, "\n".join(elsewhere)
+
+
+def is_an_exception(module: str, name: str) -> bool:
+    return issubclass(getattr(importlib.import_module(module), name), BaseException)
+
+
+def made(error: type[errors.PenstockError]) -> errors.PenstockError:
+    """One of its kind, as the code raises it."""
+    if issubclass(error, errors.BrokerError):
+        return error(3, "orders: no such topic")
+    if error is errors.OffsetOutOfRangeError:
+        return error("orders", 3, 17)
+    if error is errors.CorruptRecordError:
+        return error(TopicPartition("orders", 3), 17, "its checksum is wrong")
+    return error("what happened - what to do")
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+@pytest.mark.parametrize(
+    "travel",
+    [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy],
+    ids=["pickle", "copy", "deep"],
+)
+def test_errors_travel(error, travel):
+    """An error comes out of another process, or a copy, as it went in: its kind, words and values."""
+    before = made(error)
+
+    after = travel(before)
+
+    assert type(after) is error
+    assert str(after) == str(before)
+    assert vars(after) == vars(before)

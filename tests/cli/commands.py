@@ -1,0 +1,58 @@
+"""`penstock` as a user calls it: a process of its own, 80 columns wide, no option from our environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+COMMAND = [sys.executable, "-m", "penstock"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONWARNINGS": "default", **more}
+
+
+def penstock(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What it says, and how it ends."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**variables),
+        check=False,
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """It runs; its stdout can be read line by line."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], label: str) -> str:
+    """The rest of the line that begins with ``label``."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(label):
+            return line.removeprefix(label).strip()
+    raise AssertionError(f"it ended without a line of {label!r}")
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+    """Its exit code and the rest of what it wrote, after a signal."""
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=30)
+    return process.returncode, out + errors

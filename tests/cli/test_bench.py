@@ -1,0 +1,54 @@
+"""scripts/bench: each client reads the same, and the verdict is that of the figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=110, check=False
+    )
+
+
+@pytest.mark.slow
+def test_clients_are_compared(tmp_path):
+    """Each client has its row, the ratios are those of the rows, and the exit code says whether the promise holds."""
+    path = tmp_path / "deep" / "consume.json"
+
+    done = bench("consume", "--records", "20000", "--rounds", "1", "--json", str(path))
+
+    result = json.loads(path.read_text())
+    speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
+    ratio = speeds["penstock async for"] / speeds["aiokafka async for"]
+    assert set(speeds) == {
+        "penstock async for",
+        "penstock getmany(5000)",
+        "aiokafka async for",
+        "aiokafka getmany(5000)",
+        "confluent-kafka consume(5000)",
+        "faststream handler",
+    }
+    assert result["ratios"]["penstock async for / aiokafka async for"] == pytest.approx(ratio)
+    assert all(row["cpu_s"] > 0 and row["max_rss_bytes"] > 10e6 and row["records"] == 20_000 for row in result["rows"])
+    assert done.returncode == (0 if ratio >= 3 else 1)
+    assert done.stdout.splitlines()[-1].startswith(f"ratio     {ratio:.1f} times aiokafka")
+    assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["consume", "--records", "0"], ["consume", "--size", "x"]], ids=" ".join)
+def test_a_wrong_call_is_told(arguments):
+    """Called wrongly it ends with 2, before anything is started."""
+    done = bench(*arguments)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage:" in done.stderr

@@ -1,0 +1,74 @@
+"""`penstock kafka`: a broker for as long as somebody wants it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+
+from commands import end, penstock, read_until, running
+from confluent_kafka import Producer
+
+from penstock.embedded.ports import free_ports
+
+
+def test_a_broker_until_ctrl_c():
+    """It says where it listens, takes records for topics that nobody made, and is gone after Ctrl-C."""
+    (port,) = free_ports(1)
+
+    with running("kafka", "--port", str(port)) as process:
+        assert f"127.0.0.1:{port}" in read_until(process, "broker")
+        assert read_until(process, "use") == f"export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:{port}"
+        read_until(process, "end")
+        producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
+        producer.produce("new", b"x")
+        assert producer.flush(20) == 0
+        java = broker_of(process.pid)
+        returned, said = end(process, signal.SIGINT)
+
+    assert (returned, "Traceback" in said) == (130, False)
+    assert not is_alive(java)
+
+
+def test_a_broker_that_dies_is_told():
+    """When the broker ends by itself, the command says so and ends with 1."""
+    with running("kafka") as process:
+        read_until(process, "end")
+        subprocess.run(["kill", "-9", str(broker_of(process.pid))], check=True)
+        out, errors = process.communicate(timeout=30)
+
+    assert (process.returncode, out.strip(), "Traceback" in errors) == (1, "", False)
+    assert errors.startswith("penstock kafka: the broker has ended by itself.")
+
+
+def test_a_port_in_use_is_told():
+    """A port that somebody has is one sentence, before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = penstock("kafka", "--port", str(port))
+
+    assert done.returncode == 1
+    assert f"port {port} is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_does_not_pass_another_broker_off_as_its_own():
+    """With the variable that names the brokers of tests there is nothing to start."""
+    done = penstock("kafka", PENSTOCK_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("penstock kafka: PENSTOCK_TEST_BOOTSTRAP_SERVERS names brokers that run already - ")
+
+
+def broker_of(pid: int) -> int:
+    """The broker's process below the command's."""
+    import psutil  # noqa: PLC0415 - the one use
+
+    (java,) = psutil.Process(pid).children()
+    return java.pid
+
+
+def is_alive(pid: int) -> bool:
+    import psutil  # noqa: PLC0415
+
+    return psutil.pid_exists(pid)

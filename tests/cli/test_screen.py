@@ -1,0 +1,57 @@
+"""What is drawn on a terminal, and what is written where there is none."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from commands import COMMAND, environment
+
+from penstock.cli.screen import count, megabytes, per_second
+
+
+def on_a_terminal(*arguments: str) -> tuple[int, str]:
+    """The exit code, and all that a terminal of 80 columns is sent."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm-256color")
+    ) as process:
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                written += os.read(ours, 65_536)
+            except OSError:  # Linux's end of a terminal
+                break
+        os.close(ours)
+    return process.returncode, written.decode()
+
+
+def test_a_terminal_sees_how_far_it_is(kafka_server):
+    """On a terminal the replay and the reading are drawn as they go, and the bars are gone in the end."""
+    servers = kafka_server.bootstrap_servers
+
+    code, written = on_a_terminal("demo", "--rate", "5000", "--limit", "5000", "--bootstrap-servers", servers)
+
+    seen = {int(done.replace(",", "")) for done in re.findall(r"([\d,]+) of 5,000", written)}
+    assert code == 0
+    assert {done for done in seen if 0 < done < 5_000}
+    assert "━" * 10 in written
+    assert written.endswith("nothing is left behind\r\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "text"),
+    [(336_776, 0.85, "396,000"), (1_000, 1, "1,000"), (12, 8, "2"), (5, 0, "5,000,000,000")],
+)
+def test_rates_have_three_figures(number, seconds, text):
+    """No rate pretends to be more exact than it is."""
+    assert per_second(number, seconds) == text
+
+
+def test_numbers_are_grouped():
+    """As people write them."""
+    assert (count(336_776), megabytes(100_854_490), megabytes(1_234_567)) == ("336,776", "101 MB", "1.2 MB")

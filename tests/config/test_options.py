@@ -1,0 +1,462 @@
+"""Options: where they come from, what they may be, what contradicts what, and how an error says so."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import pickle
+import re
+import ssl
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import ConfigurationError, Consumer
+from penstock.config import OLD_SPELLINGS, ConsumerConfig, check_names, resolve, split_address
+
+OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
+HINTS = typing.get_type_hints(ConsumerConfig)
+NUMBERS = [name for name in OPTIONS if HINTS[name] in {int, int | None}]
+OBJECTS = [name for name, option in OPTIONS.items() if option.metadata["as_is"]]
+SECRETS = [name for name, option in OPTIONS.items() if option.metadata["secret"]]
+SECRET = "hunter2-hunter2"
+
+
+class Listener:
+    def on_partitions_lost(self, partitions): ...
+
+
+class Hook:
+    def on_event(self, event): ...
+
+
+def words_of(error: BaseException | None) -> str:
+    """All that is shown of an error: its words, and those of the errors from which it comes."""
+    if error is None:
+        return ""
+    shown = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return f"{error!r} {error} {words_of(shown)}"
+
+
+# ---- where an option comes from --------------------------------------------------------------------------------------
+
+
+def test_an_argument_wins_over_the_environment():
+    """What the program says is not changed from outside, not even where it says None."""
+    environ = {"PENSTOCK_GROUP_ID": "from outside", "PENSTOCK_CLIENT_ID": "from outside"}
+
+    config = resolve({"group_id": None, "client_id": "mine"}, environ)
+
+    assert (config.group_id, config.client_id) == (None, "mine")
+
+
+def test_a_variable_wins_over_a_mounted_file(tmp_path):
+    """PENSTOCK_X is nearer than PENSTOCK_X_FILE, which is not even read then."""
+    environ = {"PENSTOCK_CLIENT_ID": "variable", "PENSTOCK_CLIENT_ID_FILE": str(tmp_path / "absent")}
+
+    assert resolve({}, environ).client_id == "variable"
+
+
+def test_a_mounted_file_wins_over_the_default(tmp_path):
+    """PENSTOCK_X_FILE is read, without the line's end that editors write; spaces belong to a password."""
+    (tmp_path / "password").write_bytes(b" open sesame \r\n")
+    (tmp_path / "timeout").write_text("6000\n")
+    environ = {
+        "PENSTOCK_SASL_PLAIN_PASSWORD_FILE": str(tmp_path / "password"),
+        "PENSTOCK_SESSION_TIMEOUT_MS_FILE": str(tmp_path / "timeout"),
+    }
+
+    config = resolve({}, environ)
+
+    assert (config.sasl_plain_password, config.session_timeout_ms) == (" open sesame ", 6000)
+
+
+def test_what_nobody_says_has_its_default():
+    """An empty environment and no arguments give a config all the same: every option has a default."""
+    assert resolve({}, {}) == ConsumerConfig()
+    assert resolve({}, {"HOME": "/root", "PENSTOCK_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
+
+
+def test_the_environment_is_that_of_the_process(monkeypatch):
+    """Without another, the variables are those of the process, read when the options are resolved."""
+    monkeypatch.setenv("PENSTOCK_CLIENT_RACK", "eu-1a")
+    assert resolve({}).client_rack == "eu-1a"
+    monkeypatch.setenv("PENSTOCK_CLIENT_RACK", "eu-1b")
+    assert resolve({}).client_rack == "eu-1b"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["absent", "not text"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
+    """A mounted secret that is missing or no text is an error of its variable, never an empty password."""
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match=rf"PENSTOCK_SASL_PLAIN_PASSWORD_FILE: .*{re.escape(str(path))}"):
+        resolve({}, {"PENSTOCK_SASL_PLAIN_PASSWORD_FILE": str(path)})
+
+
+def test_a_config_does_not_change():
+    """It is frozen, and may be copied and shared between tasks."""
+    config = resolve({"group_id": "billing"}, {})
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.group_id = "another"
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    {
+        "auto_commit_interval_ms": 5_000,
+        "check_crcs": True,
+        "enable_auto_commit": None,
+        "fetch_max_wait_ms": 500,
+        "fetch_min_bytes": 1,
+        "heartbeat_interval_ms": 3_000,
+        "isolation_level": "read_uncommitted",
+        "leave_on_stop": None,
+        "max_buffered_bytes": 67_108_864,
+        "max_partition_fetch_bytes": 1_048_576,
+        "max_poll_interval_ms": 300_000,
+        "max_queued_records": 2_000,
+        "rebalance_drain_ms": 30_000,
+        "security_protocol": "PLAINTEXT",
+        "session_timeout_ms": 45_000,
+        "stop_timeout_ms": 20_000,
+    }.items(),
+)
+def test_defaults_are_those_that_are_documented(name, default):
+    """A default changes with a decision, not by accident."""
+    assert getattr(ConsumerConfig(), name) == default
+
+
+def test_what_follows_from_a_group():
+    """With a group: earliest, commits, leaves on stop. Without: latest, no commits. A static member does not leave."""
+    alone, member = resolve({}, {}), resolve({"group_id": "billing"}, {})
+    static = resolve({"group_id": "billing", "group_instance_id": "one"}, {})
+
+    assert (alone.offset_reset, alone.commits_automatically) == ("latest", False)
+    assert (member.offset_reset, member.commits_automatically, member.leaves_on_stop) == ("earliest", True, True)
+    assert static.leaves_on_stop is False
+    assert resolve({"group_id": "billing", "auto_offset_reset": "latest"}, {}).offset_reset == "latest"
+    assert resolve({"group_id": "billing", "enable_auto_commit": False}, {}).commits_automatically is False
+    assert resolve({"leave_on_stop": False, "group_id": "billing"}, {}).leaves_on_stop is False
+
+
+# ---- what it may be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("6000", "session_timeout_ms", 6_000),
+        (" 6000 ", "session_timeout_ms", 6_000),
+        ("true", "enable_auto_commit", True),
+        ("False", "check_crcs", False),
+        ("0", "check_crcs", False),
+        ("read_committed", "isolation_level", "read_committed"),
+        ("a:1, b:2", "bootstrap_servers", ("a:1", "b:2")),
+        ("roundrobin,range", "partition_assignment_strategy", ("roundrobin", "range")),
+        ("127.0.0.1:0", "local_addr", ("127.0.0.1", 0)),
+        ("10.0.0.1", "local_addr", ("10.0.0.1", 0)),
+        ("[::1]:7000", "local_addr", ("::1", 7000)),
+        ("65536", "receive_buffer_bytes", 65_536),
+        ("5", "group_id", "5"),
+        ("null", "group_id", "null"),
+        ("Grüße", "group_id", "Grüße"),
+        ("null", "sasl_plain_password", "null"),
+    ],
+)
+def test_text_from_outside_becomes_what_the_option_is(text, name, value):
+    """A variable is read as the option's own type: numbers, truth values, lists, addresses; a text stays as it is."""
+    options = {"group_id": "billing"} if name == "enable_auto_commit" else {}
+
+    assert getattr(resolve(options, {f"PENSTOCK_{name.upper()}": text}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"session_timeout_ms": "6000"}, "session_timeout_ms: '6000' .* a whole number"),
+        ({"session_timeout_ms": 6000.0}, "session_timeout_ms: 6000.0 .* a whole number"),
+        ({"session_timeout_ms": True}, "session_timeout_ms: True .* a whole number"),
+        ({"check_crcs": 1}, "check_crcs: 1 .* True or False"),
+        ({"client_id": None}, "client_id: None .* a text"),
+        ({"group_id": b"billing"}, "group_id: b'billing' .* a text or None"),
+        ({"isolation_level": "serializable"}, "'serializable' .* one of 'read_uncommitted', 'read_committed'"),
+        ({"auto_offset_reset": "smallest"}, "'smallest' .* one of 'earliest', 'latest', 'none'"),
+        ({"auto_offset_reset": -2}, "-2 .* one of 'earliest', 'latest', 'none'"),
+        ({"security_protocol": "sasl_ssl"}, "'sasl_ssl' .* one of 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT', 'SASL_SSL'"),
+        ({"bootstrap_servers": 9092}, "bootstrap_servers: 9092 .* separated by commas"),
+        ({"local_addr": "127.0.0.1"}, "local_addr: '127.0.0.1' .* a host and a port or None"),
+    ],
+)
+def test_a_wrong_type_is_told_in_plain_words(options, words):
+    """The error names the option, shows the value and says what is wanted; nothing is bent to fit."""
+    with pytest.raises(ConfigurationError, match=words):
+        resolve(options, {})
+
+
+def test_a_wrong_text_from_outside_names_its_variable(tmp_path):
+    """Who set the variable reads its name, not that of an argument that nobody gave."""
+    (tmp_path / "count").write_text("many")
+
+    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_CHECK_CRCS: 'yes' .* True or False$"):
+        resolve({}, {"PENSTOCK_CHECK_CRCS": "yes"})
+    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_MAX_QUEUED_RECORDS_FILE: 'many' .* a whole number$"):
+        resolve({}, {"PENSTOCK_MAX_QUEUED_RECORDS_FILE": str(tmp_path / "count")})
+    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_LOCAL_ADDR: 'here:x' is no address"):
+        resolve({}, {"PENSTOCK_LOCAL_ADDR": "here:x"})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_have_bounds(name):
+    """None is negative, and none is beyond Kafka's 32 bits unless it never gets to a broker."""
+    with pytest.raises(ConfigurationError, match=rf"^{name}: -1 will not do: it has to be at least [01]$"):
+        resolve({name: -1}, {})
+    if name != "max_buffered_bytes":
+        with pytest.raises(
+            ConfigurationError, match=rf"^{name}: 2147483648 will not do: it has to be at most 2147483647$"
+        ):
+            resolve({name: 2**31}, {})
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_python_objects_come_as_arguments_only(name):
+    """A callback, a hook or a TLS context cannot be written down in a variable, and the error says so."""
+    with pytest.raises(ConfigurationError, match=f"PENSTOCK_{name.upper()}: .* give it as an argument"):
+        resolve({}, {f"PENSTOCK_{name.upper()}": "os.system"})
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_python_objects_are_what_they_have_to_be(name):
+    """What could never be called, or be told of anything, is refused before a consumer starts."""
+    with pytest.raises(ConfigurationError, match=f"^{name}: .* will not do: it has to be an? "):
+        resolve({name: object()}, {})
+
+
+def test_python_objects_are_passed_on_as_they_are():
+    """Callbacks, listeners, hooks and contexts are the user's own objects, never copies."""
+    listener, hook, context = Listener(), Hook(), ssl.create_default_context()
+
+    config = resolve(
+        {
+            "rebalance_listener": listener,
+            "hooks": [hook],
+            "ssl_context": context,
+            "post_rebalance_callback": print,
+            "sasl_oauth_token_provider": input,
+        },
+        {},
+    )
+
+    assert config.rebalance_listener is listener
+    assert config.hooks == (hook,)
+    assert config.ssl_context is context
+    assert (config.post_rebalance_callback, config.sasl_oauth_token_provider) == (print, input)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("old", "ours"), OLD_SPELLINGS.items())
+def test_old_spellings_name_ours(old, ours):
+    """What another client calls it is refused, and the error says what it is called here."""
+    assert ours in OPTIONS
+    assert old not in OPTIONS
+    with pytest.raises(ConfigurationError, match=f"no option '{old}' - it is called '{ours}' here"):
+        resolve({old: 1}, {})
+    with pytest.raises(ConfigurationError, match=f"it is called '{ours}' here"):
+        check_names({old.replace("_", "."): 1})
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_kafkas_dotted_spelling_names_ours(name):
+    """`session.timeout.ms` of a properties file, in whatever case, is answered with `session_timeout_ms`."""
+    for spelling in {name.replace("_", "."), name.upper()} - {name}:
+        with pytest.raises(ConfigurationError, match=f"it is called '{name}' here"):
+            check_names({spelling: 1})
+
+
+def test_a_slip_of_the_pen_is_answered_with_a_guess():
+    """An unknown name close to one of ours is asked about; one like none of them is told where all are listed."""
+    with pytest.raises(ConfigurationError, match="no option 'session_timout_ms' - did you mean 'session_timeout_ms'"):
+        check_names({"session_timout_ms": 1})
+    with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(penstock.ConsumerOptions\)"):
+        check_names({"zookeeper_connect": 1})
+
+
+def test_a_consumer_refuses_options_when_it_is_made():
+    """Nobody waits for start() to learn of a wrong option."""
+    with pytest.raises(ConfigurationError, match="bootstrap_servers"):
+        Consumer("orders", brokers="localhost:9092")
+    with pytest.raises(ConfigurationError, match="group_id"):
+        Consumer("orders", enable_auto_commit=True)
+
+
+# ---- what contradicts what -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"session_timeout_ms": 3_000}, "heartbeat_interval_ms=3000 has to be below session_timeout_ms=3000"),
+        ({"enable_auto_commit": True}, "enable_auto_commit=True needs a group_id"),
+        ({"group_id": ""}, "leave it out to read without a group"),
+        ({"group_instance_id": "one"}, "group_instance_id needs a group_id"),
+        ({"partition_assignment_strategy": ()}, "partition_assignment_strategy"),
+        ({"partition_assignment_strategy": ("alphabetical",)}, "alphabetical"),
+        ({"retry_backoff_ms": 2_000}, "retry_backoff_ms=2000 has to be at most retry_backoff_max_ms=1000"),
+        ({"reconnect_backoff_ms": 2_000}, "reconnect_backoff_ms=2000 has to be at most reconnect_backoff_max_ms=1000"),
+        ({"request_timeout_ms": 500}, "request_timeout_ms=500 has to be above fetch_max_wait_ms=500"),
+        ({"ssl_keyfile": "key.pem"}, "ssl_keyfile needs ssl_certfile"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_plain_username and sasl_plain_password"),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "ann"},
+            "sasl_mechanism='SCRAM-SHA-512' needs sasl_plain_username and sasl_plain_password",
+        ),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "needs sasl_oauth_token_provider"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, words):
+    """The error names both, and comes before anything is sent."""
+    with pytest.raises(ConfigurationError, match=words):
+        resolve(options, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"session_timeout_ms": 3_001},
+        {"enable_auto_commit": True, "group_id": "billing"},
+        {"enable_auto_commit": False},
+        {"group_id": "billing", "group_instance_id": "one"},
+        {"retry_backoff_ms": 1_000},
+        {"request_timeout_ms": 501},
+        {"ssl_certfile": "all.pem"},
+        {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI"},
+        {"security_protocol": "SASL_SSL", "sasl_plain_username": "ann", "sasl_plain_password": ""},
+        {"fetch_min_bytes": 0, "fetch_max_wait_ms": 0},
+    ],
+)
+def test_options_at_their_bounds_are_taken(options):
+    """What is just allowed is allowed."""
+    config = resolve(options, {})
+
+    assert {name: getattr(config, name) for name in options} == options
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_secret_is_known():
+    """Passwords, and the callable that knows a token, are secrets."""
+    assert set(SECRETS) == {name for name in OPTIONS if "password" in name or "token" in name}
+
+
+def test_no_secret_in_any_repr():
+    """A config, a consumer, or a dict of a traceback's locals may be logged as they are."""
+    options = {name: SECRET for name in SECRETS if name not in OBJECTS}
+
+    class Tokens:
+        def __repr__(self) -> str:
+            return SECRET
+
+        async def __call__(self) -> str:
+            return SECRET
+
+    config = resolve({**options, "sasl_oauth_token_provider": Tokens(), "group_id": "billing"}, {})
+
+    assert "billing" in repr(config)
+    assert SECRET not in f"{config!r} {config} {Consumer('orders', **options)!r}"
+
+
+@pytest.mark.parametrize("name", [name for name in SECRETS if name not in OBJECTS])
+def test_no_secret_in_any_error(name, tmp_path):
+    """A secret of the wrong type, in an unreadable file, or beside another mistake is in no error's words."""
+    (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
+    variable = f"PENSTOCK_{name.upper()}"
+    for options, environ in [
+        ({name: SECRET.encode()}, {}),
+        ({name: [SECRET]}, {}),
+        ({name: {"password": SECRET}}, {}),
+        ({}, {f"{variable}_FILE": str(tmp_path / "secret")}),
+        ({name: SECRET, "session_timeout_ms": 0}, {}),
+        ({"group_id": ""}, {variable: SECRET}),
+        ({name: SECRET, "security_protocol": "SASL_SSL"}, {}),
+    ]:
+        with pytest.raises(ConfigurationError) as caught:
+            resolve(options, environ)
+        assert SECRET not in words_of(caught.value)
+        assert str(caught.value)
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:9092", ("localhost", 9092)),
+        ("localhost", ("localhost", 9092)),
+        (" broker-1.example.org:1 ", ("broker-1.example.org", 1)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65_535)),
+        ("[::1]:9093", ("::1", 9093)),
+        ("[fe80::1%eth0]", ("fe80::1%eth0", 9092)),
+    ],
+)
+def test_addresses_are_taken_apart(text, address):
+    """host:port, [v6]:port, or a host alone, which listens on Kafka's own port."""
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":9092",
+        "host:",
+        "host:port",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:\N{FULLWIDTH DIGIT ONE}",
+        "::1",
+        "[::1",
+        "[]:9092",
+        "[::1]9092",
+        "PLAINTEXT://host:9092",
+        "host:9092/topic",
+        "a:1,b:2",
+        "two words:9092",
+        "host:9092:9092",
+    ],
+)
+def test_what_is_no_address_is_refused(text):
+    """The error shows it and an example; a consumer learns of it when it is made."""
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(text))} is no address - write host:port"):
+        split_address(text)
+    with pytest.raises(ConfigurationError, match="bootstrap_servers"):
+        Consumer("orders", bootstrap_servers=["localhost:9092", text])
+
+
+@given(st.text())
+def test_whatever_is_given_as_an_address_is_one_or_is_refused(text):
+    """No text makes anything but a host and a port, or the one error."""
+    with contextlib.suppress(ConfigurationError):
+        host, port = split_address(text)
+        assert host
+        assert host in text
+        assert 0 < port < 65_536
+
+
+def test_several_addresses_are_a_list_or_one_text():
+    """A list, a tuple and a text with commas are the same; empty parts of a text are passed over."""
+    both = ("a:1", "b:2")
+
+    for given_ in (["a:1", "b:2"], both, "a:1,b:2", " a:1 , b:2 ,"):
+        assert resolve({"bootstrap_servers": given_}, {}).bootstrap_servers == both

@@ -1,0 +1,59 @@
+"""Topics and groups of a test's own on the shared broker, and consumers that are stopped with the test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from proxied import ProxiedWitness
+from witness import Witness
+
+from penstock import Consumer
+from penstock.testing import KafkaServer
+
+
+@pytest.fixture
+def witness(kafka_server) -> Witness:
+    return Witness(kafka_server.bootstrap_servers)
+
+
+@pytest.fixture
+def new_topic(kafka_server) -> Callable[..., str]:
+    """Makes a topic with a name of its own."""
+
+    def make(partitions: int = 1, **config: object) -> str:
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        kafka_server.create_topic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
+        return name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def proxied_server() -> Iterator[KafkaServer]:
+    """A broker behind a fault proxy, for all tests that need one."""
+    with KafkaServer(proxied=True) as server:
+        yield server
+
+
+@pytest.fixture
+def witness_of(proxied_server) -> Iterator[ProxiedWitness]:
+    """The broker behind the proxy, which is whole again after the test."""
+    yield ProxiedWitness(proxied_server)
+    proxied_server.proxy.restore()
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def new_consumer(kafka_server) -> Callable[..., Consumer]:
+    """Makes a consumer of the shared broker; the test starts it, by ``async with``."""
+
+    def make(*topics: str, **options: object) -> Consumer:
+        return Consumer(*topics, **{"bootstrap_servers": kafka_server.bootstrap_servers, **options})
+
+    return make

@@ -1,0 +1,124 @@
+"""What bad input gets: a typed error that says what to do, in bounded time, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+
+from penstock import BrokerConnectionError, ConfigurationError, Consumer, InvalidTopicError, UnknownTopicError
+
+
+async def test_an_unknown_topic_is_told_by_name(new_consumer, group):
+    """A topic that nobody made is an error of start(), within seconds, and it is not made by looking."""
+    consumer = new_consumer("no-such-topic", group_id=group)
+    began = time.monotonic()
+
+    with pytest.raises(UnknownTopicError, match=r"no-such-topic.*create the topic"):
+        await consumer.start()
+
+    assert time.monotonic() - began < 7
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+async def test_an_illegal_topic_name_is_told(new_consumer, group):
+    """The broker's rule for names is in the error."""
+    with pytest.raises(InvalidTopicError, match="249 characters"):
+        await new_consumer("no spaces, please", group_id=group).start()
+
+
+async def test_a_topic_made_a_moment_later_is_found(new_consumer, kafka_server, group):
+    """start() gives a topic that is just being made some seconds to appear."""
+    consumer = new_consumer(group, group_id=group)
+    starting = asyncio.create_task(consumer.start())
+    await asyncio.to_thread(kafka_server.create_topic, group)
+    await starting
+
+    await consumer.stop()
+
+
+async def test_a_port_that_is_no_kafka_is_told(group):
+    """A web server on that port is recognised, and the error says so at once when start_timeout_ms is over."""
+
+    async def answer(reader, writer):
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(BrokerConnectionError, match="web server"):
+            await Consumer("t", bootstrap_servers=f"127.0.0.1:{port}", start_timeout_ms=500).start()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"group": "g"}, "group_id"),
+        ({"session_timeout": 1}, "session_timeout_ms"),
+        ({"session_timeout_ms": "soon"}, "session_timeout_ms"),
+        ({"heartbeat_interval_ms": 50_000}, "heartbeat_interval_ms"),
+        ({"enable_auto_commit": True}, "group_id"),
+        ({"auto_offset_reset": "smallest"}, "auto_offset_reset"),
+        ({"bootstrap_servers": "localhost:kafka"}, "localhost:kafka"),
+        ({"fetch_wait_max_ms": 1}, "fetch_max_wait_ms"),
+        ({"partition_assignment_strategy": ("best",), "group_id": "g"}, "range"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_they_are_given(options, said):
+    """An option that does not exist, has a wrong type or contradicts another is named before anything starts."""
+    with pytest.raises(ConfigurationError, match=said):
+        Consumer("t", **options)
+
+
+async def test_nothing_to_connect_to_is_told(monkeypatch):
+    """Without bootstrap_servers, start() says how to give it."""
+    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
+
+    with pytest.raises(ConfigurationError, match="PENSTOCK_BOOTSTRAP_SERVERS"):
+        await Consumer("t").start()
+
+
+@pytest.mark.parametrize("topics", [(), ("",), (b"t",), (["a", "b"],)])
+def test_topics_that_are_no_names_are_refused(topics):
+    """A topic is a name."""
+    with pytest.raises(ConfigurationError, match="topic"):
+        Consumer(*topics)
+
+
+async def test_max_records_below_one_is_refused(new_topic, new_consumer):
+    """A batch of nothing is a mistake."""
+    async with new_consumer(new_topic()) as consumer:
+        with pytest.raises(ConfigurationError, match="max_records"):
+            await consumer.getmany(max_records=0)
+
+
+async def test_a_seek_that_cannot_be_is_refused(new_topic, new_consumer, group):
+    """A partition of somebody else's and a negative offset are told."""
+    from penstock import ConsumerStateError, TopicPartition  # noqa: PLC0415 - the one use
+
+    topic = new_topic()
+    async with new_consumer(topic) as consumer:
+        with pytest.raises(ConsumerStateError, match="not assigned"):
+            await consumer.seek(TopicPartition(topic, 7), 0)
+        with pytest.raises(ConfigurationError, match="offset=-1"):
+            await consumer.seek(TopicPartition(topic, 0), -1)
+
+
+def test_a_consumer_that_was_never_stopped_is_told_of(new_topic, new_consumer, group):
+    """Forgetting stop() is a ResourceWarning with the consumer's name, and no traceback of a forgotten task."""
+    topic = new_topic()
+
+    async def start_only():
+        consumer = new_consumer(topic, group_id=group)
+        await consumer.start()
+
+    def forget():
+        asyncio.run(start_only())
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="never stopped"):
+        forget()

@@ -1,0 +1,114 @@
+"""Memory is bounded by the two budgets, however far behind the reader is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from crew import until
+from recorder import Recorder
+
+from penstock.messages import FetchRequest, HeartbeatRequest
+from penstock.observe.events import GroupJoined
+
+
+async def test_without_a_reader_nothing_piles_up(witness_of, group):
+    """10,000 records wait, nobody reads: no more than 50 decoded, bytes within bound, fetches cease, heartbeats do not.
+
+    And when the reader comes, all 10,000 are there, in order.
+    """
+    server, events = witness_of.server, Recorder()
+    topic = witness_of.topic(1)
+    witness_of.produce(topic, (b"%d" % n + b"x" * 200 for n in range(10_000)), batch_bytes=16_384)
+    bound = 200_000
+    options = {
+        "group_id": group,
+        "max_queued_records": 50,
+        "max_buffered_bytes": bound,
+        "max_partition_fetch_bytes": 40_000,
+        "heartbeat_interval_ms": 200,
+        "hooks": [events],
+        "client_id": group,
+    }
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        await consumer.getone()
+        await until(lambda: consumer.statistics().reserved_bytes == 0)
+        fetches = len(server.proxy.requests(FetchRequest, client_id=group))
+        beats = len(server.proxy.requests(HeartbeatRequest, client_id=group))
+        seen = []
+        while len(server.proxy.requests(HeartbeatRequest, client_id=group)) < beats + 8:
+            seen.append(consumer.statistics())
+            await asyncio.sleep(0.05)
+        assert fetches == len(server.proxy.requests(FetchRequest, client_id=group))
+        assert max(one.queued_records for one in seen) <= 50
+        # What was asked for within the bound, and one batch more, since a broker sends no less.
+        assert max(one.buffered_bytes for one in seen) <= bound + 16_384
+        rest = []
+        while len(rest) < 9_999:
+            rest += await consumer.getmany()
+            statistics = consumer.statistics()
+            assert statistics.queued_records <= 50
+            assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+
+    assert list(range(1, 10_000)) == [record.offset for record in rest]
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
+    """One partition is paused with its share of the buffer full: the other is read to its end."""
+    topic = witness_of.topic(2)
+    for partition in range(2):
+        witness_of.produce(topic, (b"x" * 500 for _ in range(5_000)), partition=partition, batch_bytes=16_384)
+    options = {"group_id": group, "max_buffered_bytes": 200_000, "max_partition_fetch_bytes": 50_000}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = await consumer.getone()
+        consumer.pause(first.topic_partition)
+        rest = []
+        async with asyncio.timeout(20):
+            while len(rest) < 5_000:
+                rest += await consumer.getmany()
+
+    assert {1 - first.partition} == {record.partition for record in rest}
+
+
+async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
+    """While a fetch waits for records of an idle partition, the busy one of the same broker is read without a gap.
+
+    The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had to
+    wait for the end of that hold would need more than ten seconds here.
+    """
+    topic = witness_of.topic(2)
+    witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
+    options = {
+        "group_id": group,
+        "max_buffered_bytes": 1_000_000,
+        "max_partition_fetch_bytes": 100_000,
+        "fetch_max_wait_ms": 5_000,
+    }
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        got = 0
+        async with asyncio.timeout(8):
+            while got < 20_000:
+                got += len(await consumer.getmany())
+
+
+async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
+    """What a fetch may bring is reserved before it is asked for, so that even a fetch in flight is within the bound."""
+    topic, bound = witness_of.topic(4), 400_000
+    for partition in range(4):
+        witness_of.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=partition, batch_bytes=16_384)
+    proxy = witness_of.server.proxy
+
+    async with witness_of.consumer(
+        topic, group_id=group, client_id=group, max_buffered_bytes=bound, max_partition_fetch_bytes=1_000_000
+    ) as consumer:
+        got = 0
+        while got < 2_000:
+            got += len(await consumer.getmany(max_records=10))
+            statistics = consumer.statistics()
+            assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+
+    asked = [frame.message.max_bytes for frame in proxy.requests(FetchRequest, client_id=group)]
+    assert max(asked) <= bound

@@ -1,0 +1,229 @@
+"""Rebalance callbacks: awaited before the first fetch, with heartbeats going on, and what they say is done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from crew import until
+from recorder import Recorder
+
+from penstock import ConsumerStateError, RebalanceError, TopicPartition
+from penstock.observe.events import (
+    ConnectionOpened,
+    GroupJoined,
+    OverrideRefused,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
+
+
+async def test_the_override_decides_the_first_record(new_topic, new_consumer, witness, group):
+    """The offset that the callback returns for a partition is the first one delivered; others begin as they were."""
+    topic = new_topic(2)
+    for partition in range(2):
+        witness.produce(topic, (b"%d" % n for n in range(100)), partition=partition)
+
+    async def choose(_consumer, old, new):
+        assert old == {}
+        assert {TopicPartition(topic, 0): None, TopicPartition(topic, 1): None} == new
+        return {TopicPartition(topic, 0): 42}
+
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=choose) as consumer:
+        first = {}
+        while len(first) < 2:
+            record = await consumer.getone()
+            first.setdefault(record.partition, record.offset)
+
+    assert first == {0: 42, 1: 0}
+
+
+async def test_the_callback_sees_where_partitions_stood_and_stand(new_topic, new_consumer, witness, group):
+    """When a second member joins, the first one's callback gets six positions before and three after, as they were."""
+    topic, events, calls = new_topic(6), Recorder(), []
+    for partition in range(6):
+        witness.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+
+    async def note(_consumer, old, new):
+        calls.append((dict(old), dict(new)))
+
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=note, hooks=[events]) as first:
+        for _ in range(60):
+            await first.getone()
+        reading = asyncio.create_task(first.getone(timeout_ms=20_000))
+        async with new_consumer(topic, group_id=group):
+            await events.wait_for(PartitionsAssigned, 2)
+            await until(lambda: len(calls) == 2)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    old, new = calls[1]
+    assert {TopicPartition(topic, p): 10 for p in range(6)} == old
+    assert len(new) == 3
+    assert set(new.items()) <= set(old.items())
+
+
+async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic, new_consumer, witness, group):
+    """A callback that sleeps past two sessions is not thrown out, and nothing is fetched before it ends (B2)."""
+    topic, events = new_topic(), Recorder()
+    witness.produce(topic, [b"first", b"second"])
+    opened_before_the_end = []
+
+    async def slow(_consumer, _old, _new):
+        await asyncio.sleep(3.2)
+        opened_before_the_end.extend(one.channel for one in events.of(ConnectionOpened))
+        return {TopicPartition(topic, 0): 1}
+
+    options = {"session_timeout_ms": 1_500, "heartbeat_interval_ms": 300}
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=slow, hooks=[events], **options) as consumer:
+        record = await consumer.getone()
+        assert len(await witness.members(group)) == 1
+
+    assert record.value == b"second"
+    assert len(events.of(GroupJoined)) == 1
+    assert any(channel.startswith("heartbeat") for channel in opened_before_the_end)
+    assert "fetch" not in opened_before_the_end
+
+
+async def test_seek_in_a_listener_decides_too(new_topic, new_consumer, witness, group):
+    """A listener may seek what it is given; the first record is the one sought."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    class Listener:
+        async def on_partitions_assigned(self, partitions):
+            for partition in partitions:
+                await consumer.seek(partition, 7)
+
+    consumer = new_consumer(topic, group_id=group, rebalance_listener=Listener())
+    async with consumer:
+        assert (await consumer.getone()).offset == 7
+
+
+async def test_a_plain_function_will_do(new_topic, new_consumer, witness, group):
+    """A callback need not be a coroutine function."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async with new_consumer(
+        topic, group_id=group, post_rebalance_callback=lambda _consumer, _old, new: dict.fromkeys(new, 3)
+    ) as consumer:
+        assert (await consumer.getone()).offset == 3
+
+
+async def test_overrides_that_cannot_be_are_refused(new_topic, new_consumer, witness, group):
+    """A foreign partition and a negative offset are told of and change nothing."""
+    topic, events = new_topic(), Recorder()
+    witness.produce(topic, [b"0", b"1"])
+
+    async def nonsense(_consumer, _old, _new):
+        return {TopicPartition(topic, 0): -5, TopicPartition("other", 0): 1}
+
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=nonsense, hooks=[events]) as consumer:
+        assert (await consumer.getone()).offset == 0
+
+    assert len(events.of(OverrideRefused)) == 2
+
+
+async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic, new_consumer, witness, group):
+    """It is not swallowed, no record is delivered from a wrong offset, and the group is left."""
+    topic = new_topic()
+    witness.produce(topic, [b"never"])
+
+    async def broken(_consumer, _old, _new):
+        raise ValueError("the store is down")
+
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=broken) as consumer:
+        with pytest.raises(RebalanceError, match="the store is down") as caught:
+            await consumer.getone(timeout_ms=10_000)
+
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert await witness.committed(group, topic, 1) == {}
+
+
+async def test_a_callback_past_its_deadline_is_cancelled(new_topic, new_consumer, group):
+    """max_poll_interval_ms bounds a callback; the next call says which one and how long it had."""
+    topic = new_topic()
+
+    async def endless(_consumer, _old, _new):
+        await asyncio.Event().wait()
+
+    options = {"max_poll_interval_ms": 1_000, "session_timeout_ms": 3_000, "heartbeat_interval_ms": 500}
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=endless, **options) as consumer:
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
+            await consumer.getone(timeout_ms=10_000)
+
+
+async def test_reading_or_stopping_in_a_callback_is_refused(new_topic, new_consumer, group):
+    """What would wait for itself raises at once."""
+    seen = []
+
+    async def impossible(consumer, _old, _new):
+        for call in (consumer.getone, consumer.getmany, consumer.stop):
+            with pytest.raises(ConsumerStateError, match="callback"):
+                await call()
+            seen.append(call)
+
+    async with new_consumer(new_topic(), group_id=group, post_rebalance_callback=impossible) as consumer:
+        assert await consumer.getone(timeout_ms=2_000) is None
+
+    assert len(seen) == 3
+
+
+async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, group):
+    """Revoked before the commit is lost to others, assigned before the first record; nothing is lost in between."""
+    topic, told = new_topic(2), []
+    witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
+
+    class Listener:
+        async def on_partitions_assigned(self, partitions):
+            told.append(("assigned", len(partitions)))
+
+        def on_partitions_revoked(self, partitions):
+            told.append(("revoked", len(partitions)))
+
+    async with new_consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
+        async for record in consumer:
+            told.append(("record", record.offset))
+            if record.offset == 9:
+                break
+
+    assert [("assigned", 2), *(("record", n) for n in range(10)), ("revoked", 2)] == told
+
+
+async def test_partitions_that_are_lost_are_told_as_lost(new_topic, new_consumer, witness, group, kafka_server):
+    """A member that the broker has forgotten hears on_partitions_lost, not revoked, and joins again."""
+    topic, events, told = new_topic(), Recorder(), []
+    witness.produce(topic, [b"x"])
+
+    class Listener:
+        async def on_partitions_lost(self, partitions):
+            told.append(len(partitions))
+
+    options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
+    async with new_consumer(
+        topic, group_id=group, rebalance_listener=Listener(), hooks=[events], **options
+    ) as consumer:
+        await consumer.getone()
+        # An admin throws the member out: its next heartbeat is answered with UNKNOWN_MEMBER_ID.
+        await expel(kafka_server, group, next(iter(await witness.members(group))))
+        await events.wait_for(PartitionsLost)
+        await events.wait_for(PartitionsAssigned, 2)
+        assert not events.of(PartitionsRevoked)
+
+    assert told == [1]
+
+
+async def expel(server, group, member_id):
+    from penstock.config import resolve  # noqa: PLC0415 - the one use
+    from penstock.messages import LeaveGroupRequest, LeavingMember  # noqa: PLC0415
+    from penstock.net.cluster import Cluster  # noqa: PLC0415
+
+    cluster = Cluster(resolve({"bootstrap_servers": server.bootstrap_servers}))
+    await cluster.bootstrap()
+    coordinator = await cluster.coordinator(group)
+    answer = await coordinator.send(LeaveGroupRequest(group, LeavingMember(member_id)))
+    assert not answer.error_code
+    cluster.close()
+    await asyncio.sleep(0)

@@ -1,0 +1,95 @@
+"""Witnesses that are not ours: confluent-kafka (librdkafka) produces, reads committed offsets, describes groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import Record, TopicPartition
+
+
+class Witness:
+    """What the broker says when somebody else asks."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+
+    def produce(
+        self,
+        topic: str,
+        values: Iterable[bytes | None],
+        *,
+        partition: int = -1,
+        compression: str = "none",
+        batch_bytes: int = 1_000_000,
+        keys: Iterable[bytes] | None = None,
+    ) -> int:
+        """Produce and wait until all is acknowledged; gives how many."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "linger.ms": 5,
+                "compression.type": compression,
+                "batch.size": batch_bytes,
+                "queue.buffering.max.messages": 1_000_000,
+            },
+            logger=logging.getLogger("librdkafka"),
+        )
+        count = 0
+        for value, key in zip(values, keys or iter(lambda: None, 0), strict=False):
+            producer.produce(topic, value, key=key, partition=partition)
+            count += 1
+            if count % 10_000 == 0:
+                producer.poll(0)
+        assert producer.flush(30) == 0
+        return count
+
+    async def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
+        """The group's committed offsets, by partition; a partition without one is absent."""
+        wanted = [ConfluentTopicPartition(topic, partition) for partition in range(partitions)]
+        asked = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])
+        found = await asyncio.to_thread(asked[group].result, 20)
+        return {one.partition: one.offset for one in found.topic_partitions if one.offset >= 0}
+
+    async def members(self, group: str) -> dict[str, frozenset[TopicPartition]]:
+        """The group's members, by id, and what each has."""
+        asked = self.admin.describe_consumer_groups([group])
+        found = await asyncio.to_thread(asked[group].result, 20)
+        return {
+            member.member_id: frozenset(
+                TopicPartition(one.topic, one.partition) for one in member.assignment.topic_partitions
+            )
+            for member in found.members
+        }
+
+    async def state(self, group: str) -> str:
+        """Such as STABLE or EMPTY."""
+        asked = self.admin.describe_consumer_groups([group])
+        return (await asyncio.to_thread(asked[group].result, 20)).state.name
+
+    async def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """The end of each partition."""
+
+        def ask() -> dict[int, int]:
+            consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "witness"})
+            try:
+                return {
+                    p: consumer.get_watermark_offsets(ConfluentTopicPartition(topic, p), 20)[1]
+                    for p in range(partitions)
+                }
+            finally:
+                consumer.close()
+
+        return await asyncio.to_thread(ask)
+
+
+def offsets(records: Iterable[Record]) -> list[tuple[int, int]]:
+    """Where records were, in the order in which they came."""
+    return [(record.partition, record.offset) for record in records]

@@ -1,0 +1,50 @@
+"""How long to wait before the next attempt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.backoff import Backoff
+
+CHANCE = st.floats(0, 1, exclude_max=True)
+EVEN = 0.5
+"""The chance that leaves a pause as it is."""
+
+
+def test_each_pause_is_twice_the_one_before():
+    """Exponential, up to the longest (KIP-580)."""
+    backoff = Backoff(0.1, 1.0)
+
+    assert [backoff.pause_s(n, EVEN) for n in range(1, 7)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_the_first_failure_is_the_least_there_is():
+    """Nobody asks before something failed; no failures are as one."""
+    assert Backoff(0.1, 1.0).pause_s(0, EVEN) == pytest.approx(0.1)
+
+
+@given(st.integers(0, 1 << 70), CHANCE, st.floats(0, 10), st.floats(0, 100))
+def test_jitter_is_a_fifth_up_or_down(failures, chance, first_s, longest_s):
+    """However many failures, the pause is there at once, and within a fifth of what it is without jitter."""
+    backoff = Backoff(first_s, longest_s)
+    even = backoff.pause_s(failures, EVEN)
+
+    assert even <= longest_s * 1.000_001
+    assert 0.8 * even <= backoff.pause_s(failures, chance) * 1.000_001
+    assert backoff.pause_s(failures, chance) <= 1.2 * even * 1.000_001
+
+
+@given(st.integers(1, 100), CHANCE)
+def test_more_failures_never_wait_less(failures, chance):
+    """With the same luck, a pause is at least as long as the one before."""
+    backoff = Backoff(0.1, 30.0)
+
+    assert backoff.pause_s(failures, chance) <= backoff.pause_s(failures + 1, chance)
+
+
+def test_options_are_in_milliseconds():
+    """A longest pause below the first is the first."""
+    assert Backoff(0.1, 1.0) == Backoff.of_ms(100, 1_000)
+    assert Backoff(0.1, 0.1) == Backoff.of_ms(100, 50)

@@ -1,0 +1,804 @@
+"""The classic membership: the whole of its table, and what it does in the course of a life."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+
+from penstock.core import membership
+from penstock.core.assignors import ASSIGNORS
+from penstock.core.classic import ALIVE, OVER, TABLE, ClassicMember, State
+from penstock.core.membership import (
+    CoordinatorGone,
+    Fail,
+    Failed,
+    FindPartitions,
+    ForgetCoordinator,
+    GenerationLost,
+    GroupEvent,
+    HeartbeatAnswered,
+    Identity,
+    JoinedAsFollower,
+    JoinedAsLeader,
+    LeaveAnswered,
+    MemberIdGiven,
+    MemberLost,
+    MemberSettings,
+    NotNow,
+    PartitionsChanged,
+    PartitionsFound,
+    RebalanceCalled,
+    Release,
+    Released,
+    Resubscribed,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    SessionOver,
+    Start,
+    Stop,
+    Synced,
+    TakenOver,
+    TakeOver,
+)
+from penstock.errors import FencedMemberError
+from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from penstock.records import TopicPartition
+
+NOW = 1_000.0
+SESSION_S, INTERVAL_S = 10.0, 3.0
+MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
+ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
+FENCED = Failed(FencedMemberError("fenced"))
+
+EVENTS: dict[type[GroupEvent], GroupEvent] = {
+    type(one): one
+    for one in (
+        Start(),
+        Resubscribed(frozenset("u")),
+        MemberIdGiven("me"),
+        JoinedAsFollower("me", 7, "range"),
+        JoinedAsLeader("me", 7, "range", {"me": MemberSubscription(("t",))}, {}),
+        PartitionsFound({"t": 2}),
+        Synced(ASSIGNMENT),
+        TakenOver(),
+        Released(),
+        PartitionsChanged({"t": 2}),
+        HeartbeatAnswered(),
+        LeaveAnswered(),
+        RebalanceCalled(),
+        NotNow("loading"),
+        CoordinatorGone("gone"),
+        GenerationLost("lost"),
+        MemberLost("lost"),
+        SessionOver("over"),
+        FENCED,
+        Stop(),
+    )
+}
+
+
+def member(**changes) -> ClassicMember:
+    """One that has not started."""
+    settings = {
+        "group_id": "g",
+        "topics": frozenset("t"),
+        "assignors": ("range", "roundrobin"),
+        "session_timeout_s": SESSION_S,
+        "heartbeat_interval_s": INTERVAL_S,
+        "rebalance_timeout_s": 60.0,
+        "request_timeout_s": 30.0,
+        "retry_first_s": 0.1,
+        "retry_longest_s": 1.0,
+        "leaves_on_stop": True,
+    }
+    return ClassicMember(MemberSettings(**settings | changes), ASSIGNORS, lambda: 0.5)
+
+
+WAY: list[tuple[State, tuple[GroupEvent, ...]]] = [
+    (State.IDLE, ()),
+    (State.WAITING, (Start(),)),
+    (State.JOINING, ()),
+    (State.SYNCING, (JoinedAsFollower("me", 7, "range"),)),
+    (State.TAKING_OVER, (Synced(ASSIGNMENT),)),
+    (State.STABLE, (TakenOver(),)),
+    (State.RELEASING, (RebalanceCalled(),)),
+    (State.CLOSING, (Stop(),)),
+    (State.LEAVING, (Released(),)),
+    (State.LEFT, (LeaveAnswered(),)),
+]
+"""How a follower comes from each state to the next."""
+
+
+def member_in(state: State, **changes) -> ClassicMember:
+    """One that has come to ``state`` at NOW, and whose effects so far are performed."""
+    one = member(**changes)
+    if state is State.FAILED:
+        one.receive(FENCED, NOW)
+    elif state is State.DEALING:
+        one = member_in(State.JOINING, **changes)
+        one.receive(EVENTS[JoinedAsLeader], NOW)
+    else:
+        for there, events in WAY:
+            for event in events:
+                one.receive(event, NOW)
+            if there is State.JOINING:
+                one.handle_timer(NOW)
+            if there is state:
+                break
+    done(one)
+    assert one.state is state
+    return one
+
+
+def done(one: ClassicMember) -> list[object]:
+    """What it wants done now."""
+    return list(one.effects())
+
+
+def told(one: ClassicMember, *events: GroupEvent, now: float = NOW) -> list[object]:
+    """What it wants done when it is told ``events``."""
+    for event in events:
+        one.receive(event, now)
+    return done(one)
+
+
+def picture(one: ClassicMember) -> dict[str, object]:
+    """All that it knows."""
+    return {name: copy.copy(value) for name, value in vars(one).items()}
+
+
+# ---- the table -------------------------------------------------------------------------------------------------
+
+
+def test_every_event_there_is_is_tried():
+    """The examples of this file leave none out."""
+    named = {getattr(membership, name) for name in membership.__all__}
+
+    assert {one for one in named if inspect.isclass(one) and issubclass(one, GroupEvent)} - {GroupEvent} == set(EVENTS)
+    assert {event for _, event in TABLE} <= set(EVENTS)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda one: type(one).__name__)
+def test_every_event_in_every_state(state, event):
+    """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    one = member_in(state)
+    before = picture(one)
+
+    if isinstance(event, HeartbeatAnswered) or state in OVER:
+        assert told(one, event) == []
+        assert one.state is state
+    elif (rule := TABLE.get((state, type(event)))) is None:
+        with pytest.raises(ValueError, match=f"{type(event).__name__} cannot happen while {state}"):
+            one.receive(event, NOW)
+        assert picture(one) == before
+        assert done(one) == []
+    else:
+        one.receive(event, NOW)
+        done(one)
+        # The last step may have nothing to say good-bye to, and a dynamic member may have nobody to tell.
+        assert one.state in {rule.then, State.LEFT} if rule.then is State.LEAVING else one.state is rule.then
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_can_be_left(state):
+    """From each state, Stop and the outcome of what is under way lead to the end."""
+    one = member_in(state)
+
+    effects = told(one, Stop())
+    for _ in range(3):
+        if any(isinstance(effect, Release) for effect in effects) or one.state is State.CLOSING:
+            effects = told(one, Released())
+        elif one.state is State.LEAVING:
+            effects = told(one, LeaveAnswered())
+
+    assert one.state in OVER
+    assert one.is_over
+    assert one.next_deadline() is None
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_fatal_error_ends_it_from_every_state(state):
+    """What it has is dropped, the user is told, and nothing follows."""
+    one = member_in(state)
+    owned = one.owned
+
+    effects = told(one, FENCED)
+
+    if state in OVER:
+        assert effects == []
+    else:
+        assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), Fail(FENCED.error)]
+        assert one.state is State.FAILED
+    assert one.owned == frozenset()
+    one.handle_timer(NOW + 1_000)
+    assert told(one, Stop(), now=NOW + 1_000) == []
+
+
+# ---- becoming a member -----------------------------------------------------------------------------------------
+
+
+def test_the_first_join_offers_all_strategies_at_once():
+    """One join with every assignor, most preferred first, and no id (B1); it waits as long as a rebalance may (B5)."""
+    one = member(topics=frozenset("tu"), rack="r")
+
+    assert told(one, Start()) == []
+    assert one.next_deadline() == NOW
+    one.handle_timer(NOW)
+
+    said = MemberSubscription(("t", "u"), generation_id=-1, rack_id="r")
+    assert done(one) == [SendJoin("", (("range", said), ("roundrobin", said)), "the consumer starts", timeout_s=65.0)]
+    assert one.next_deadline() is None
+
+
+def test_a_join_never_waits_less_than_any_request():
+    """A short rebalance timeout does not make a join more impatient than other requests."""
+    one = member(rebalance_timeout_s=6.0)
+    one.receive(Start(), NOW)
+    one.handle_timer(NOW)
+
+    (join,) = done(one)
+
+    assert join.timeout_s == 30.0
+
+
+def test_an_id_that_was_given_is_joined_with_at_once():
+    """The coordinator gave it for just that (KIP-394)."""
+    one = member_in(State.JOINING)
+
+    (join,) = told(one, MemberIdGiven("me"))
+
+    assert join.member_id == "me"
+    assert one.state is State.JOINING
+    assert one.identity == Identity("me", -1)
+
+
+def test_a_follower_takes_what_it_is_given():
+    """It deals nothing; when it is given partitions it takes them over, and then it is stable."""
+    one = member_in(State.JOINING, instance_id="i")
+
+    (sync,) = told(one, JoinedAsFollower("me", 7, "range"))
+    assert sync == SendSync(Identity("me", 7, "i"), "range", {}, timeout_s=65.0)
+
+    (take_over,) = told(one, Synced(ASSIGNMENT))
+    assert take_over == TakeOver(MINE, frozenset(), Identity("me", 7, "i"), "range", is_leader=False)
+    assert one.owned == MINE
+
+    assert told(one, TakenOver()) == []
+    assert one.state is State.STABLE
+
+
+TWO = {"me": MemberSubscription(("t",)), "you": MemberSubscription(("t", "u"))}
+
+
+def test_a_leader_deals_to_everybody():
+    """It learns how many partitions all members' topics have, and gives each member its share, itself too."""
+    one = member_in(State.JOINING)
+
+    assert told(one, JoinedAsLeader("me", 7, "range", TWO, {})) == [FindPartitions(frozenset("tu"))]
+    (sync,) = told(one, PartitionsFound({"t": 3, "u": 1}))
+
+    assert sync.assignments == {
+        "me": MemberAssignment((OwnedPartitions("t", (0, 1)),)),
+        "you": MemberAssignment((OwnedPartitions("t", (2,)), OwnedPartitions("u", (0,)))),
+    }
+
+
+def test_a_leader_too_takes_what_the_coordinator_says():
+    """Its own computation is no short cut: the answer counts, whatever it dealt."""
+    one = member_in(State.DEALING)
+    told(one, PartitionsFound({"t": 5}))
+
+    (take_over,) = told(one, Synced(ASSIGNMENT))
+
+    assert take_over.added == MINE
+    assert take_over.is_leader
+
+
+def test_static_members_keep_their_place():
+    """Instance ids of members reach the assignor."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("a", 7, "range", {"a": TWO["me"], "z": TWO["me"]}, {"z": "i"}))
+
+    (sync,) = told(one, PartitionsFound({"t": 1}))
+
+    assert sync.assignments["z"].assigned_partitions == (OwnedPartitions("t", (0,)),)
+    assert sync.assignments["a"].assigned_partitions == ()
+
+
+def test_the_chosen_strategy_deals():
+    """The coordinator chose one that all members have."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "roundrobin", TWO, {}))
+
+    (sync,) = told(one, PartitionsFound({"t": 3}))
+
+    assert sync.protocol == "roundrobin"
+    assert sync.assignments["me"].assigned_partitions == (OwnedPartitions("t", (0, 2)),)
+
+
+def test_a_leader_that_is_told_to_deals_nothing():
+    """A static leader that came back leaves the assignment as it was, and goes on watching (KIP-814)."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "range", TWO, {}, skip_assignment=True))
+
+    (sync,) = told(one, PartitionsFound({"t": 3}))
+
+    assert sync.assignments == {}
+    told(one, Synced(ASSIGNMENT), TakenOver())
+    assert one.state is State.STABLE
+    told(one, PartitionsChanged({"t": 4}))
+    assert one.state is State.RELEASING
+
+
+# ---- a join that goes wrong ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.DEALING, State.SYNCING])
+def test_pauses_between_joins_grow(state):
+    """A coordinator that cannot answer is asked again after a pause, twice as long each time, up to the longest."""
+    one = member_in(state)
+    pauses = []
+
+    for _ in range(6):
+        assert told(one, NotNow("loading")) == []
+        assert one.state is State.WAITING
+        pauses.append(one.next_deadline() - NOW)
+        one.handle_timer(one.next_deadline())
+        assert isinstance(done(one)[0], SendJoin)
+
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_a_pause_is_kept():
+    """Looking at the clock early sends nothing."""
+    one = member_in(State.JOINING)
+    told(one, NotNow("loading"))
+
+    one.handle_timer(NOW + 0.09)
+
+    assert done(one) == []
+    assert one.state is State.WAITING
+
+
+def test_a_join_that_went_well_forgets_the_failures():
+    """The next trouble begins with a short pause again."""
+    one = member_in(State.JOINING)
+    for _ in range(3):
+        told(one, NotNow("loading"))
+        one.handle_timer(NOW + 100)
+        done(one)
+    told(one, JoinedAsFollower("me", 7, "range"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released())
+    one.handle_timer(NOW)
+    done(one)
+
+    told(one, NotNow("loading"))
+
+    assert one.next_deadline() == pytest.approx(NOW + 0.1)
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.DEALING, State.SYNCING])
+def test_a_coordinator_that_moved_is_looked_up(state):
+    """Then the same again, after a pause."""
+    one = member_in(state)
+
+    assert told(one, CoordinatorGone("moved")) == [ForgetCoordinator("moved")]
+
+    assert one.state is State.WAITING
+    assert one.next_deadline() > NOW
+
+
+@pytest.mark.parametrize(
+    ("event", "member_id"), [(GenerationLost("x"), "me"), (SessionOver("x"), "me"), (MemberLost("x"), "")]
+)
+def test_what_is_lost_before_it_was_had_needs_no_giving_back(event, member_id):
+    """Between a join and its end nothing is owned: the next join follows at once, with the id if it is still known."""
+    one = member_in(State.SYNCING)
+
+    assert told(one, event) == []
+
+    assert one.next_deadline() == NOW
+    one.handle_timer(NOW)
+    (join,) = done(one)
+    assert join.member_id == member_id
+    assert join.subscriptions[0][1].generation_id == -1
+
+
+@pytest.mark.parametrize("state", [State.DEALING, State.SYNCING])
+def test_a_rebalance_during_a_rebalance(state):
+    """Somebody else came meanwhile: join again, at once and under the same id."""
+    one = member_in(state)
+
+    assert told(one, RebalanceCalled()) == []
+
+    assert one.next_deadline() == NOW
+    one.handle_timer(NOW)
+    assert done(one)[0].member_id == "me"
+
+
+# ---- living ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", State)
+def test_heartbeats_go_out_while_the_group_counts_us_in(state):
+    """From the answer to the join on, through callbacks, drain and the last commit; never while a join is in flight."""
+    one = member_in(state)
+    one.handle_timer(NOW + INTERVAL_S)
+
+    beats = [effect for effect in done(one) if isinstance(effect, SendHeartbeat)]
+
+    assert beats == ([SendHeartbeat(Identity("me", 7), SESSION_S / 3)] if state in ALIVE else [])
+
+
+def test_heartbeats_keep_their_interval():
+    """Each an interval after the one before was sent, with one under way at a time."""
+    one = member_in(State.STABLE)
+    sent_at = []
+
+    now = NOW
+    while now < NOW + 20:
+        now = one.next_deadline()
+        one.handle_timer(now)
+        assert isinstance(done(one)[0], SendHeartbeat)
+        sent_at.append(now - NOW)
+        one.receive(HeartbeatAnswered(), now + 0.5)
+
+    assert sent_at == [3, 6, 9, 12, 15, 18, 21]
+
+
+def test_no_heartbeat_before_the_answer_to_the_last():
+    """What is due then waits; the session does not."""
+    one = member_in(State.STABLE)
+    one.handle_timer(NOW + 3)
+    done(one)
+
+    one.handle_timer(NOW + 7)
+
+    assert done(one) == []
+    assert one.next_deadline() == NOW + SESSION_S
+
+
+@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
+@pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE, State.RELEASING, State.CLOSING])
+def test_a_heartbeat_that_failed_is_tried_again_soon(state, event):
+    """After the first pause; the membership is none the worse for it, and the session goes on counting."""
+    one = member_in(state)
+    one.handle_timer(NOW + 3)
+    done(one)
+
+    effects = told(one, event, now=NOW + 4)
+
+    assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
+    assert one.state is state
+    assert one.next_deadline() == pytest.approx(NOW + 4.1)
+    one.handle_timer(NOW + 4.1)
+    assert isinstance(done(one)[0], SendHeartbeat)
+    assert one.heartbeat_age_s(NOW + 5) == 5
+
+
+@pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE, State.RELEASING])
+def test_a_session_that_is_over_is_lost_once(state):
+    """Everything is dropped, no heartbeat goes out any more, and the next join follows when the user was told."""
+    one = member_in(state)
+
+    one.handle_timer(NOW + SESSION_S)
+    (release,) = done(one)
+    assert release == Release(MINE, is_lost=True, is_last=False, reason="no heartbeat was acknowledged for 10.0 s")
+    assert one.owned == frozenset()
+    assert one.identity == Identity("me", -1)
+
+    assert one.next_deadline() is None
+    one.handle_timer(NOW + 100)
+    assert done(one) == []
+    assert one.awaits(release)
+
+    assert told(one, Released(), now=NOW + 100) == []
+    one.handle_timer(NOW + 100)
+    assert done(one)[0].member_id == "me"
+
+
+def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
+    """The broker heard it later than that, so we never outlive what it knows of us."""
+    one = member_in(State.STABLE)
+    one.handle_timer(NOW + 3)
+    one.receive(HeartbeatAnswered(), NOW + 5)
+    one.handle_timer(NOW + 6)
+    done(one)
+
+    assert one.next_deadline() == NOW + 3 + SESSION_S
+    one.handle_timer(NOW + 12.9)
+    assert one.state is State.STABLE
+    one.handle_timer(NOW + 13)
+    assert one.state is State.RELEASING
+
+
+@pytest.mark.parametrize("state", [State.DEALING, State.SYNCING])
+def test_a_session_may_end_before_anything_was_given(state):
+    """A leader that takes too long, a sync that is held too long: join again."""
+    one = member_in(state)
+
+    one.handle_timer(NOW + SESSION_S)
+
+    assert done(one) == []
+    assert one.state is State.WAITING
+
+
+@pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE, State.RELEASING])
+@pytest.mark.parametrize(("event", "member_id"), [(GenerationLost("late"), "me"), (MemberLost("late"), "")])
+def test_a_membership_that_is_lost_is_lost_once(state, event, member_id):
+    """The group went on without us: all is dropped, and joined anew, as the same member or as a new one."""
+    one = member_in(state)
+    me = one.identity
+
+    (release,) = told(one, event)
+
+    assert release == Release(MINE, is_lost=True, is_last=False, reason="late")
+    assert not one.is_current(me)
+    assert not one.is_current(one.identity)
+    assert one.next_deadline() is None
+    told(one, Released())
+    one.handle_timer(NOW)
+    assert done(one)[0].member_id == member_id
+
+
+# ---- rebalancing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE])
+def test_partitions_are_given_back_before_the_next_join(state):
+    """Drain, commit, callbacks; only when that is through does the join go out, and until then they are ours."""
+    one = member_in(state)
+
+    (release,) = told(one, RebalanceCalled())
+    assert release == Release(MINE, is_lost=False, is_last=False, reason="the group rebalances")
+    assert one.owned == MINE
+    one.handle_timer(NOW + 1)
+    assert done(one) == []
+    assert one.is_current(one.identity)
+
+    assert told(one, Released()) == []
+    assert one.owned == frozenset()
+    one.handle_timer(NOW)
+    (join,) = done(one)
+    assert (join.member_id, join.reason) == ("me", "the group rebalances")
+
+
+def test_a_rebalance_is_called_once():
+    """Every heartbeat says so again while partitions are given back; nothing is begun anew for that."""
+    one = member_in(State.RELEASING)
+
+    assert told(one, RebalanceCalled(), RebalanceCalled()) == []
+
+    assert one.state is State.RELEASING
+
+
+def leader(*, counts: dict[str, int]) -> ClassicMember:
+    """One that leads two members, of whom the other wants ``u`` as well."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "range", TWO, {}), PartitionsFound(counts), Synced(ASSIGNMENT), TakenOver())
+    return one
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_changed"),
+    [
+        ({"t": 2, "u": 1}, False),
+        ({"t": 3, "u": 1}, True),
+        ({"t": 2, "u": 2}, True),
+        ({"t": 2, "u": 0}, True),
+        ({"t": 2}, False),
+        ({"t": 2, "u": 1, "other": 5}, False),
+    ],
+    ids=["the same", "grown", "another's grown", "gone", "not told of", "nobody's"],
+)
+def test_a_leader_watches_all_members_topics(counts, is_changed):
+    """Partitions that were added, topics that have gone: they are dealt out anew; what nobody wants does not matter."""
+    one = leader(counts={"t": 2, "u": 1})
+
+    effects = told(one, PartitionsChanged(counts))
+
+    assert bool(effects) == is_changed
+    assert one.state is (State.RELEASING if is_changed else State.STABLE)
+
+
+def test_a_topic_that_comes_is_dealt():
+    """It did not exist when partitions were dealt, and somebody wants it."""
+    one = leader(counts={"t": 2})
+
+    assert told(one, PartitionsChanged({"t": 2, "u": 0})) == []
+    (release,) = told(one, PartitionsChanged({"t": 2, "u": 4}))
+
+    assert release.reason == "partitions were added or topics have come or gone"
+
+
+def test_a_follower_leaves_that_to_its_leader():
+    """Also one that has led before."""
+    one = leader(counts={"t": 2, "u": 1})
+    told(one, RebalanceCalled(), Released())
+    one.handle_timer(NOW)
+    told(one, JoinedAsFollower("me", 8, "range"), Synced(ASSIGNMENT), TakenOver())
+
+    assert told(one, PartitionsChanged({"t": 9, "u": 9})) == []
+
+
+def test_a_new_subscription_is_joined_with():
+    """Partitions are given back, and the join says what is wanted now."""
+    one = member_in(State.STABLE)
+
+    (release,) = told(one, Resubscribed(frozenset("uv")))
+    assert not release.is_lost
+    told(one, Released())
+    one.handle_timer(NOW)
+
+    (join,) = done(one)
+    assert join.subscriptions[0][1].topics == ("u", "v")
+    assert join.reason == "the subscription changed"
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.DEALING, State.SYNCING])
+def test_a_subscription_that_changes_during_a_join_is_joined_with_next(state):
+    """What is given for the old one is not taken over; the member joins again at once."""
+    one = member_in(state)
+    told(one, Resubscribed(frozenset("u")))
+    if state is State.JOINING:
+        told(one, JoinedAsFollower("me", 7, "range"))
+    if state is State.DEALING:
+        told(one, PartitionsFound({"t": 2}))
+
+    assert told(one, Synced(ASSIGNMENT)) == []
+
+    assert one.owned == frozenset()
+    one.handle_timer(NOW)
+    (join,) = done(one)
+    assert join.subscriptions[0][1].topics == ("u",)
+    told(one, JoinedAsFollower("me", 8, "range"))
+    assert isinstance(told(one, Synced(ASSIGNMENT))[0], TakeOver)
+
+
+# ---- what still matters ----------------------------------------------------------------------------------------
+
+
+def test_only_what_is_waited_for_counts():
+    """An outcome that a later event has made moot is not awaited any more."""
+    one = member_in(State.WAITING)
+    one.handle_timer(NOW)
+    (first,) = done(one)
+    assert one.awaits(first)
+
+    (second,) = told(one, MemberIdGiven("me"))
+    assert one.awaits(second)
+    assert not one.awaits(first)
+
+    told(one, NotNow("loading"))
+    assert not one.awaits(second)
+
+
+def test_a_takeover_that_was_overtaken_does_not_count():
+    """A rebalance during the callbacks makes their outcome moot, a loss during the release that of the release."""
+    one = member_in(State.SYNCING)
+    (take_over,) = told(one, Synced(ASSIGNMENT))
+
+    (release,) = told(one, RebalanceCalled())
+    assert (one.awaits(take_over), one.awaits(release)) == (False, True)
+
+    (loss,) = told(one, MemberLost("late"))
+    assert (one.awaits(release), one.awaits(loss)) == (False, True)
+
+
+def test_heartbeats_leave_what_is_awaited_alone():
+    """An answer to a heartbeat is no outcome of a callback."""
+    one = member_in(State.SYNCING)
+    (take_over,) = told(one, Synced(ASSIGNMENT))
+    one.handle_timer(NOW + 3)
+    told(one, HeartbeatAnswered(), CoordinatorGone("moved"), NotNow("loading"))
+
+    assert one.awaits(take_over)
+
+
+@pytest.mark.parametrize("state", State)
+def test_who_we_are_matters_within_a_generation(state):
+    """Answers to commits and heartbeats count for the generation they were sent in, and only while it lasts."""
+    one = member_in(state)
+
+    assert one.is_current(one.identity) == (state in ALIVE)
+    assert not one.is_current(Identity("me", 6))
+    assert not one.is_current(Identity("you", 7))
+
+
+# ---- going -----------------------------------------------------------------------------------------------------
+
+LEAVES = [SendLeave(Identity("me", 7), "the consumer stops")]
+GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")]
+
+
+@pytest.mark.parametrize(
+    ("state", "effects", "then"),
+    [
+        (State.IDLE, [], State.LEFT),
+        (State.WAITING, [], State.LEFT),
+        (State.JOINING, [], State.LEFT),
+        (State.DEALING, LEAVES, State.LEAVING),
+        (State.SYNCING, LEAVES, State.LEAVING),
+        (State.TAKING_OVER, GIVES_BACK, State.CLOSING),
+        (State.STABLE, GIVES_BACK, State.CLOSING),
+        (State.RELEASING, GIVES_BACK, State.CLOSING),
+        (State.CLOSING, [], State.CLOSING),
+        (State.LEAVING, [], State.LEAVING),
+        (State.LEFT, [], State.LEFT),
+        (State.FAILED, [], State.FAILED),
+    ],
+)
+def test_a_stop_in_every_state(state, effects, then):
+    """What is owned is given back, who is known says good-bye, and who is neither is gone at once."""
+    one = member_in(state)
+
+    assert told(one, Stop()) == effects
+    assert one.state is then
+
+
+@pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE, State.RELEASING])
+def test_a_member_gives_back_then_leaves_then_is_gone(state):
+    """In this order, and with its identity to the last; then it is nobody."""
+    one = member_in(state)
+
+    told(one, Stop())
+    assert one.owned == MINE
+    assert told(one, Released()) == LEAVES
+    assert one.owned == frozenset()
+    assert told(one, LeaveAnswered()) == []
+
+    assert one.state is State.LEFT
+    assert one.identity == Identity()
+
+
+def test_a_member_that_rejoins_leaves_under_its_id():
+    """While its join is in flight the coordinator knows it all the same."""
+    one = member_in(State.RELEASING)
+    told(one, Released())
+    one.handle_timer(NOW)
+    done(one)
+
+    assert told(one, Stop()) == LEAVES
+
+
+def test_a_member_that_means_to_be_back_does_not_leave():
+    """A static one keeps its place until its session ends; its partitions are given back in order all the same."""
+    one = member_in(State.STABLE, leaves_on_stop=False, instance_id="i")
+
+    assert told(one, Stop()) == GIVES_BACK
+    assert told(one, Released()) == []
+
+    assert one.state is State.LEFT
+
+
+def test_who_is_lost_while_closing_has_nobody_to_leave():
+    """Nothing is committed for partitions that are somebody else's, and nobody is told good-bye."""
+    for event in (GenerationLost("late"), MemberLost("late"), SessionOver("late")):
+        one = member_in(State.CLOSING)
+
+        (release,) = told(one, event)
+
+        assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
+        assert one.next_deadline() is None
+        assert told(one, Released()) == []
+        assert one.state is State.LEFT
+
+
+def test_a_member_lives_until_it_has_given_back():
+    """Heartbeats go on through the last drain and commit, and a rebalance is no reason to do anything else."""
+    one = member_in(State.CLOSING)
+
+    one.handle_timer(NOW + 3)
+    assert isinstance(done(one)[0], SendHeartbeat)
+    assert told(one, RebalanceCalled(), Resubscribed(frozenset("u")), Stop()) == []
+    assert one.state is State.CLOSING
+
+
+def test_it_says_what_it_is():
+    """Its name, group and state, for whoever looks at it in a debugger or a log."""
+    assert repr(member()) == "<ClassicMember new of g idle>"
+    assert repr(member_in(State.STABLE)) == "<ClassicMember me of g stable>"

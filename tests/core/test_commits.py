@@ -1,0 +1,207 @@
+"""What to commit, and what an answer to a commit is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.core.commits import CommitClock, Commits, Snapshot
+from penstock.core.positions import Positions
+from penstock.messages import CommitOffset
+from penstock.records import TopicPartition
+
+ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def positions():
+    """Two partitions; of the first, three records are done and one is in hand."""
+    made = Positions()
+    one, two = made.add([ONE, TWO])
+    one.begin(10, leader_epoch=4)
+    one.delivered, one.done, one.delivered_epoch = 14, 13, 5
+    two.begin(0)
+    two.committed = 0
+    return made
+
+
+def test_what_is_done_is_committed(positions):
+    """The offset behind the last record that is done, and the epoch of its leader; what is in hand is not."""
+    snapshot = Commits(positions).snapshot()
+
+    assert snapshot.offsets == {ONE: CommitOffset("t", 0, 13, leader_epoch=5)}
+    assert snapshot
+
+
+def test_nothing_new_is_no_commit(positions):
+    """An empty snapshot is false, so no request goes out."""
+    assert not Commits(positions).snapshot([TWO])
+    assert not Snapshot({}, {})
+
+
+def test_some_partitions_may_be_committed_alone(positions):
+    """Those that are given back, and no others; one that is not assigned is passed over."""
+    positions.get(TWO).done = positions.get(TWO).delivered = 5
+
+    assert Commits(positions).snapshot([TWO, TopicPartition("gone", 0)]).offsets.keys() == {TWO}
+
+
+def test_an_answer_says_what_is_committed(positions):
+    """Then there is nothing to commit until more is done."""
+    commits = Commits(positions)
+
+    commits.acknowledged(commits.snapshot(), [ONE])
+
+    assert positions.get(ONE).committed == 13
+    assert not commits.snapshot()
+    positions.get(ONE).done = 14
+    assert commits.snapshot().offsets[ONE].offset == 14
+
+
+def test_only_what_the_broker_took_is_committed(positions):
+    """A partition that it refused is committed again."""
+    positions.get(TWO).done = positions.get(TWO).delivered = 5
+    commits = Commits(positions)
+
+    commits.acknowledged(commits.snapshot(), [TWO])
+
+    assert commits.snapshot().offsets.keys() == {ONE}
+
+
+@pytest.mark.parametrize("change", ["seek", "reset", "rebalance"])
+def test_a_late_answer_of_an_older_epoch_does_not_count(positions, change):
+    """After a seek, a reset or another assignment, an answer to what was sent before says nothing of now."""
+    commits = Commits(positions)
+    snapshot = commits.snapshot()
+
+    match change:
+        case "seek":
+            positions.get(ONE).begin(3)
+        case "reset":
+            positions.get(ONE).reset("earliest", 14)
+        case "rebalance":
+            positions.remove([ONE])
+            positions.add([ONE])
+    commits.acknowledged(snapshot, [ONE])
+
+    assert positions.get(ONE).committed is None
+
+
+def test_a_late_answer_for_a_partition_that_is_gone_is_dropped(positions):
+    """It is somebody else's already."""
+    commits = Commits(positions)
+    snapshot = commits.snapshot()
+
+    positions.remove([ONE])
+    commits.acknowledged(snapshot, [ONE])
+
+    assert ONE not in positions
+
+
+def test_a_seek_backwards_is_to_be_committed(positions):
+    """Within an epoch a commit never goes back; the user's own seek begins another."""
+    commits = Commits(positions)
+    commits.acknowledged(commits.snapshot(), [ONE])
+
+    positions.get(ONE).begin(3)
+
+    assert commits.snapshot().offsets[ONE].offset == 3
+
+
+class Committing(RuleBasedStateMachine):
+    """One partition, a reader, and a broker that stores commits, one at a time, answering sooner or later or never."""
+
+    @initialize()
+    def begin(self):
+        self.positions = Positions()
+        self.commits = Commits(self.positions)
+        self.positions.add([ONE])
+        self.position.begin(0)
+        self.stored: list[tuple[int, int]] = []
+        self.sent = None
+
+    @property
+    def position(self):
+        return self.positions.get(ONE)
+
+    @rule(count=st.integers(1, 5))
+    def hand_out(self, count):
+        self.position.done = self.position.delivered
+        self.position.delivered += count
+
+    @rule()
+    def finish(self):
+        self.position.done = self.position.delivered
+
+    @rule(offset=st.integers(0, 50))
+    def seek(self, offset):
+        self.position.begin(offset)
+
+    @rule(offset=st.integers(0, 50))
+    def rebalance(self, offset):
+        self.positions.remove([ONE])
+        self.positions.add([ONE])
+        self.position.begin(offset)
+        self.position.committed = offset
+
+    @precondition(lambda self: self.sent is None)
+    @rule(is_stored=st.booleans())
+    def commit(self, is_stored):
+        snapshot = self.commits.snapshot()
+        if not snapshot:
+            return
+        self.sent = snapshot, is_stored
+        if is_stored:
+            self.stored.append((snapshot.epochs[ONE], snapshot.offsets[ONE].offset))
+
+    @precondition(lambda self: self.sent is not None)
+    @rule()
+    def answer(self):
+        snapshot, is_stored = self.sent
+        self.commits.acknowledged(snapshot, [ONE] if is_stored else [])
+        self.sent = None
+
+    @invariant()
+    def never_above_what_is_done(self):
+        for epoch, offset in self.stored[-1:]:
+            assert epoch != self.position.epoch or offset <= self.position.done
+
+    @invariant()
+    def never_backwards_within_an_epoch(self):
+        for (epoch, offset), (later, further) in zip(self.stored, self.stored[1:], strict=False):
+            assert epoch <= later
+            assert epoch != later or offset <= further
+
+    @invariant()
+    def what_is_not_committed_is_still_to_be(self):
+        if not self.position.is_dirty:
+            assert self.position.committed == self.position.done
+
+
+TestCommitting = Committing.TestCase
+TestCommitting.__doc__ = "A commit is never above what is done, and never goes back within an epoch."
+
+
+# ---- when ------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_due_after_each_interval():
+    """Any commit begins the interval anew."""
+    clock = CommitClock(5.0)
+    assert not clock.is_due(1_000)
+
+    clock.restart(100)
+
+    assert (clock.next_at, clock.is_due(104.9), clock.is_due(105)) == (105, False, True)
+    clock.restart(104)
+    assert not clock.is_due(105)
+
+
+def test_without_an_interval_none_is_due():
+    """Automatic commits are off."""
+    clock = CommitClock(None)
+    clock.restart(100)
+
+    assert clock.next_at is None
+    assert not clock.is_due(1e9)

@@ -1,0 +1,58 @@
+"""The README's program runs as it stands, and its pages lead somewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+async def test_the_first_program_prints_records_and_ends_on_sigterm(kafka_server):
+    """What a newcomer copies first works: it prints what is produced, and SIGTERM ends it with exit code 0."""
+    from confluent_kafka import Producer  # noqa: PLC0415 - the one use
+
+    kafka_server.create_topic("orders", 2)
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    for n in range(5):
+        producer.produce("orders", b"order %d" % n, key=b"ann")
+    producer.flush(10)
+    program = blocks(PAGES[0])[0].replace("localhost:9092", kafka_server.bootstrap_servers)
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        lines = [(await process.stdout.readline()).decode() for _ in range(5)]
+        process.send_signal(signal.SIGTERM)
+        _, complaints = await process.communicate()
+
+    assert all(line.startswith("orders ") and "b'ann'" in line for line in lines)
+    assert (process.returncode, complaints) == (0, b"")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_on_every_page_is_python(page):
+    """Every Python block compiles."""
+    for block in blocks(page):
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page):
+    """A file or folder that a page names in backquotes, with a known ending, is there."""
+    named = re.findall(r"`((?:src/|tests/|docs/|scripts/|[a-z_]+/)[\w./-]+)`", page.read_text())
+    places = (ROOT, ROOT / "src" / "penstock", ROOT / "tests" / "consumer")
+    missing = [name for name in named if not any((place / name).exists() for place in places)]
+
+    assert missing == []

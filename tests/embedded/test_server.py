@@ -1,0 +1,284 @@
+"""One broker: started, stopped, killed, paused and restarted, as other clients see it."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import ConfigurationError
+from penstock.testing import KafkaCluster, KafkaServer, KafkaServerError
+
+pytestmark = pytest.mark.xdist_group("embedded-server")  # they share brokers
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A broker that may be stopped and killed; each test leaves it running."""
+    with KafkaServer() as one:
+        yield one
+
+
+@pytest.fixture
+def topic(server) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    server.create_topic(name)
+    return name
+
+
+def produce(server: KafkaServer, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": server.bootstrap_servers, "acks": "all"})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def read(server: KafkaServer, topic: str, count: int) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": server.bootstrap_servers, "group.id": f"g-{uuid.uuid4().hex}"})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        return [message.value() for message in consumer.consume(count, 30)]
+    finally:
+        consumer.close()
+
+
+def topics_of(server: KafkaServer, timeout_s: float = 20) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=timeout_s).topics)
+
+
+# ---- life ------------------------------------------------------------------------------------------------------------
+
+
+def test_another_client_finds_the_broker_where_it_says_it_is(server):
+    """bootstrap_servers is all that a client needs, and the broker is one process on the loopback address."""
+    found = AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=20)
+
+    assert [f"{broker.host}:{broker.port}" for broker in found.brokers.values()] == [server.bootstrap_servers]
+    assert server.client_options == {"bootstrap_servers": server.bootstrap_servers}
+    assert "java" in psutil.Process(server.node.pid).name()
+
+
+def test_nobody_outside_of_this_machine_can_connect(server):
+    """All that the broker listens on is the loopback address."""
+    listening = {
+        connection.laddr
+        for connection in psutil.Process(server.node.pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+    assert len(listening) == 3
+
+
+def test_what_was_acknowledged_survives_a_kill(server, topic):
+    """SIGKILL, then restart: the same address, the same records, another process."""
+    produce(server, topic, b"one", b"two")
+    address, pid = server.bootstrap_servers, server.node.pid
+
+    server.kill()
+    assert not server.node.is_running
+    assert not psutil.pid_exists(pid)
+    server.restart()
+
+    assert (server.bootstrap_servers, server.node.is_running) == (address, True)
+    assert server.node.pid != pid
+    assert read(server, topic, 2) == [b"one", b"two"]
+    produce(server, topic, b"three")
+    assert read(server, topic, 3) == [b"one", b"two", b"three"]
+
+
+def test_a_stopped_broker_refuses_connections_and_comes_back(server, topic):
+    """SIGTERM lets it close its logs; its port is free until it is there again, with all it had."""
+    produce(server, topic, b"one")
+    host, port = server.bootstrap_servers.split(":")
+
+    server.stop()
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((host, int(port)), 5):
+        pass
+    assert server.node.pid is None
+    assert "stopped" in repr(server)
+    server.restart()
+
+    assert read(server, topic, 1) == [b"one"]
+    assert "running" in repr(server)
+
+
+def test_a_stopped_broker_has_ended_in_order(server):
+    """stop() is no kill: the broker says itself that it shut down."""
+    server.stop()
+    try:
+        assert "shut down completed" in server.node.log_file.read_text()
+    finally:
+        server.restart()
+
+
+def test_stopping_what_is_stopped_changes_nothing(server, topic):
+    """stop(), kill(), pause() and resume() may be called in any state."""
+    server.stop()
+    server.stop()
+    server.kill()
+    server.pause()
+    server.resume()
+    assert not server.node.is_running
+    assert not server.node.is_listening
+    server.restart()
+    server.resume()
+    assert server.node.is_listening
+
+    assert topic in topics_of(server)
+
+
+def test_a_paused_broker_keeps_its_sockets_and_answers_nothing(server, topic):
+    """SIGSTOP: a client connects and waits; SIGCONT: it gets its answer."""
+    host, port = server.bootstrap_servers.split(":")
+
+    server.pause()
+    try:
+        with socket.create_connection((host, int(port)), 5):
+            assert psutil.Process(server.node.pid).status() == psutil.STATUS_STOPPED
+            assert server.node.is_running
+            assert server.node.is_paused
+            assert "paused" in repr(server)
+            with pytest.raises(KafkaException):
+                topics_of(server, timeout_s=1)
+    finally:
+        server.resume()
+
+    assert topic in topics_of(server)
+    assert not server.node.is_paused
+
+
+def test_a_paused_broker_can_be_killed_and_restarted(server, topic):
+    """A pause does not outlive the process."""
+    server.pause()
+    server.restart()
+
+    assert not server.node.is_paused
+    assert topic in topics_of(server)
+
+
+def test_restarting_what_runs_replaces_the_process(server):
+    """restart() of a broker that runs stops it first."""
+    pid = server.node.pid
+
+    server.restart()
+
+    assert server.node.pid not in {None, pid}
+    assert not psutil.pid_exists(pid)
+
+
+def test_questions_to_a_broker_that_is_down_are_told_so(server):
+    """Nobody waits half a minute to learn that the broker is stopped."""
+    server.stop()
+    try:
+        with pytest.raises(KafkaServerError, match="no broker runs"):
+            server.create_topic("nowhere")
+        with pytest.raises(KafkaServerError, match="no broker runs"):
+            server.wait_until_ready()
+    finally:
+        server.restart()
+
+
+def test_a_broker_that_does_not_come_back_says_why(server):
+    """A failed restart tells what this start wrote to the log, and nothing of the lives before."""
+    server.stop()
+    meta = server.node.data / "meta.properties"
+    before = meta.read_text()
+    meta.write_text(before.replace("version=1", "version=77"))
+    try:
+        with pytest.raises(KafkaServerError, match=r"(?s)broker 1 ended while it started.*77"):
+            server.restart()
+        assert not server.node.is_running
+    finally:
+        meta.write_text(before)
+        server.restart()
+
+
+# ---- beginning and end -----------------------------------------------------------------------------------------------
+
+
+async def test_several_servers_at_once_are_strangers(temporary):
+    """Each has its own ports, process, folder and topics; `with` and `async with` do the same; all are gone after."""
+    with KafkaServer() as one:
+        async with KafkaServer() as other:
+            one.create_topic("of-one")
+            other.create_topic("of-the-other")
+
+            assert "of-one" in topics_of(one)
+            assert "of-the-other" in topics_of(other)
+            assert topics_of(one).isdisjoint(topics_of(other))
+            assert {one.node.pid, other.node.pid} == temporary.brokers
+            assert len(temporary.run_folders) == 2
+
+        assert temporary.brokers == {one.node.pid}
+        assert len(temporary.run_folders) == 1
+
+    temporary.assert_nothing_is_left()
+
+
+def test_a_server_may_be_started_again(temporary):
+    """start() after close() gives a new broker with nothing of the old one; both may be called twice."""
+    server = KafkaServer()
+    server.start()
+    server.start()
+    assert len(temporary.brokers) == 1
+    server.create_topic("old")
+    server.close()
+    server.close()
+    temporary.assert_nothing_is_left()
+
+    with server:
+        assert "old" not in topics_of(server)
+
+    temporary.assert_nothing_is_left()
+
+
+def test_what_is_not_started_says_so():
+    """Before start and after close, each question is answered with what to do."""
+    server = KafkaServer()
+
+    for question in (
+        lambda: server.bootstrap_servers,
+        lambda: server.client_options,
+        lambda: server.node,
+        server.stop,
+        server.restart,
+        server.wait_until_ready,
+        lambda: server.create_topic("nowhere"),
+    ):
+        with pytest.raises(KafkaServerError, match=r"not started - use it in a `with` block, or call start\(\)"):
+            question()
+    assert "not started" in repr(server)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"security": "TLS"}, "security='TLS' will not do: it has to be one of PLAINTEXT, SSL, MTLS, PLAIN, SCRAM"),
+        ({"tls": True}, "tls=True is for a SASL mechanism"),
+        ({"config": {"listeners": "PLAINTEXT://0.0.0.0:9092"}}, "config: listeners is not to be set"),
+        ({"config": {"log.dirs": "/"}}, "config: log.dirs is not to be set"),
+    ],
+)
+def test_options_of_a_server_that_will_not_do_are_told_at_once(options, words):
+    """They are refused when the server is made, before any JVM is started."""
+    with pytest.raises(ConfigurationError, match=words):
+        KafkaServer(**options)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "options", "words"),
+    [
+        (0, {}, "brokers=0 will not do"),
+        (3, {"racks": ["a", "b"]}, "one for each of 3 brokers"),
+    ],
+)
+def test_options_of_a_cluster_that_will_not_do_are_told_at_once(brokers, options, words):
+    """The same for several."""
+    with pytest.raises(ConfigurationError, match=words):
+        KafkaCluster(brokers, **options)

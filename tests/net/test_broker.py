@@ -1,0 +1,411 @@
+"""One broker and the connections to it: which there are, when they come and go, and how long anybody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+import weakref
+
+import pytest
+from opening import broker_at, configured, coordinated
+from peers import Peer, black_hole, hangs_up, nobody, opens_then
+from recorder import Recorder
+from sockets_seen import Sockets
+
+from penstock.errors import BrokerConnectionError, NodeNotConnectedError, RequestTimedOutError
+from penstock.messages import (
+    BrokerMetadata,
+    CommitOffset,
+    FetchPartition,
+    FetchRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from penstock.net.broker import Broker, Channel, ChannelKey
+from penstock.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
+from penstock.observe.hooks import Observer
+
+NOTHING = MetadataRequest(())
+MAIN = ChannelKey(Channel.MAIN)
+BROKERS = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
+RANGE = JoinGroupProtocol("range", b"")
+
+
+def long_fetch(kafka, topic, wait_ms=20_000):
+    topic_id = kafka._admin.metadata(topic).topics[0].topic_id
+    partition = FetchPartition(
+        topic=topic, topic_id=topic_id, partition=0, fetch_offset=0, partition_max_bytes=1_000_000
+    )
+    return FetchRequest(wait_ms, 1, 1_000_000, (partition,))
+
+
+def commit(group, topic, offset=1):
+    return OffsetCommitRequest(group, (CommitOffset(topic, 0, offset),))
+
+
+# ---- which broker --------------------------------------------------------------------------------------------------
+
+
+async def test_a_broker_knows_who_and_where_it_is(kafka, direct):
+    """Id, host, port and rack are those of the metadata, and its repr shows which connections stand."""
+    config = configured(direct)
+    broker = Broker.from_metadata(BrokerMetadata(7, "127.0.0.1", kafka.node.ports.client, "rack-a"), config)
+
+    assert (broker.id, broker.host, broker.port, broker.rack) == (7, "127.0.0.1", kafka.node.ports.client, "rack-a")
+    assert broker.address == direct
+    assert repr(broker) == f"<Broker 7 {direct} [not connected]>"
+    await broker.connect()
+    await broker.connect_offsets_channel()
+    assert repr(broker) == f"<Broker 7 {direct} [main, offsets]>"
+    broker.close()
+    assert repr(broker) == f"<Broker 7 {direct} [not connected]>"
+
+
+# ---- connections, one for each purpose -----------------------------------------------------------------------------
+
+
+async def test_connecting_again_replaces_the_connection(kafka, direct):
+    """``connect`` opens the main connection, and a second time it opens it anew: there is one in the end."""
+    async with broker_at(direct) as broker:
+        sockets = Sockets(kafka.node.ports.client)
+        assert not broker.connected
+        await broker.connect()
+        first = sockets.now()
+        await broker.connect()
+        second = sockets.now()
+
+        assert broker.connected
+        assert (len(first), len(second), first & second) == (1, 1, set())
+
+
+async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_topic):
+    """Commits and fetches of offsets open their connection when they need it, and go over no other."""
+    topic = new_topic()
+    async with broker_at(address, client_id=name) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        assert broker.offsets_channel_connected
+        await broker.connect_offsets_channel()
+        assert not (await broker.send(commit(name, topic))).partitions[0].error_code
+        await broker.send(NOTHING)
+
+    def connections(*kinds):
+        return {one.connection for kind in kinds for one in kafka.proxy.requests(kind, client_id=name)}
+
+    main, own = connections(MetadataRequest, FindCoordinatorRequest), connections(OffsetCommitRequest)
+    assert len(main) == len(own) == 1
+    assert connections(OffsetFetchRequest).isdisjoint(main | own)  # before it was connected anew
+
+
+async def test_the_offsets_channel_opens_with_its_first_use(direct, name):
+    """``offsets_channel_connected`` is False before the first commit or fetch of offsets and True after it."""
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        assert not broker.offsets_channel_connected
+        await broker.send(OffsetFetchRequest(name, None))
+        assert broker.offsets_channel_connected
+
+
+async def test_a_long_fetch_delays_nobody(kafka, direct, name, new_topic):
+    """While a fetch waits for data, commits and everything else are answered at once."""
+    topic = new_topic()
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        await broker.connection_for(ChannelKey(Channel.FETCH))
+        fetching = asyncio.create_task(broker.send(long_fetch(kafka, topic)))
+        await asyncio.sleep(0)  # it is on its way
+        began = time.monotonic()
+        for offset in range(5):
+            await broker.send(commit(name, topic, offset))
+            await broker.send(NOTHING)
+        took = time.monotonic() - began
+
+        assert not fetching.done()
+        assert took < 1
+        fetching.cancel()
+
+
+async def test_each_member_has_its_own_connections(kafka, direct, name):
+    """Joins and heartbeats of each member go over two connections of its own, closed when the member is forgotten."""
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        sockets = Sockets(kafka.node.ports.client)
+        for member in ("a", "b"):
+            await broker.send(HeartbeatRequest(name, 1, "nobody"), member=member)
+            await broker.send(JoinGroupRequest(name, 6_000, 6_000, "", "consumer", (RANGE,)), member=member)
+        assert len(sockets.now()) == 4
+        broker.forget("a")
+        await gone(sockets, 2)
+        assert await broker.send(HeartbeatRequest(name, 1, "nobody"), member="b")
+        assert len(sockets.now()) == 2
+
+
+async def gone(sockets: Sockets, left: int) -> None:
+    """Wait until the system has closed all sockets but so many."""
+    async with asyncio.timeout(5):
+        while len(sockets.now()) > left:  # noqa: ASYNC110 - the system tells nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
+@pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
+async def test_every_connection_comes_from_the_local_address(kafka, direct, name, own_buffer):
+    """``local_addr`` is where the main connection and all others are made from."""
+    async with broker_at(direct, local_addr=("127.0.0.2", 0), **own_buffer) as broker:
+        sockets = Sockets(kafka.node.ports.client)
+        await broker.connect()
+        await broker.connect_offsets_channel()
+        await broker.send(HeartbeatRequest(name, 1, "nobody"), member="a")
+        (local,) = {(await broker.connection_for(MAIN)).local_address} & sockets.now()
+
+        assert local[0] == "127.0.0.2"
+        assert [host for host, _ in sockets.now()] == ["127.0.0.2"] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
+@pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
+async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
+    """A fixed local port takes one connection; the error of the second one says which option is to blame."""
+    from socket import create_server  # noqa: PLC0415 - to find a free port
+
+    with create_server(("127.0.0.2", 0)) as probe:
+        local = probe.getsockname()
+    async with broker_at(direct, local_addr=local, **own_buffer) as broker:
+        sockets = Sockets(kafka.node.ports.client)
+        await broker.connect()
+        assert sockets.now() == {local}
+        with pytest.raises(BrokerConnectionError, match=f"{local[1]}.* - local_addr has to be an address of this host"):
+            await broker.connect_offsets_channel()
+
+        assert broker.connected
+
+
+# ---- coming and going ----------------------------------------------------------------------------------------------
+
+
+async def test_who_is_not_connected_says_so_at_once(direct):
+    """Before ``connect`` and after ``close`` a request fails at once, and none opens a connection by the way."""
+    async with broker_at(direct) as broker:
+        with pytest.raises(NodeNotConnectedError, match=r"is not connected - await connect\(\) first"):
+            await broker.send(NOTHING)
+        await broker.connect()
+        broker.close()
+        assert not broker.connected
+        with pytest.raises(NodeNotConnectedError):
+            await broker.send(NOTHING)
+        with pytest.raises(NodeNotConnectedError):
+            await broker.connection_for(MAIN)
+        await broker.connect()
+        assert await broker.send(NOTHING)
+
+
+async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address):
+    """``connected`` is False as soon as the other side has closed, and the next request opens a connection anew."""
+    events = Recorder()
+    async with broker_at(address, events=events) as broker:
+        await broker.connect()
+        await broker.connect_offsets_channel()
+        kafka.proxy.reset()
+        await events.wait_for(ConnectionLost, 2)
+
+        assert not broker.connected
+        assert not broker.offsets_channel_connected
+        assert await broker.send(NOTHING)
+        assert broker.connected
+    opened, lost = events.of(ConnectionOpened), events.of(ConnectionLost)
+    assert [event.channel for event in opened] == ["main", "offsets", "main"]
+    assert {"main", "offsets"} == {event.channel for event in lost}
+
+
+async def test_a_broker_that_stopped_and_came_back(own_kafka, name):
+    """Requests fail at once while it is gone and succeed when it is back; what was committed before is still there."""
+    own_kafka.create_topic(name)
+    events = Recorder()
+    async with broker_at(own_kafka.bootstrap_servers, events=events, reconnect_backoff_max_ms=50) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        await broker.send(commit(name, name, 42))
+        await asyncio.to_thread(own_kafka.stop)
+        await events.wait_for(ConnectionLost)
+        assert not broker.connected
+        began = time.monotonic()
+        with pytest.raises(BrokerConnectionError, match="connection refused"):
+            await broker.send(NOTHING)
+        with pytest.raises(NodeNotConnectedError, match=r"connection refused .*tried 1 times, again in"):
+            await broker.send(NOTHING)
+        assert time.monotonic() - began < 0.5
+        await asyncio.to_thread(own_kafka.restart)
+        await until_it_answers(broker)
+        await coordinated(broker, name)
+        (stored,) = (await broker.send(OffsetFetchRequest(name, None))).partitions
+
+    assert (stored.topic, stored.offset) == (name, 42)
+
+
+async def until_it_answers(broker: Broker) -> None:
+    while True:
+        try:
+            await broker.send(NOTHING)
+        except NodeNotConnectedError:
+            await asyncio.sleep(0.02)
+        else:
+            return
+
+
+async def test_a_broker_that_cannot_be_reached_is_not_hammered():
+    """Each failed try is followed by a longer pause; whoever asks in between is told at once and dials nobody."""
+    events = Recorder()
+    async with Peer(hangs_up) as peer:
+        options = {"reconnect_backoff_ms": 200, "reconnect_backoff_max_ms": 60_000}
+        async with broker_at(peer.address, events=events, **options) as broker:
+            began = time.monotonic()
+            with pytest.raises(BrokerConnectionError):
+                await broker.connect()
+            errors = await asyncio.gather(*(broker.send(NOTHING) for _ in range(100)), return_exceptions=True)
+            assert {NodeNotConnectedError} == {type(error) for error in errors}
+            assert peer.taken == 1
+            while peer.taken < 3:
+                with pytest.raises(BrokerConnectionError):
+                    await broker.send(NOTHING)
+                await asyncio.sleep(0.02)
+            took = time.monotonic() - began
+
+    assert len(events.of(BrokerUnreachable)) == 3
+    # 200 and 400 ms, each up to a fifth less.
+    assert took > 0.48
+
+
+async def test_callers_that_come_together_dial_once():
+    """A hundred requests at once open one connection, not a hundred."""
+    answer = opens_then(lambda *_: BROKERS)
+    async with Peer(answer) as peer, broker_at(peer.address) as broker:
+        await broker.connect()
+        (await broker.connection_for(MAIN)).close()
+        await asyncio.gather(*(broker.send(NOTHING) for _ in range(100)))
+
+        assert peer.taken == 2
+
+
+async def test_a_connection_idle_for_too_long_is_opened_anew():
+    """A connection unused for ``connections_max_idle_ms`` is not trusted: firewalls forget such ones silently."""
+    async with (
+        Peer(opens_then(lambda *_: BROKERS)) as peer,
+        broker_at(peer.address, connections_max_idle_ms=50) as broker,
+    ):
+        await broker.connect()
+        first = await broker.connection_for(MAIN)
+        await broker.send(NOTHING)
+        assert peer.taken == 1
+        while first.idle_s < 0.05:  # noqa: ASYNC110 - the passing of the time is what is tested
+            await asyncio.sleep(0.01)
+        await broker.send(NOTHING)
+
+        assert peer.taken == 2
+        assert not first.is_open
+
+
+# ---- how long anybody waits ----------------------------------------------------------------------------------------
+
+
+async def test_a_request_has_a_time_of_its_own(kafka, address, name):
+    """A commit that is not answered fails in its own time, and takes its own connection with it, no other."""
+    async with broker_at(address) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        main = await broker.connection_for(MAIN)
+        with kafka.proxy.hold_answer(OffsetCommitRequest):
+            waiting = asyncio.create_task(broker.send(commit(name, "t"), timeout_s=0.3))
+            assert await broker.send(NOTHING)
+            with pytest.raises(RequestTimedOutError, match=r"no answer to OffsetCommit within 0\.3 s"):
+                await waiting
+        assert not broker.offsets_channel_connected
+        assert main.is_open
+        assert not (await broker.send(OffsetFetchRequest(name, None))).error_code
+
+
+async def test_request_timeout_ms_is_for_all_that_say_nothing(kafka, address):
+    """Without a time of its own a request waits for ``request_timeout_ms``; the connection is replaced after it."""
+    events = Recorder()
+    async with broker_at(address, events=events, request_timeout_ms=300, fetch_max_wait_ms=100) as broker:
+        await broker.connect()
+        kafka.proxy.black_hole()
+        began = time.monotonic()
+        with pytest.raises(RequestTimedOutError):
+            await broker.send(ListOffsetsRequest(()))
+        assert 0.3 <= time.monotonic() - began < 2
+        assert "no answer to ListOffsets" in (await events.wait_for(ConnectionLost)).reason
+        kafka.proxy.restore()
+
+        assert await broker.send(NOTHING)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
+async def test_connecting_counts_towards_the_time_of_a_request():
+    """A request to an address that swallows packets fails in its own time, however long connecting may take."""
+    with black_hole() as address:
+        async with broker_at(address) as broker:
+            broker._is_open = True
+            began = time.monotonic()
+            with pytest.raises(RequestTimedOutError, match=r"no connection within 0\.2 s"):
+                await broker.send(NOTHING, timeout_s=0.2)
+            assert time.monotonic() - began < 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
+async def test_close_ends_the_dialling():
+    """Whoever waits for a connection that is being opened is told at once when the broker is closed."""
+    with black_hole() as address:
+        async with broker_at(address) as broker:
+            connecting = asyncio.create_task(broker.connect())
+            asking = asyncio.create_task(broker.send(NOTHING))
+            await asyncio.sleep(0.01)
+            broker.close()
+            errors = await asyncio.wait_for(asyncio.gather(connecting, asking, return_exceptions=True), 2)
+
+    assert [NodeNotConnectedError] * 2 == [type(error) for error in errors]
+
+
+async def test_nobody_listens():
+    """A port without anybody fails at once, with what may be wrong, and is told once for each try."""
+    events = Recorder()
+    with nobody() as address:
+        async with broker_at(address, events=events) as broker:
+            with pytest.raises(BrokerConnectionError, match="connection refused - is the broker running"):
+                await broker.connect()
+
+    (event,) = events.of(BrokerUnreachable)
+    assert event.address == address
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_closed_broker_is_let_go(direct):
+    """Nothing holds a broker that its user let go: neither its connections nor the loop."""
+    broker = Broker.from_metadata(BrokerMetadata(1, *_host_port(direct)), configured(direct), Observer())
+    await broker.connect()
+    await broker.send(NOTHING)
+    broker.close()
+    await asyncio.sleep(0)  # the transport's last turn
+    reference = weakref.ref(broker)
+
+    del broker
+    gc.collect()
+
+    assert reference() is None
+
+
+def _host_port(address):
+    host, port = address.split(":")
+    return host, int(port)

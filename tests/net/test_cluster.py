@@ -1,0 +1,467 @@
+"""The brokers together: found by any that lives, asked no more than needed, and never worse known than before."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from opening import cluster_at
+from peers import Peer, black_hole, hangs_up, nobody, opens_then, says
+from recorder import Recorder
+from sockets_seen import Sockets
+
+from penstock.error_codes import ErrorCode
+from penstock.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    ConfigurationError,
+    NodeNotConnectedError,
+    PenstockError,
+    RequestTimedOutError,
+    UnknownTopicError,
+    broker_error,
+)
+from penstock.messages import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
+from penstock.net.cluster import Cluster
+from penstock.observe.events import (
+    ClusterRebootstrapped,
+    ConnectionOpened,
+    CoordinatorFound,
+    CoordinatorLost,
+    MetadataRefreshFailed,
+)
+from penstock.records import TopicPartition
+
+# ---- finding the cluster -------------------------------------------------------------------------------------------
+
+
+async def found_by(cluster: Cluster) -> float:
+    """Bootstrap; gives the seconds that it took."""
+    began = time.monotonic()
+    await cluster.bootstrap()
+    assert list(cluster.topology.brokers) == [1]
+    assert cluster.topology.cluster_id
+    return time.monotonic() - began
+
+
+async def test_a_dead_address_first(address):
+    """Of several addresses any that lives is enough, wherever it stands."""
+    with nobody() as dead:
+        async with cluster_at(f"{dead},{address},{dead}") as cluster:
+            assert await found_by(cluster) < 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
+async def test_a_black_hole_first(address):
+    """An address that swallows packets is waited for a quarter of a second, not until its connection times out."""
+    with black_hole() as swallows:
+        async with cluster_at(f"{swallows},{address}") as cluster:
+            assert await found_by(cluster) < 2
+
+
+@pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, says(b"HTTP/1.1 400 Bad Request\r\n")])
+async def test_one_that_only_seems_to_live_first(address, behave):
+    """An address counts when it has answered what the cluster looks like; that it takes connections is not enough."""
+    async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}") as cluster:
+        assert await found_by(cluster) < 2
+        assert peer.taken == 1
+
+
+async def test_all_dead():
+    """When no address answers, the error names each with its own reason."""
+    with nobody() as dead:
+        async with (
+            Peer(says(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
+            cluster_at(f"{dead},{peer.address},kafka..example:1") as cluster,
+        ):
+            with pytest.raises(BrokerConnectionError) as caught:
+                await cluster.bootstrap()
+
+    text = str(caught.value)
+    assert f"{dead}: connection refused" in text
+    assert f"{peer.address}: a web server answered" in text
+    assert "kafka..example:1: that cannot be a host's name" in text
+
+
+async def test_no_address_at_all():
+    """Without ``bootstrap_servers`` the error says where to give them."""
+    async with cluster_at("") as cluster:
+        with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - give it.* PENSTOCK_BOOTSTRAP"):
+            await cluster.bootstrap()
+
+
+async def test_bootstrapping_leaves_no_connection(kafka, direct):
+    """The connection that found the cluster is closed; brokers are connected to when they are asked something."""
+    async with cluster_at(direct) as cluster:
+        sockets = Sockets(kafka.node.ports.client)
+        await cluster.bootstrap()
+        await asyncio.sleep(0)
+
+        assert sockets.now() == set()
+
+
+# ---- the picture ---------------------------------------------------------------------------------------------------
+
+
+def asked(kafka, kind, name):
+    return kafka.proxy.requests(kind, client_id=name)
+
+
+async def test_callers_together_share_one_picture(kafka, address, name):
+    """Twenty who want a newer picture at once cost the cluster one request."""
+    async with cluster_at(address, client_id=name) as cluster:
+        await cluster.bootstrap()
+        await asyncio.gather(*(cluster.refresh() for _ in range(20)))
+
+    assert len(asked(kafka, MetadataRequest, name)) == 1 + 1
+
+
+async def test_pictures_are_not_asked_for_in_a_row(kafka, address, name):
+    """However fast somebody asks, one picture follows another by ``retry_backoff_ms`` at the earliest."""
+    async with cluster_at(address, client_id=name, retry_backoff_ms=150) as cluster:
+        await cluster.bootstrap()
+        for _ in range(3):
+            await cluster.refresh()
+
+    times = [frame.at for frame in asked(kafka, MetadataRequest, name)]
+    assert len(times) == 4
+    assert [later - earlier >= 0.14 for earlier, later in itertools.pairwise(times)] == [True] * 3
+
+
+async def test_callers_together_share_a_failure():
+    """When nobody answers, twenty callers cost each address one try, and all are told why, soon."""
+    async with Peer(hangs_up) as peer, cluster_at(peer.address) as cluster:
+        errors = await asyncio.gather(*(cluster.refresh() for _ in range(20)), return_exceptions=True)
+
+        assert peer.taken == 1
+    assert {BrokerConnectionError} == {type(error) for error in errors}
+    assert len(set(map(id, errors))) == 20  # nobody's traceback ends in another's error
+    assert {str(error).split(":")[0] for error in errors} == {"no broker answers"}
+
+
+async def test_a_caller_that_goes_leaves_the_question_to_the_next(kafka, address, name):
+    """Cancelled while it asks on behalf of all, a caller takes nobody with it."""
+    async with cluster_at(address, client_id=name) as cluster:
+        await cluster.bootstrap()
+        with kafka.proxy.hold_answer(MetadataRequest) as held:
+            first, second = (asyncio.create_task(cluster.refresh()) for _ in range(2))
+            await held.took_place()
+            first.cancel()
+            held.release()
+            await asyncio.wait_for(second, 5)
+
+
+async def test_only_what_is_watched_is_asked_for(kafka, address, name):
+    """The question is the union of what everybody watches: topics by name, or all as soon as one wants all."""
+    async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
+        await cluster.bootstrap()
+        cluster.watch("a", ["one", "two"])
+        cluster.watch("b", ["two", "three"])
+        await cluster.refresh()
+        cluster.watch("c", None)
+        await cluster.refresh()
+        cluster.unwatch("c")
+        cluster.unwatch("a")
+        cluster.unwatch("nobody")
+        await cluster.refresh()
+
+    questions = [frame.message.topics for frame in asked(kafka, MetadataRequest, name)]
+    names = [None if topics is None else [topic.name for topic in topics] for topics in questions]
+    assert names == [[], ["one", "three", "two"], None, ["three", "two"]]
+
+
+async def test_leaders_and_errors_are_known(address, new_topic):
+    """A refresh gives each watched topic its partitions and leaders, or the error that the cluster has for it."""
+    topic = new_topic(2)
+    missing = f"{topic}-missing"
+    async with cluster_at(address) as cluster:
+        cluster.watch("me", [topic, missing])
+        await cluster.bootstrap()
+
+        assert cluster.topology.partitions_of([topic, missing]) == {topic: 2}
+        assert cluster.topology.leader(TopicPartition(topic, 1)).leader_id == 1
+        assert cluster.topology.errors == {missing: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert cluster.age_s < 5
+        assert repr(cluster).startswith(f"<Cluster {cluster.topology.cluster_id} [<Broker 1 ")
+
+
+async def test_a_leader_heard_of_elsewhere_is_taken_if_newer(address, new_topic):
+    """A broker that was asked in vain may name the leader (KIP-951); an older epoch than ours is no news."""
+    partition = TopicPartition(new_topic(), 0)
+    async with cluster_at(address) as cluster:
+        cluster.watch("me", [partition.topic])
+        await cluster.bootstrap()
+        before = cluster.topology.leader(partition)
+        cluster.learn_leader(partition, 1, before.epoch - 1)
+        assert cluster.topology.leader(partition) is before
+        cluster.learn_leader(partition, 1, before.epoch + 3)
+        assert cluster.topology.leader(partition).epoch == before.epoch + 3
+
+
+async def test_a_broker_that_is_not_in_the_cluster(address):
+    """A number that no broker has is told with the numbers there are."""
+    async with cluster_at(address) as cluster:
+        await cluster.bootstrap()
+        with pytest.raises(NodeNotConnectedError, match=r"broker 9 is not in the cluster \(now: \[1\]\)"):
+            cluster.broker(9)
+
+
+# ---- when brokers go -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda answer: replace(answer, brokers=()), lambda answer: replace(answer, error_code=129)],
+    ids=["knows of nobody", "sends us away"],
+)
+async def test_an_answer_without_a_cluster_changes_nothing(kafka, address, new_topic, change):
+    """A broker that is starting knows nobody, one may want us to begin anew (KIP-1102): what is known is kept, and
+    the cluster is found again by its bootstrap addresses.
+    """
+    topic, events = new_topic(), Recorder()
+    async with cluster_at(address, events=events) as cluster:
+        cluster.watch("me", [topic])
+        await cluster.bootstrap()
+        with kafka.proxy.edit_answer(MetadataRequest, change):
+            await cluster.refresh()
+
+        assert list(cluster.topology.brokers) == [1]
+        assert cluster.topology.partitions_of([topic]) == {topic: 1}
+    assert len(events.of(MetadataRefreshFailed)) == len(events.of(ClusterRebootstrapped)) == 1
+
+
+async def test_a_broker_that_moved_is_another(kafka, address, direct):
+    """A broker with a new address gets new connections; those to the old one are closed, and so is the old object."""
+    moved = BrokerMetadata(1, "127.0.0.1", kafka.node.ports.client)
+    async with cluster_at(address) as cluster:
+        await cluster.bootstrap()
+        await cluster.refresh()
+        old = cluster.broker(1)
+        assert old.connected
+        with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(moved,))):
+            await cluster.refresh()
+
+        assert cluster.broker(1).address == direct
+        assert not old.connected
+        assert await cluster.broker(1).send(MetadataRequest(()))
+
+
+async def test_when_all_known_brokers_are_gone_the_cluster_is_found_anew(own_kafka, direct, name):
+    """After a move of the whole cluster the next refresh finds it by its bootstrap addresses (KIP-899); what was known
+    of the old one, its coordinators too, is forgotten.
+    """
+    events = Recorder()
+    async with cluster_at(f"{own_kafka.bootstrap_servers},{direct}", events=events) as cluster:
+        await cluster.bootstrap()
+        old_id = cluster.topology.cluster_id
+        old = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        await asyncio.to_thread(own_kafka.stop)
+        await cluster.refresh()
+
+        assert cluster.topology.cluster_id not in {None, old_id}
+        new = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        assert new.port != old.port
+        assert await new.send(MetadataRequest(()))
+    (failed,) = events.of(MetadataRefreshFailed)
+    assert own_kafka.bootstrap_servers in failed.reason
+    assert len(events.of(ClusterRebootstrapped)) == 1
+
+
+# ---- coordinators --------------------------------------------------------------------------------------------------
+
+
+async def test_callers_together_look_a_coordinator_up_once(kafka, address, name):
+    """Ten who ask for a group's coordinator cost one request; after it was forgotten, one more."""
+    events = Recorder()
+    async with cluster_at(address, client_id=name, events=events) as cluster:
+        await cluster.bootstrap()
+        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=20, what="any coordinator")
+        before = len(asked(kafka, FindCoordinatorRequest, name))
+        found = await asyncio.gather(*(cluster.coordinator(name) for _ in range(10)))
+        assert len(asked(kafka, FindCoordinatorRequest, name)) == before + 1
+        assert {broker.id for broker in found} == {cluster.coordinator_id(name)}
+        cluster.forget_coordinator(name, "a test")
+        cluster.forget_coordinator(name, "a test")
+        assert cluster.coordinator_id(name) is None
+        await cluster.coordinator(name)
+        assert len(asked(kafka, FindCoordinatorRequest, name)) == before + 2
+
+    assert [event.group_id for event in events.of(CoordinatorFound)] == [f"{name}-first", name, name]
+    assert [(event.group_id, event.reason) for event in events.of(CoordinatorLost)] == [(name, "a test")]
+
+
+async def test_a_coordinator_that_cannot_be_had_is_no_coordinator(kafka, address, name):
+    """The broker's reason is a typed error, and nothing is remembered of it."""
+
+    def refused(answer):
+        (one,) = answer.coordinators
+        return replace(answer, coordinators=(replace(one, node_id=-1, host="", port=-1, error_code=30),))
+
+    async with cluster_at(address) as cluster:
+        await cluster.bootstrap()
+        told = r"GROUP_AUTHORIZATION_FAILED, code 30\) - grant READ on the group"
+        with kafka.proxy.edit_answer(FindCoordinatorRequest, refused), pytest.raises(BrokerError, match=told):
+            await cluster.coordinator(name)
+        assert cluster.coordinator_id(name) is None
+        assert await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+
+
+async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, address, name):
+    """A coordinator that a newer picture does not have is not asked for ever, but looked up when it is needed next."""
+
+    def another(answer):
+        (one,) = answer.coordinators
+        return replace(answer, coordinators=(replace(one, node_id=7, error_code=0),))
+
+    async with cluster_at(address) as cluster:
+        await cluster.bootstrap()
+        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=20, what="any coordinator")
+        with kafka.proxy.edit_answer(FindCoordinatorRequest, another):
+            assert (await cluster.coordinator(name)).id == 7
+        assert (await cluster.coordinator(name)).id == 7
+        await cluster.refresh()  # which says that there is no broker 7
+
+        assert (await cluster.coordinator(name)).id == 1
+
+
+# ---- trying again --------------------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """An attempt that fails with these, one after the other, and then succeeds."""
+
+    def __init__(self, *failures: Exception | None) -> None:
+        self._failures = list(failures)
+        self.count = 0
+
+    async def __call__(self) -> str:
+        self.count += 1
+        if not self._failures:
+            return "done"
+        failure = self._failures.pop(0)
+        if failure is None:
+            await asyncio.Event().wait()
+        raise failure
+
+
+async def test_what_may_heal_is_tried_again():
+    """Lost connections and retriable codes are tried again, after pauses that grow."""
+    attempt = Attempts(BrokerConnectionError("x"), broker_error(ErrorCode.NOT_COORDINATOR), NodeNotConnectedError("y"))
+    async with cluster_at("localhost", retry_backoff_ms=20) as cluster:
+        began = time.monotonic()
+        assert await cluster.retrying(attempt, timeout_s=10, what="a test") == "done"
+
+    assert attempt.count == 4
+    assert time.monotonic() - began > 0.8 * (0.02 + 0.04 + 0.08)
+
+
+@pytest.mark.parametrize(
+    "failure", [broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED), ConfigurationError("x"), ValueError("x")]
+)
+async def test_what_does_not_heal_is_not_tried_again(failure):
+    """An error that another try does not change is raised as it is, at once."""
+    attempt = Attempts(failure)
+    async with cluster_at("localhost") as cluster:
+        with pytest.raises(type(failure)) as caught:
+            await cluster.retrying(attempt, timeout_s=10, what="a test")
+
+    assert caught.value is failure
+    assert attempt.count == 1
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "told"),
+    [
+        ([BrokerConnectionError("gone")] * 99, BrokerConnectionError, "a test: tried for 0.3 s; last: gone"),
+        (
+            [broker_error(3)] * 99,
+            UnknownTopicError,
+            "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+        ),
+        ([None], RequestTimedOutError, "a test: not done within 0.3 s"),
+    ],
+    ids=["connection", "code", "hangs"],
+)
+async def test_the_deadline_ends_the_trying(failures, kind, told):
+    """When the time is over the last failure is told, with what was tried and for how long, in a fitting class."""
+    async with cluster_at("localhost") as cluster:
+        began = time.monotonic()
+        with pytest.raises(PenstockError) as caught:
+            await cluster.retrying(Attempts(*failures), timeout_s=0.3, what="a test")
+
+    assert time.monotonic() - began < 1
+    assert type(caught.value) is kind
+    assert told in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+async def test_close_closes_every_connection(kafka, address, name):
+    """After ``close`` no socket is left, and every call fails at once."""
+    events = Recorder()
+    async with cluster_at(address, events=events, client_id=name) as cluster:
+        sockets = Sockets(kafka.proxy.port)
+        await cluster.bootstrap()
+        await cluster.refresh()
+        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        await coordinator.connect_offsets_channel()
+        assert len(sockets.now()) == 2
+        cluster.close()
+        await asyncio.sleep(0)
+        assert sockets.now() == set()
+        opened = len(events.of(ConnectionOpened))
+        for call in (cluster.refresh, cluster.bootstrap, lambda: cluster.coordinator(name)):
+            with pytest.raises(BrokerConnectionError):
+                await call()
+        with pytest.raises(NodeNotConnectedError):
+            await coordinator.send(MetadataRequest(()))
+
+        assert len(events.of(ConnectionOpened)) == opened
+
+
+# ---- three brokers -------------------------------------------------------------------------------------------------
+
+
+def asked_of(proxy, name):
+    return proxy.requests(MetadataRequest, client_id=name)
+
+
+@pytest.mark.slow
+async def test_an_older_epoch_never_wins(kafka_cluster, name):
+    """When a leader dies the next one is taken; a broker that lags behind and still names the old one is not believed
+    (KIP-320).
+    """
+    brokers = kafka_cluster(3, proxied=True)
+    brokers.create_topic(name, 1, replication_factor=3)
+    partition = TopicPartition(name, 0)
+    async with cluster_at(brokers.bootstrap_servers, client_id=name, retry_backoff_ms=50) as cluster:
+        cluster.watch("me", [name])
+        await cluster.bootstrap()
+        assert sorted(cluster.topology.brokers) == [1, 2, 3]
+        bootstrapped = sum(len(asked_of(proxy, name)) for proxy in brokers.proxies.values())
+        for _ in range(5):
+            await cluster.refresh()
+        # One connection is enough to ask over: whoever is connected is asked before others.
+        counts = [len(asked_of(proxy, name)) for proxy in brokers.proxies.values()]
+        assert max(counts) >= 5
+        assert sum(counts) == bootstrapped + 5
+        before = cluster.topology.leader(partition)
+        past = [f.message for proxy in brokers.proxies.values() for f in proxy.answers(MetadataRequest, client_id=name)]
+
+        await asyncio.to_thread(brokers.leader_of(name).kill)
+        async with asyncio.timeout(30):
+            while cluster.topology.leader(partition).leader_id in {-1, before.leader_id}:
+                await cluster.refresh()
+        after = cluster.topology.leader(partition)
+        assert after.epoch > before.epoch
+        lagging = [p.edit_answer(MetadataRequest, lambda _: past[-1], times=None) for p in brokers.proxies.values()]
+        await cluster.refresh()
+
+        assert sum(fault.count for fault in lagging) >= 1
+        assert cluster.topology.leader(partition) == after

@@ -1,0 +1,294 @@
+"""What whoever asks over an open connection is promised: the own answer or an error, in time, whatever others do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from dataclasses import replace
+
+import pytest
+from opening import dialled
+from peers import Peer, opens_then
+
+from penstock.errors import (
+    BrokerConnectionError,
+    MalformedMessageError,
+    NodeNotConnectedError,
+    PenstockError,
+    RequestTimedOutError,
+)
+from penstock.messages import (
+    FetchPartition,
+    FetchRequest,
+    FindCoordinatorRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    MetadataRequest,
+    MetadataTopic,
+)
+from penstock.net.connection import Connection
+
+NOTHING = MetadataRequest(())
+
+
+def fetch(topic, *, max_bytes=1 << 20, max_wait_ms=0):
+    (found,) = topic.topics
+    partition = FetchPartition(
+        topic=found.name, topic_id=found.topic_id, partition=0, fetch_offset=0, partition_max_bytes=max_bytes
+    )
+    return FetchRequest(max_wait_ms, 1, max_bytes, (partition,))
+
+
+async def described(connection: Connection, topic: str):
+    return await connection.send(MetadataRequest((MetadataTopic(topic),)), 10)
+
+
+def lost_reasons(connection: Connection) -> list[PenstockError]:
+    """Filled when the connection is lost."""
+    reasons: list[PenstockError] = []
+    connection.on_lost = reasons.append
+    return reasons
+
+
+async def ended(*tasks: asyncio.Task) -> list[BaseException]:
+    """The errors that tasks end with."""
+    return [await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 10) for task in tasks]
+
+
+# ---- pipelining ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_at_once_get_their_own_answers(direct, name):
+    """A thousand requests under way together on one connection are answered in order, each to the one who asked."""
+    done: list[int] = []
+
+    async def ask(connection: Connection, number: int) -> str | None:
+        answer = await connection.send(FindCoordinatorRequest(f"{name}-{number}"), 30)
+        done.append(number)
+        return answer.only.key
+
+    async with dialled(direct) as connection:
+        keys = await asyncio.gather(*(ask(connection, number) for number in range(1_000)))
+
+    assert [f"{name}-{number}" for number in range(1_000)] == keys
+    assert list(range(1_000)) == done
+
+
+async def test_different_requests_at_once_are_not_mixed_up(direct, new_topic):
+    """Answers of different kinds and versions find the request that they belong to."""
+    topic = new_topic(3)
+    async with dialled(direct) as connection:
+        asked = ListOffsetsRequest(tuple(ListOffsetsPartition(topic, p, -1) for p in range(3)))
+        found = await asyncio.gather(
+            *(
+                request
+                for _ in range(50)
+                for request in (described(connection, topic), connection.send(asked, 10), connection.send(NOTHING, 10))
+            )
+        )
+
+    assert [topic] * 50 == [answer.topics[0].name for answer in found[0::3]]
+    assert [len(answer.partitions) for answer in found[1::3]] == [3] * 50
+    assert [answer.topics for answer in found[2::3]] == [()] * 50
+
+
+# ---- large answers, in place ---------------------------------------------------------------------------------------
+
+
+async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witness):
+    """Five megabytes come through a socket buffer of one kilobyte whole, and what is behind them too."""
+    topic = new_topic()
+    witness.produce(topic, [bytes([n]) * 900_000 for n in range(6)])
+
+    async with dialled(direct, receive_buffer_bytes=1024) as connection:
+        request = fetch(await described(connection, topic), max_bytes=5_500_000)
+        answer, after = await asyncio.gather(connection.send(request, 30), connection.send(NOTHING, 30))
+        size = connection.frames.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    assert size < 10_000  # what the system makes of so little
+    (partition,) = answer.partitions
+    assert len(partition.records) > 5_000_000
+    assert after.brokers
+
+
+async def test_records_are_not_copied(direct, new_topic, witness):
+    """What a fetch hands out is a view of the very memory that the frame was received into."""
+    topic = new_topic()
+    witness.produce(topic, [b"x" * 500_000])
+
+    async with dialled(direct) as connection:
+        answer = await connection.send(fetch(await described(connection, topic)), 10)
+
+    records = answer.partitions[0].records
+    assert isinstance(records.obj, bytearray)
+    assert len(records) < len(records.obj) < len(records) + 200
+
+
+# ---- callers that go, answers that are late ------------------------------------------------------------------------
+
+
+async def test_a_cancelled_caller_leaves_the_connection_to_others(kafka, address, name):
+    """The answer of one who was cancelled is dropped when it comes; those behind get theirs, and later ones too."""
+    async with dialled(address) as connection:
+        with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
+            first = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-a"), 30))
+            second = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-b"), 30))
+            await held.took_place()
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            held.release()
+            assert (await second).only.key == f"{name}-b"
+        third = await connection.send(FindCoordinatorRequest(f"{name}-c"), 30)
+
+    assert third.only.key == f"{name}-c"
+
+
+async def test_a_late_answer_ends_the_connection_for_everybody(kafka, address):
+    """Who waits too long is told so, everybody behind is told the same, and the connection is closed for good."""
+    async with dialled(address) as connection:
+        reasons = lost_reasons(connection)
+        with kafka.proxy.hold_answer(FindCoordinatorRequest):
+            late = asyncio.create_task(connection.send(FindCoordinatorRequest("late"), 0.3))
+            behind = [asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(3)]
+            errors = [error for (error,) in await ended(late, *behind)]
+
+        assert [RequestTimedOutError] * 4 == [type(error) for error in errors]
+        assert {f"{address}: no answer to FindCoordinator within 0.3 s"} == {str(e).split(" - ")[0] for e in errors}
+        assert not connection.is_open
+        assert [str(errors[0])] == [str(reason) for reason in reasons]
+        with pytest.raises(NodeNotConnectedError, match="not connected any more"):
+            await connection.send(NOTHING, 5)
+
+
+async def test_a_deadline_outlives_the_caller(kafka, address):
+    """An answer that never comes ends the connection in time, even when the one who asked has long gone."""
+    async with dialled(address) as connection:
+        with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
+            gone = asyncio.create_task(connection.send(FindCoordinatorRequest("gone"), 0.5))
+            await held.took_place()
+            gone.cancel()
+            with pytest.raises(RequestTimedOutError, match="no answer to FindCoordinator"):
+                await connection.send(NOTHING, 60)
+
+        assert not connection.is_open
+
+
+async def test_close_tells_those_who_wait(address, kafka):
+    """``close`` ends every request under way at once, and is no loss to be told of."""
+    async with dialled(address) as connection:
+        reasons = lost_reasons(connection)
+        with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
+            waiting = asyncio.create_task(connection.send(FindCoordinatorRequest("x"), 30))
+            await held.took_place()
+            connection.close()
+            ((error,),) = await ended(waiting)
+
+    assert type(error) is NodeNotConnectedError
+    assert reasons == []
+
+
+async def test_a_connection_that_breaks_tells_everybody(kafka, address):
+    """A reset ends every request under way with what happened, is told once, and what comes later fails at once."""
+    async with dialled(address) as connection:
+        reasons = lost_reasons(connection)
+        with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
+            waiting = [asyncio.create_task(connection.send(FindCoordinatorRequest(str(n)), 30)) for n in range(3)]
+            await held.took_place()
+            kafka.proxy.reset()
+            errors = [error for (error,) in await ended(*waiting)]
+
+        assert [BrokerConnectionError] * 3 == [type(error) for error in errors]
+        assert len(reasons) == 1
+        assert repr(connection) == f"<Connection {address} closed: {reasons[0]}>"
+        with pytest.raises(NodeNotConnectedError):
+            await connection.send(NOTHING, 5)
+
+
+@pytest.mark.parametrize(
+    ("garbled", "told"),
+    [
+        (struct.pack(">ii", 4, 77_777), "answer 77777 to no question of ours"),
+        (struct.pack(">iih", 6, 2, 0), "a field claims"),
+        (struct.pack(">i", -1), "claims -1 bytes"),
+    ],
+    ids=["answer to nothing", "short answer", "negative length"],
+)
+async def test_garbage_ends_the_connection(garbled, told):
+    """Bytes that are no answer end the connection: everybody who waits is told, and nobody gets what is not his."""
+    async with Peer(opens_then(lambda *_: garbled)) as peer, dialled(peer.address) as connection:
+        reasons = lost_reasons(connection)
+        first, behind = (asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(2))
+        errors = [error for (error,) in await ended(first, behind)]
+
+    assert [MalformedMessageError] * 2 == [type(error) for error in errors]
+    assert all(str(error).startswith(f"{peer.address}: ") and told in str(error) for error in errors)
+    assert len(reasons) == 1
+
+
+# ---- throttling ----------------------------------------------------------------------------------------------------
+
+
+async def test_throttling_is_obeyed(kafka, address, name):
+    """After an answer that says for how long the broker will not listen, nothing is sent for so long (KIP-219)."""
+    throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=400))
+    async with dialled(address, client_id=name) as connection:
+        with throttled:
+            await connection.send(NOTHING, 10)
+        await asyncio.gather(*(connection.send(NOTHING, 10) for _ in range(3)))
+
+    (answered, *_) = kafka.proxy.answers(MetadataRequest, client_id=name)
+    (_, *later) = kafka.proxy.requests(MetadataRequest, client_id=name)
+    assert [request.at - answered.at >= 0.4 for request in later] == [True] * 3
+
+
+async def test_who_cannot_wait_for_a_throttle_does_not_end_the_connection(kafka, address):
+    """A request whose time is over before the broker listens again fails by itself; it was never sent."""
+    throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=600))
+    async with dialled(address) as connection:
+        with throttled:
+            await connection.send(NOTHING, 10)
+        began = time.monotonic()
+        with pytest.raises(RequestTimedOutError, match=r"not sent within 0\.1 s: the broker throttles this client"):
+            await connection.send(NOTHING, 0.1)
+        assert 0.1 <= time.monotonic() - began < 0.5
+
+        assert connection.is_open
+        assert await connection.send(NOTHING, 10)
+
+
+# ---- what is to be seen of it --------------------------------------------------------------------------------------
+
+
+async def test_idle_time_counts_from_the_last_word(direct):
+    """A connection that waits for an answer is not idle; one that has its answers is."""
+    async with Peer(opens_then(lambda *_: None)) as peer, dialled(peer.address) as connection:
+        assert connection.idle_s >= 0
+        waiting = asyncio.create_task(connection.send(NOTHING, 30))
+        await asyncio.sleep(0)
+        assert connection.idle_s == 0
+        waiting.cancel()
+        assert repr(connection) == f"<Connection {peer.address} open>"
+        assert connection.local_address[0] == "127.0.0.1"
+
+
+async def test_cancelling_the_opening_leaves_nothing_behind():
+    """A connection whose opening is cancelled is closed, as the other side sees too."""
+    taken, gone = asyncio.Event(), asyncio.Event()
+
+    async def listens(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        taken.set()
+        try:
+            await reader.read()
+        finally:
+            gone.set()
+
+    async with Peer(listens) as peer:
+        opening = asyncio.create_task(dialled(peer.address).__aenter__())
+        await taken.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await asyncio.wait_for(gone.wait(), 5)

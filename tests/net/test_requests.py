@@ -1,0 +1,246 @@
+"""Every kind of request to the real broker and back: what is asked is what is done, as somebody else sees it too."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from opening import broker_at, coordinated
+
+from penstock.error_codes import ErrorCode
+from penstock.messages import (
+    CommitOffset,
+    FetchPartition,
+    FetchRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    MemberAssignment,
+    MemberSubscription,
+    MetadataRequest,
+    MetadataTopic,
+    OffsetCommitRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    OwnedPartitions,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+from penstock.net.broker import Broker
+from penstock.wire.members import decode_assignment, decode_subscription, encode_assignment, encode_subscription
+
+SESSION_MS = 6_000
+
+
+# ---- metadata ------------------------------------------------------------------------------------------------------
+
+
+async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
+    """None asks for every topic, names for those, an empty tuple for none; partitions are as others see them."""
+    topic = new_topic(3)
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        every = await broker.send(MetadataRequest(None))
+        named = await broker.send(MetadataRequest((MetadataTopic(topic),)))
+        none = await broker.send(MetadataRequest(()))
+
+    seen = witness.admin.list_topics(timeout=10)
+    assert {one.name for one in every.topics} == set(seen.topics)
+    assert [(one.name, len(one.partitions)) for one in named.topics] == [(topic, 3)]
+    assert (none.topics, none.cluster_id) == ((), seen.cluster_id)
+    assert [one.node_id for one in none.brokers] == list(seen.brokers)
+
+
+async def test_to_look_at_a_topic_does_not_make_it(direct, name):
+    """Asked for a topic that is not there, a broker that makes topics for whoever asks makes none for us."""
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        for _ in range(3):
+            (missing,) = (await broker.send(MetadataRequest((MetadataTopic(name),)))).topics
+            assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        # The counter-proof: one who wants it made has it made.
+        wanted = MetadataRequest((MetadataTopic(name),), allow_auto_topic_creation=True)
+        async with asyncio.timeout(10):
+            while (await broker.send(wanted)).topics[0].error_code:  # noqa: ASYNC110 - asked anew each time
+                await asyncio.sleep(0.02)
+
+
+# ---- records -------------------------------------------------------------------------------------------------------
+
+
+async def described(broker: Broker, topic: str):
+    return (await broker.send(MetadataRequest((MetadataTopic(topic),)))).topics[0]
+
+
+def fetch(topic, offsets, *, max_wait_ms, min_bytes=1):
+    wanted = tuple(
+        FetchPartition(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition,
+            fetch_offset=offset,
+            partition_max_bytes=1 << 20,
+        )
+        for partition, offset in offsets.items()
+    )
+    return FetchRequest(max_wait_ms, min_bytes, 1 << 20, wanted)
+
+
+async def test_a_fetch_waits_for_data_and_no_longer(direct, new_topic, witness):
+    """An empty partition answers after ``max_wait_ms``; one that gets a record meanwhile answers then."""
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        topic = await described(broker, new_topic())
+        began = time.monotonic()
+        (empty,) = (await broker.send(fetch(topic, {0: 0}, max_wait_ms=300))).partitions
+        waited_s = time.monotonic() - began
+        fetching = asyncio.create_task(broker.send(fetch(topic, {0: 0}, max_wait_ms=20_000)))
+        await asyncio.to_thread(witness.produce, topic.name, [b"at last"])
+        (full,) = (await asyncio.wait_for(fetching, 10)).partitions
+
+    assert (empty.error_code, empty.high_watermark, bytes(empty.records or b"")) == (0, 0, b"")
+    assert 0.3 <= waited_s < 2
+    assert b"at last" in bytes(full.records)
+
+
+async def test_offsets_of_many_partitions(direct, new_topic, witness, kafka):
+    """Start, end and a time are answered for each partition of its own; so is a fetch of several."""
+    name = new_topic(3)
+    for partition in range(3):
+        witness.produce(name, [b"x"] * (partition + 1), partition=partition)
+    kafka.delete_records(name, {2: 2})
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        topic = await described(broker, name)
+        asked = ListOffsetsRequest(
+            (ListOffsetsPartition(name, 0, -1), ListOffsetsPartition(name, 1, -1), ListOffsetsPartition(name, 2, -2))
+        )
+        found = {one.partition: one.offset for one in (await broker.send(asked)).partitions}
+        later = ListOffsetsRequest((ListOffsetsPartition(name, 0, 1 << 60),))
+        (nothing,) = (await broker.send(later)).partitions
+        fetched = (await broker.send(fetch(topic, {0: 0, 1: 0, 2: 2}, max_wait_ms=500))).partitions
+
+    assert found == {0: 1, 1: 2, 2: 2}
+    assert (nothing.error_code, nothing.offset) == (0, -1)
+    assert {one.partition: one.high_watermark for one in fetched if one.records} == {0: 1, 1: 2, 2: 3}
+
+
+# ---- offsets of a group --------------------------------------------------------------------------------------------
+
+
+async def test_offsets_are_committed_and_read_back(direct, new_topic, name, witness):
+    """Outside of any membership too; with their metadata; what has none is told as -1."""
+    topic = new_topic(3)
+    commit = OffsetCommitRequest(name, (CommitOffset(topic, 0, 5, metadata="ö"), CommitOffset(topic, 1, 7, 0, None)))
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        committed = await broker.send(commit)
+        asked = OffsetFetchRequest(name, tuple(OffsetFetchPartition(topic, p) for p in range(3)))
+        found = (await broker.send(asked)).partitions
+        every = (await broker.send(OffsetFetchRequest(name, None))).partitions
+
+    assert [(one.partition, one.error_code) for one in committed.partitions] == [(0, 0), (1, 0)]
+    assert {one.partition: (one.offset, one.metadata) for one in found} == {0: (5, "ö"), 1: (7, ""), 2: (-1, "")}
+    assert {one.partition for one in every} == {0, 1}
+    assert await witness.committed(name, topic, 3) == {0: 5, 1: 7}
+
+
+# ---- membership ----------------------------------------------------------------------------------------------------
+
+
+def join(group, topic, member_id=""):
+    said = encode_subscription(MemberSubscription((topic,)))
+    return JoinGroupRequest(group, SESSION_MS, SESSION_MS, member_id, "consumer", (JoinGroupProtocol("range", said),))
+
+
+async def joined(broker: Broker, group: str, topic: str, member: str):
+    """Both steps of joining: an id is given, and with it the group is joined."""
+    given = await broker.send(join(group, topic), member=member)
+    assert given.error_code == ErrorCode.MEMBER_ID_REQUIRED
+    return await broker.send(join(group, topic, given.member_id), member=member)
+
+
+async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, witness):
+    """Joins wait for each other, so each member has its own connection: both are members in a second, with what the
+    leader gave them; stale generations and strangers are refused; who leaves is gone at once.
+    """
+    topic = new_topic(2)
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        await coordinated(broker, name)
+        began = time.monotonic()
+        first = await joined(broker, name, topic, "a")
+        second = asyncio.create_task(joined(broker, name, topic, "b"))
+        beat = HeartbeatRequest(name, first.generation_id, first.member_id)
+        async with asyncio.timeout(10):
+            # The join of the second waits at the broker for the first, whose heartbeats are not behind it.
+            while not (await broker.send(beat, member="a")).error_code:  # noqa: ASYNC110 - as heartbeats do
+                await asyncio.sleep(0.01)
+        again, second = await asyncio.gather(broker.send(join(name, topic, first.member_id), member="a"), second)
+        leader, follower = (again, second) if again.leader == again.member_id else (second, again)
+        of = {again.member_id: "a", second.member_id: "b"}
+        assignments = tuple(
+            SyncGroupAssignment(
+                member.member_id, encode_assignment(MemberAssignment((OwnedPartitions(topic, (number,)),)))
+            )
+            for number, member in enumerate(leader.members)
+        )
+
+        def sync(who, given=()):
+            request = SyncGroupRequest(name, who.generation_id, who.member_id, None, "consumer", "range", given)
+            return broker.send(request, member=of[who.member_id])
+
+        answers = await asyncio.gather(sync(follower), sync(leader, assignments))
+        took_s = time.monotonic() - began
+        members = await witness.members(name)
+        state = await witness.state(name)
+
+        stale = CommitOffset(topic, 0, 1)
+        codes = [
+            (await broker.send(HeartbeatRequest(name, second.generation_id, second.member_id), member="b")).error_code,
+            (await broker.send(HeartbeatRequest(name, 999, second.member_id), member="b")).error_code,
+            (await broker.send(OffsetCommitRequest(name, (stale,), 999, second.member_id))).partitions[0].error_code,
+            (await broker.send(OffsetCommitRequest(name, (stale,), 1, "nobody"))).partitions[0].error_code,
+            (await broker.send(OffsetCommitRequest(name, (stale,)))).partitions[0].error_code,
+        ]
+        left = await broker.send(LeaveGroupRequest(name, LeavingMember(second.member_id)), member="b")
+        remaining = await witness.members(name)
+
+    assert took_s < 3
+    assert decode_subscription(leader.members[0].metadata).topics == (topic,)
+    assert [answer.error_code for answer in answers] == [0, 0]
+    given = {
+        who.member_id: decode_assignment(answer.assignment)
+        for who, answer in zip((follower, leader), answers, strict=True)
+    }
+    seen = {member: {one.partition for one in owned} for member, owned in members.items()}
+    assert {m: set(one.assigned_partitions[0].partitions) for m, one in given.items()} == seen
+    assert sorted(partition for owned in seen.values() for partition in owned) == [0, 1]
+    assert state == "STABLE"
+    assert codes == [
+        ErrorCode.NONE,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    ]
+    assert (left.error_code, [one.error_code for one in left.members]) == (0, [0])
+    assert set(remaining) == {again.member_id}
+
+
+async def test_a_group_of_any_name(direct, new_topic, name, witness):
+    """A group is known by exactly the name that it was given, whatever its characters."""
+    group, topic = f"{name}-Gruppe ä/ö:*", new_topic()
+    async with broker_at(direct) as broker:
+        await broker.connect()
+        await coordinated(broker, group)
+        assert (await broker.send(FindCoordinatorRequest(group))).only.key == group
+        await broker.send(OffsetCommitRequest(group, (CommitOffset(topic, 0, 3),)))
+
+    assert await witness.committed(group, topic, 1) == {0: 3}

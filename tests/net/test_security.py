@@ -1,0 +1,274 @@
+"""Getting in and being kept out: each way works against the real broker, each mistake is told, no secret is shown."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trustme
+from leaks import shown_by
+from opening import broker_at, cluster_at, configured
+from peers import Peer, nobody, silent
+from recorder import Recorder
+from ways import (
+    MTLS,
+    OAUTH,
+    PASSWORD,
+    PLAIN,
+    SCRAM_256,
+    SCRAM_512_TLS,
+    SSL,
+    WRONG,
+    by,
+    holds_a_secret,
+    reached,
+    refusal,
+)
+
+from penstock.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
+from penstock.messages import FindCoordinatorRequest, OffsetFetchRequest
+from penstock.net.dialer import Dialer
+from penstock.observe.events import ConnectionOpened
+
+
+async def no_token() -> str:
+    return f"not.a.token-{WRONG}"
+
+
+# ---- in ------------------------------------------------------------------------------------------------------------
+
+
+@by(SSL, MTLS, PLAIN, SCRAM_256, SCRAM_512_TLS, OAUTH)
+async def test_each_way_in(secured, caplog, name):
+    """The options of ``client_options`` get in on every connection, and nothing shows a secret on the way."""
+    caplog.set_level(logging.DEBUG)
+    events = Recorder()
+
+    async with reached(secured, events=events) as cluster:
+        await cluster.bootstrap()
+        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="a coordinator")
+        await coordinator.connect()
+        await cluster.retrying(
+            lambda: coordinator.send(OffsetFetchRequest(name, None)), timeout_s=20, what="committed offsets"
+        )
+        await coordinator.send(FindCoordinatorRequest(name), member="m")
+        shown = [repr(each) for each in (cluster, coordinator, cluster.config, Dialer(cluster.config))]
+
+    channels = {event.channel for event in events.of(ConnectionOpened)}
+    assert channels >= {"main", "offsets"}
+    assert PASSWORD not in "\n".join([caplog.text, *shown, *map(repr, events.events)])
+    assert "eyJ" not in caplog.text  # how a token begins
+
+
+# ---- out -----------------------------------------------------------------------------------------------------------
+
+SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_password": WRONG}
+
+
+@pytest.mark.parametrize(
+    ("secured", "changed", "kind", "told"),
+    [
+        (
+            SSL,
+            {"ssl_cafile": None},
+            AuthenticationError,
+            "its certificate is not trusted: unable to get local issuer certificate - set ssl_cafile",
+        ),
+        (
+            SSL,
+            {"security_protocol": "PLAINTEXT"},
+            BrokerConnectionError,
+            "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL')",
+        ),
+        (
+            SSL,
+            {"security_protocol": "SASL_SSL", **SASL},
+            AuthenticationError,
+            "the broker does not take PLAIN - this listener has no SASL at all",
+        ),
+        (
+            SSL,
+            {"security_protocol": "SASL_PLAINTEXT", **SASL},
+            BrokerConnectionError,
+            "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL')",
+        ),
+        (
+            MTLS,
+            {"ssl_certfile": None, "ssl_keyfile": None},
+            AuthenticationError,
+            "if it wants a certificate of ours, set ssl_certfile and ssl_keyfile",
+        ),
+        (
+            PLAIN,
+            {"sasl_plain_password": WRONG},
+            AuthenticationError,
+            "PLAIN: Authentication failed: Invalid username or password - check user and password",
+        ),
+        (PLAIN, {"sasl_plain_username": "bob"}, AuthenticationError, "PLAIN: Authentication failed"),
+        (
+            PLAIN,
+            {"sasl_mechanism": "SCRAM-SHA-512"},
+            AuthenticationError,
+            "the broker does not take SCRAM-SHA-512 - set sasl_mechanism to one of: PLAIN",
+        ),
+        (
+            PLAIN,
+            {"security_protocol": "PLAINTEXT"},
+            BrokerConnectionError,
+            "the broker closed the connection - a listener that wants SASL does so: check security_protocol",
+        ),
+        (
+            PLAIN,
+            {"security_protocol": "SASL_SSL"},
+            BrokerConnectionError,
+            "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener",
+        ),
+        (SCRAM_256, {"sasl_plain_password": WRONG}, AuthenticationError, "SCRAM-SHA-256: Authentication failed"),
+        (SCRAM_256, {"sasl_plain_username": "b,o=b"}, AuthenticationError, "SCRAM-SHA-256: Authentication failed"),
+        (SCRAM_512_TLS, {"sasl_plain_password": WRONG}, AuthenticationError, "SCRAM-SHA-512: Authentication failed"),
+        (
+            SCRAM_512_TLS,
+            {"security_protocol": "SSL"},
+            BrokerConnectionError,
+            "the broker closed the connection - a listener that wants SASL does so: check security_protocol",
+        ),
+        (
+            OAUTH,
+            {"sasl_oauth_token_provider": no_token},
+            AuthenticationError,
+            'OAUTHBEARER: the broker refused the token: {"status":"invalid_token"}',
+        ),
+    ],
+    indirect=["secured"],
+    ids=[
+        "TLS, authority not trusted",
+        "TLS, asked in plain text",
+        "TLS without SASL, asked for SASL",
+        "TLS without SASL, asked for SASL in plain text",
+        "mutual TLS, no certificate",
+        "PLAIN, wrong password",
+        "PLAIN, wrong user",
+        "PLAIN, wrong mechanism",
+        "PLAIN, no SASL",
+        "PLAIN, asked for TLS",
+        "SCRAM, wrong password",
+        "SCRAM, wrong user",
+        "SCRAM over TLS, wrong password",
+        "SCRAM over TLS, no SASL",
+        "OAUTHBEARER, wrong token",
+    ],
+)
+async def test_each_mistake_is_told(secured, changed, kind, told, caplog):
+    """What keeps us out is a typed error that says what to do, soon; and nothing shows what we tried to get in with."""
+    caplog.set_level(logging.DEBUG)
+    events = Recorder()
+
+    error = await refusal(secured, events=events, **changed)
+
+    assert type(error) is kind
+    assert secured.bootstrap_servers in str(error)
+    assert told in str(error)
+    assert not [one for one in (caplog.text, *map(repr, events.events), *shown_by(error)) if holds_a_secret(one)]
+
+
+@by(PLAIN)
+async def test_a_refusal_is_told_before_what_may_heal(secured):
+    """Of several addresses that fail, the one that refuses us is the reason: waiting for the others changes nothing."""
+    with nobody() as dead:
+        addresses = f"{dead},{secured.bootstrap_servers}"
+        error = await refusal(secured, bootstrap_servers=addresses, sasl_plain_password=WRONG)
+
+    assert type(error) is AuthenticationError
+    assert "connection refused" not in str(error)
+
+
+@by(PLAIN)
+async def test_a_refusal_stays_one_during_the_pause(secured):
+    """Whoever asks before the next try is told the same, so that nobody waits for what waiting does not heal."""
+    options = {**secured.client_options, "sasl_plain_password": WRONG, "reconnect_backoff_ms": 1_000}
+    async with broker_at(options.pop("bootstrap_servers"), **options) as broker:
+        with pytest.raises(AuthenticationError):
+            await broker.connect()
+        with pytest.raises(AuthenticationError, match=r"Invalid username or password .*tried 1 times, again in"):
+            await broker.send(FindCoordinatorRequest("any"))
+
+
+@pytest.mark.parametrize("security", ["SASL_PLAINTEXT", "SASL_SSL", "SSL"])
+async def test_a_plain_broker_asked_for_more(kafka, direct, security):
+    """A listener without any security says so to whoever brings TLS or SASL."""
+    error = await refusal(kafka, bootstrap_servers=direct, security_protocol=security, **SASL)
+
+    told = "this listener has no SASL at all" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
+    assert told in str(error)
+    assert not any(map(holds_a_secret, shown_by(error)))
+
+
+@by(MTLS)
+async def test_a_certificate_of_a_stranger(secured, tmp_path):
+    """A client's certificate that the broker's authority did not sign is refused, and told as such."""
+    stranger = trustme.CA().issue_cert("alice@example.org")
+    stranger.private_key_pem.write_to_path(tmp_path / "key.pem")
+    stranger.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+
+    files = {"ssl_certfile": str(tmp_path / "certificate.pem"), "ssl_keyfile": str(tmp_path / "key.pem")}
+    error = await refusal(secured, **files)
+
+    assert type(error) is AuthenticationError
+    assert "the broker ended TLS" in str(error)
+
+
+async def test_a_certificate_of_another_host(tmp_path):
+    """A broker whose certificate names another host is not trusted, unless the check is switched off."""
+    import ssl  # noqa: PLC0415 - the one use
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("kafka.example").configure_cert(context)
+    options = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "authority.pem")}
+
+    async with Peer(silent, tls=context) as peer:
+        with pytest.raises(
+            AuthenticationError, match=r"its certificate is another host's: .* ssl_check_hostname=False"
+        ):
+            async with cluster_at(peer.address, **options) as cluster:
+                await cluster.bootstrap()
+        unchecked = configured(
+            peer.address, ssl_check_hostname=False, socket_connection_setup_timeout_ms=300, **options
+        )
+        with pytest.raises(BrokerConnectionError, match="no connection within"):
+            await Dialer(unchecked).dial("127.0.0.1", peer.port)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["missing", "not PEM", "encrypted key, no password", "encrypted key, wrong password"])
+def test_files_that_will_not_do(tmp_path, wrong, capfd):
+    """What is wrong with a file is a ConfigurationError that names it; nobody is asked anything at a terminal."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("alice@example.org")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    if wrong == "not PEM":
+        key.write_text("no key at all")
+    elif wrong != "missing":
+        key.write_bytes(_encrypted(issued.private_key_pem.bytes()))
+    password = {"ssl_password": WRONG} if wrong.endswith("wrong password") else {}
+
+    files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), **password}
+    with pytest.raises(ConfigurationError, match=r"key\.pem.* - each has to be PEM, and ssl_password") as caught:
+        Dialer(configured("localhost", security_protocol="SSL", **files))
+
+    assert not any(map(holds_a_secret, shown_by(caught.value)))
+    assert capfd.readouterr() == ("", "")
+
+
+def _encrypted(private_key: bytes) -> bytes:
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - the one use
+
+    key = serialization.load_pem_private_key(private_key, None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(PASSWORD.encode()),
+    )

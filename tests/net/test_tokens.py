@@ -1,0 +1,73 @@
+"""Where OAuth tokens come from: whatever a provider does ends as one of our errors, in time, and shows no token."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from leaks import shown_by
+from ways import OAUTH, WRONG, by, holds_a_secret, reached, refusal
+
+from penstock.errors import BrokerConnectionError, ConfigurationError
+
+
+async def failing() -> str:
+    raise LookupError("the identity provider is down")
+
+
+async def hanging() -> str:
+    return await asyncio.Event().wait()
+
+
+def not_async() -> str:
+    return f"header.{WRONG}.signature"
+
+
+async def no_text() -> bytes:
+    return f"header.{WRONG}.signature".encode()
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "told"),
+    [
+        (failing, BrokerConnectionError, "no token could be had: LookupError('the identity provider is down')"),
+        (hanging, BrokerConnectionError, "no connection within 1.0 s"),
+        (not_async, ConfigurationError, "sasl_oauth_token_provider gave no token - make it `async def`"),
+        (no_text, ConfigurationError, "sasl_oauth_token_provider gave no token - make it `async def` and return a str"),
+    ],
+    ids=["fails", "hangs", "is not async", "gives bytes"],
+)
+@by(OAUTH)
+async def test_a_token_provider_that_fails(secured, provider, kind, told):
+    """Whatever a provider does ends in time as one of our errors, and one that may heal is not called a refusal."""
+    error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=1_000)
+
+    assert type(error) is kind
+    assert told in str(error)
+    assert not any(map(holds_a_secret, shown_by(error)))
+
+
+class WithExtensions:
+    """A provider that is an object, with SASL extensions (KIP-342)."""
+
+    def __init__(self, provide) -> None:
+        self._provide = provide
+        self.asked = 0
+
+    async def __call__(self) -> str:
+        return await self._provide()
+
+    def extensions(self) -> dict[str, str]:
+        self.asked += 1
+        return {"tenant": "a"}
+
+
+@by(OAUTH)
+async def test_a_token_provider_that_is_an_object(secured):
+    """An object that can be called will do, and what it has to add to the token is sent with it."""
+    provider = WithExtensions(secured.client_options["sasl_oauth_token_provider"])
+
+    async with reached(secured, sasl_oauth_token_provider=provider) as cluster:
+        await cluster.bootstrap()
+
+    assert provider.asked

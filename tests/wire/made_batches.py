@@ -1,0 +1,74 @@
+"""Record batches as producers write them, made with aiokafka's builders: a witness that is not ours."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+COMMIT, ABORT = 1, 0
+
+_CRC_AT, _ATTRIBUTES_AT, _CONTROL = 17, 21, 0x20
+
+
+class Said(NamedTuple):
+    """One record as a producer says it."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = 1_000
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def batch(
+    *records: Said,
+    base_offset: int = 0,
+    codec: int = NONE,
+    producer_id: int = -1,
+    is_transactional: bool = False,
+    leader_epoch: int = 0,
+) -> bytes:
+    """A batch of format 2, from ``base_offset`` on, as a broker has it in its log."""
+    builder = DefaultRecordBatchBuilder(2, codec, int(is_transactional), producer_id, 0, 0, 1 << 30)
+    for at, one in enumerate(records):
+        assert builder.append(at, one.timestamp, one.key, one.value, list(one.headers)) is not None
+    return placed(bytes(builder.build()), base_offset, leader_epoch)
+
+
+def marker(kind: int, *, base_offset: int, producer_id: int) -> bytes:
+    """The control batch that ends a transaction."""
+    made = bytearray(batch(Said(struct.pack(">hh", 0, kind), bytes(6)), producer_id=producer_id, is_transactional=True))
+    made[_ATTRIBUTES_AT + 1] |= _CONTROL
+    return placed(resealed(made), base_offset)
+
+
+def old_batch(*records: Said, magic: int, base_offset: int = 0, codec: int = NONE) -> bytes:
+    """Messages of format 0 or 1; compressed ones are one message, whose offset is the last one's."""
+    builder = LegacyRecordBatchBuilder(magic, codec, 1 << 30)
+    for at, one in enumerate(records):
+        # Inside a compressed message of format 1, offsets count from 0; in format 0 the broker has written real ones.
+        offset = at if codec and magic else base_offset + at
+        assert builder.append(offset, one.timestamp, one.key, one.value) is not None
+    made = bytearray(builder.build())
+    if codec:
+        struct.pack_into(">q", made, 0, base_offset + len(records) - 1)
+    return bytes(made)
+
+
+def placed(made: bytes | bytearray, base_offset: int, leader_epoch: int = 0) -> bytes:
+    """The same batch, as the leader of that epoch has put it at that offset; no checksum covers these two."""
+    placed = bytearray(made)
+    struct.pack_into(">q", placed, 0, base_offset)
+    struct.pack_into(">i", placed, 12, leader_epoch)
+    return bytes(placed)
+
+
+def resealed(made: bytearray) -> bytearray:
+    """With the checksum of what it holds now."""
+    struct.pack_into(">I", made, _CRC_AT, calc_crc32c(bytes(made[_ATTRIBUTES_AT:])))
+    return made
