@@ -1,0 +1,96 @@
+"""Committed offsets: kept by the group's coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.messages.request import Request
+
+__all__ = [
+    "CommitOffset",
+    "CommitResult",
+    "CommittedOffset",
+    "OffsetCommitRequest",
+    "OffsetCommitResponse",
+    "OffsetFetchPartition",
+    "OffsetFetchRequest",
+    "OffsetFetchResponse",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffset:
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    topic: str
+    partition: int
+    error_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitResponse:
+    partitions: tuple[CommitResult, ...]
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitRequest(Request[OffsetCommitResponse]):
+    group_id: str
+    partitions: tuple[CommitOffset, ...]
+    generation_id: int = -1
+    """Or the member's epoch under KIP-848; -1 outside of any membership."""
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    topic: str
+    partition: int
+    offset: int
+    """-1 when the group has none."""
+    leader_epoch: int = -1
+    metadata: str | None = ""
+    error_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetchResponse:
+    partitions: tuple[CommittedOffset, ...]
+    error_code: int = 0
+    """Of the whole group: from version 2 on the broker says here, with no partition, that it could not answer."""
+    throttle_time_ms: int = 0
+    group_id: str = ""
+
+    @property
+    def groups(self) -> tuple[OffsetFetchResponse]:
+        """The same in the shape of the versions that answer for several."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetchPartition:
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFetchRequest(Request[OffsetFetchResponse]):
+    group_id: str
+    partitions: tuple[OffsetFetchPartition, ...] | None
+    """None asks for all that the group has committed."""
+    require_stable: bool = True
+    member_id: str | None = None
+    member_epoch: int = -1
+
+    @property
+    def groups(self) -> tuple[OffsetFetchRequest]:
+        """The same in the shape of the versions that take several."""
+        return (self,)
