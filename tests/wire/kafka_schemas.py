@@ -40,17 +40,20 @@ def is_flexible(name: str, version: int) -> bool:
 
 def fields_of(name: str, version: int) -> tuple[SchemaField, ...]:
     """What stands on the wire in that version, in order; tagged fields last, by tag."""
-    return _fields(definition(name)["fields"], version)
+    whole = definition(name)
+    shared = {one["name"]: one["fields"] for one in whole.get("commonStructs", ())}
+    return _fields(whole["fields"], shared, version)
 
 
-def _fields(rows: list[dict[str, Any]], version: int) -> tuple[SchemaField, ...]:
+def _fields(rows: list[dict[str, Any]], shared: dict[str, Any], version: int) -> tuple[SchemaField, ...]:
     found = []
     for row in rows:
         if not _contains(row["versions"], version):
             continue
         tagged = "tag" in row and _contains(row["taggedVersions"], version)
-        inner = _fields(row["fields"], version) if "fields" in row else ()
         kind = row["type"]
+        # A structure is written where it stands, or, when it stands in several places, once at the end.
+        inner = _fields(row.get("fields") or shared.get(kind.removeprefix("[]"), []), shared, version)
         if inner:
             kind = "[]struct" if kind.startswith("[]") else "struct"
         found.append(

@@ -27,8 +27,9 @@ from penstock.messages import (
 )
 from penstock.wire import cluster, group, log, offsets, session
 from penstock.wire.api import Api, Layout, read_request_header
+from penstock.wire.primitives import STRING
 from penstock.wire.registry import APIS
-from penstock.wire.schema import STRING, Array, ByTopic, Field, Struct, field
+from penstock.wire.schema import Array, ByTopic, Field, Sole, Struct, field
 
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]
 FLEXIBLE = [case for case in SPOKEN if case.values[1] >= case.values[0].flexible]
@@ -102,6 +103,8 @@ def richer(kind):
             return Struct(kind.factory, *(richer_field(f) for f in kind.fields), more)
         case Array(item):
             return Array(richer(item))
+        case Sole(f):
+            return Sole(richer_field(f))
         case ByTopic(bare=False):
             return ByTopic(kind.topic, kind.name, richer(kind.entry))
         case _:

@@ -16,7 +16,7 @@ from penstock.wire import cluster, group, log, offsets
 from penstock.wire.api import read_request_header
 from penstock.wire.buffer import write_uvarint
 from penstock.wire.registry import APIS
-from penstock.wire.schema import Array, ByTopic, Struct
+from penstock.wire.schema import Array, ByTopic, Sole, Struct
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]
 
@@ -173,6 +173,8 @@ def structs_in_arrays(kind):
             if isinstance(item, Struct):
                 yield item
             yield from structs_in_arrays(item)
+        case Sole(f):
+            yield from structs_in_arrays(f.type)
         case ByTopic():
             yield kind.entry
             yield from structs_in_arrays(kind.entry)

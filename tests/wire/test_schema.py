@@ -11,21 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import MalformedMessageError, UnsupportedVersionError
 from penstock.wire.buffer import Reader, write_uvarint
-from penstock.wire.schema import (
-    BOOL,
-    BYTES,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    RECORDS,
-    STRING,
-    UUIDS,
-    Array,
-    ByTopic,
-    Struct,
-    field,
-)
+from penstock.wire.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS
+from penstock.wire.schema import Array, ByTopic, Struct, field
 
 
 def encoded(kind, value, *, version=0, flexible=False, nullable=False) -> bytes:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from kafka_schemas import SchemaField, definition, fields_of, is_flexible
 
-from penstock.wire import schema
+from penstock.wire import primitives
 from penstock.wire.members import ASSIGNMENT, SUBSCRIPTION
 from penstock.wire.registry import APIS
-from penstock.wire.schema import Array, ByTopic, Field, Struct
+from penstock.wire.schema import Array, ByTopic, Field, Sole, Struct
 
 NAMES = {
-    id(schema.BOOL): "bool",
-    id(schema.INT8): "int8",
-    id(schema.INT16): "int16",
-    id(schema.INT32): "int32",
-    id(schema.INT64): "int64",
-    id(schema.UUIDS): "uuid",
-    id(schema.STRING): "string",
-    id(schema.BYTES): "bytes",
-    id(schema.RECORDS): "records",
+    id(primitives.BOOL): "bool",
+    id(primitives.INT8): "int8",
+    id(primitives.INT16): "int16",
+    id(primitives.INT32): "int32",
+    id(primitives.INT64): "int64",
+    id(primitives.UUIDS): "uuid",
+    id(primitives.STRING): "string",
+    id(primitives.BYTES): "bytes",
+    id(primitives.RECORDS): "records",
 }
 
 # Tagged fields that penstock does not read: a reader passes over what it does not know.
@@ -100,6 +100,8 @@ def describe(f: Field, version: int) -> SchemaField:
         name = f"[]{NAMES[id(kind.item)]}"
     elif isinstance(kind, Struct):
         name, inner = "struct", described(kind.fields, version)
+    elif isinstance(kind, Sole):
+        name, inner = "struct", described((kind.field,), version)
     else:
         name = NAMES[id(kind)]
     return SchemaField(f.name, name, version >= f.nullable, f.tag, inner)

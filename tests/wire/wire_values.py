@@ -11,9 +11,9 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from penstock.wire import schema
+from penstock.wire import primitives, schema
 from penstock.wire.api import Api
-from penstock.wire.schema import Array, ByTopic, Field, Struct
+from penstock.wire.schema import Array, ByTopic, Field, Sole, Struct
 
 Strategy = st.SearchStrategy[Any]
 
@@ -22,15 +22,15 @@ TEXTS = st.text("a9.é☃𝄞\0", max_size=6)
 BYTES = st.binary(max_size=6)
 
 PLAIN: dict[int, Strategy] = {
-    id(schema.BOOL): st.booleans(),
-    id(schema.INT8): st.integers(-(1 << 7), (1 << 7) - 1),
-    id(schema.INT16): st.integers(-(1 << 15), (1 << 15) - 1),
-    id(schema.INT32): st.integers(-(1 << 31), (1 << 31) - 1),
-    id(schema.INT64): st.integers(-(1 << 63), (1 << 63) - 1),
-    id(schema.UUIDS): st.integers(0, (1 << 128) - 1).map(lambda number: UUID(int=number)),
-    id(schema.STRING): TEXTS,
-    id(schema.BYTES): BYTES,
-    id(schema.RECORDS): BYTES.map(memoryview),
+    id(primitives.BOOL): st.booleans(),
+    id(primitives.INT8): st.integers(-(1 << 7), (1 << 7) - 1),
+    id(primitives.INT16): st.integers(-(1 << 15), (1 << 15) - 1),
+    id(primitives.INT32): st.integers(-(1 << 31), (1 << 31) - 1),
+    id(primitives.INT64): st.integers(-(1 << 63), (1 << 63) - 1),
+    id(primitives.UUIDS): st.integers(0, (1 << 128) - 1).map(lambda number: UUID(int=number)),
+    id(primitives.STRING): TEXTS,
+    id(primitives.BYTES): BYTES,
+    id(primitives.RECORDS): BYTES.map(memoryview),
 }
 
 # Messages have one of what these versions could carry many of.
@@ -82,6 +82,8 @@ def of_type(kind: schema.WireType, version: int, *, least: int = 0, most: int = 
             return by_topic(kind, version)
         case Struct():
             return structs(kind, version)
+        case Sole(f):
+            return of_field(f, version, one=False)
         case _:
             return PLAIN[id(kind)]
 

@@ -10,11 +10,15 @@ __all__ = [
     "CommitOffset",
     "CommitResult",
     "CommittedOffset",
+    "DeletedOffset",
     "OffsetCommitRequest",
     "OffsetCommitResponse",
+    "OffsetDeleteRequest",
+    "OffsetDeleteResponse",
     "OffsetFetchPartition",
     "OffsetFetchRequest",
     "OffsetFetchResponse",
+    "OffsetToDelete",
 ]
 
 
@@ -94,3 +98,30 @@ class OffsetFetchRequest(Request[OffsetFetchResponse]):
     def groups(self) -> tuple[OffsetFetchRequest]:
         """The same in the shape of the versions that take several."""
         return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToDelete:
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedOffset:
+    topic: str
+    partition: int
+    error_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetDeleteResponse:
+    error_code: int
+    """Of the whole group."""
+    partitions: tuple[DeletedOffset, ...] = ()
+    throttle_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetDeleteRequest(Request[OffsetDeleteResponse]):
+    group_id: str
+    partitions: tuple[OffsetToDelete, ...]

@@ -20,7 +20,8 @@ from penstock.error_codes import ErrorCode
 from penstock.errors import MalformedMessageError
 from penstock.messages import Request
 from penstock.wire.buffer import Reader
-from penstock.wire.schema import NEVER, STRING, Struct
+from penstock.wire.primitives import STRING
+from penstock.wire.schema import NEVER, Struct
 
 __all__ = ["Api", "Layout", "RequestHeader", "api", "read_request_header"]
 

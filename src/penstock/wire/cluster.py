@@ -14,7 +14,8 @@ from penstock.messages import (
     TopicMetadata,
 )
 from penstock.wire.api import Layout, api
-from penstock.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUIDS, Array, Struct, field, only
+from penstock.wire.primitives import BOOL, INT8, INT16, INT32, NOT_ASKED_FOR, STRING, UUIDS
+from penstock.wire.schema import Array, Struct, field, only
 
 __all__ = ["FIND_COORDINATOR", "METADATA"]
 
@@ -72,10 +73,10 @@ METADATA = api(
                         field("offline_replicas", Array(INT32), 5),
                     ),
                 ),
-                field("topic_authorized_operations", INT32, 8, unused=0),
+                field("topic_authorized_operations", INT32, 8, unused=NOT_ASKED_FOR),
             ),
         ),
-        field("cluster_authorized_operations", INT32, 8, 10, unused=0),
+        field("cluster_authorized_operations", INT32, 8, 10, unused=NOT_ASKED_FOR),
         field("error_code", INT16, 13),
     ),
 )
@@ -99,7 +100,7 @@ def _of_one_key(coordinators: tuple[Coordinator, ...], throttle_time_ms: int) ->
 FIND_COORDINATOR = api(
     10,
     "FindCoordinator",
-    versions=(0, 4),
+    versions=(0, 6),
     flexible=3,
     message=FindCoordinatorRequest,
     request=(

@@ -17,7 +17,8 @@ from penstock.messages import (
     SyncGroupResponse,
 )
 from penstock.wire.api import Layout, api
-from penstock.wire.schema import BOOL, BYTES, INT16, INT32, STRING, Array, Struct, field, only
+from penstock.wire.primitives import BOOL, BYTES, INT16, INT32, STRING
+from penstock.wire.schema import Array, Struct, field, only
 
 __all__ = ["HEARTBEAT", "JOIN_GROUP", "LEAVE_GROUP", "SYNC_GROUP"]
 

@@ -11,28 +11,21 @@ from penstock.messages import (
     FetchRequest,
     FetchResponse,
     ForgottenPartition,
+    LeaderEpochEndOffset,
     LeaderIdAndEpoch,
     ListedOffset,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    OffsetForLeaderEpochPartition,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
 )
 from penstock.wire.api import api
-from penstock.wire.schema import (
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    RECORDS,
-    STRING,
-    UUIDS,
-    Array,
-    ByTopic,
-    Struct,
-    field,
-)
+from penstock.wire.primitives import INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS
+from penstock.wire.schema import Array, ByTopic, Struct, field
 
-__all__ = ["FETCH", "LIST_OFFSETS"]
+__all__ = ["FETCH", "LIST_OFFSETS", "OFFSET_FOR_LEADER_EPOCH"]
 
 _PARTITION = field("partition_index", INT32, attribute="partition")
 
@@ -76,6 +69,51 @@ LIST_OFFSETS = api(
                     field("timestamp", INT64, 1),
                     field("offset", INT64, 1),
                     field("leader_epoch", INT32, 4),
+                ),
+            ),
+            attribute="partitions",
+        ),
+    ),
+)
+
+OFFSET_FOR_LEADER_EPOCH = api(
+    23,
+    "OffsetForLeaderEpoch",
+    versions=(2, 4),
+    flexible=4,
+    message=OffsetForLeaderEpochRequest,
+    request=Struct(
+        OffsetForLeaderEpochRequest,
+        field("replica_id", INT32, 3, ignorable=True),
+        field(
+            "topics",
+            ByTopic(
+                (field("topic", STRING),),
+                "partitions",
+                Struct(
+                    OffsetForLeaderEpochPartition,
+                    field("partition", INT32),
+                    field("current_leader_epoch", INT32, 2),
+                    field("leader_epoch", INT32),
+                ),
+            ),
+            attribute="partitions",
+        ),
+    ),
+    response=Struct(
+        OffsetForLeaderEpochResponse,
+        field("throttle_time_ms", INT32, 2),
+        field(
+            "topics",
+            ByTopic(
+                (field("topic", STRING),),
+                "partitions",
+                Struct(
+                    LeaderEpochEndOffset,
+                    field("error_code", INT16),
+                    field("partition", INT32),
+                    field("leader_epoch", INT32, 1),
+                    field("end_offset", INT64),
                 ),
             ),
             attribute="partitions",

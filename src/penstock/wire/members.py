@@ -2,23 +2,32 @@
 
 The broker passes these bytes on unread, so every client in a group has to agree on them: Java's, librdkafka's, ours.
 A version stands in front; a reader takes what it knows of a newer one and passes over the rest.
+
+Inside of a subscription an assignor has bytes of its own, the user data. Two of them matter: ``sticky`` says there what
+the member owned in which generation, ``cooperative-sticky`` says the generation alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from penstock.errors import MalformedMessageError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.wire.buffer import Reader
-from penstock.wire.schema import BYTES, INT32, STRING, Array, Struct, field
+from penstock.wire.primitives import BYTES, INT32, STRING
+from penstock.wire.schema import Array, Struct, field
 
 __all__ = [
     "ASSIGNMENT",
     "SUBSCRIPTION",
     "decode_assignment",
+    "decode_cooperative_data",
+    "decode_sticky_data",
     "decode_subscription",
     "encode_assignment",
+    "encode_cooperative_data",
+    "encode_sticky_data",
     "encode_subscription",
 ]
 
@@ -83,6 +92,63 @@ def decode_assignment(data: bytes) -> MemberAssignment:
     found = _decode(ASSIGNMENT, data)
     assert isinstance(found, MemberAssignment)
     return found
+
+
+# ---- user data -------------------------------------------------------------------------------------------------
+
+_NO_GENERATION = -1
+_GENERATION_SIZE = 4
+_encode_owned = _PARTITIONS.encoder(0, flexible=False, nullable=False)
+_decode_owned = _PARTITIONS.decoder(0, flexible=False, nullable=False)
+_encode_generation = INT32.encoder(0, flexible=False, nullable=False)
+
+
+def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> bytes:
+    """What a member with the ``sticky`` assignor owned, and in which generation: the user data of its subscription."""
+    out = bytearray()
+    _encode_owned(out, owned)
+    _encode_generation(out, generation)
+    return bytes(out)
+
+
+def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
+    """What a member with the ``sticky`` assignor owned, and in which generation.
+
+    A client that says nothing owned nothing; one that says no generation, as Java's did before 2.3, has -1.
+
+    Raises:
+        MalformedMessageError: the bytes are something else.
+    """
+    if not data:
+        return (), _NO_GENERATION
+    reader = Reader(data)
+    owned: tuple[OwnedPartitions, ...] = _decode_owned(reader)
+    return owned, reader.int32() if reader.remaining else _NO_GENERATION
+
+
+def encode_cooperative_data(generation: int) -> bytes:
+    """The generation in which a member with ``cooperative-sticky`` owned what its subscription says it owns."""
+    out = bytearray()
+    _encode_generation(out, generation)
+    return bytes(out)
+
+
+def decode_cooperative_data(data: bytes | None) -> int:
+    """The generation that a member with ``cooperative-sticky`` was in, -1 from one that does not say.
+
+    Java's client says the number alone; librdkafka's writes what it writes for ``sticky``.
+
+    Raises:
+        MalformedMessageError: the bytes are something else.
+    """
+    if not data:
+        return _NO_GENERATION
+    if len(data) == _GENERATION_SIZE:
+        return Reader(data).int32()
+    return decode_sticky_data(data)[1]
+
+
+# ---- versions --------------------------------------------------------------------------------------------------
 
 
 def _encode(struct: Struct, value: object, version: int) -> bytes:

@@ -12,16 +12,21 @@ from penstock.messages import (
     CommitOffset,
     CommitResult,
     CommittedOffset,
+    DeletedOffset,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     OffsetFetchPartition,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    OffsetToDelete,
 )
 from penstock.wire.api import Layout, api
-from penstock.wire.schema import BOOL, INT16, INT32, INT64, STRING, Array, ByTopic, Struct, field, only
+from penstock.wire.primitives import BOOL, INT16, INT32, INT64, STRING
+from penstock.wire.schema import Array, ByTopic, Struct, field, only
 
-__all__ = ["OFFSET_COMMIT", "OFFSET_FETCH"]
+__all__ = ["OFFSET_COMMIT", "OFFSET_DELETE", "OFFSET_FETCH"]
 
 _TOPIC = (field("name", STRING, attribute="topic"),)
 _PARTITION = field("partition_index", INT32, attribute="partition")
@@ -158,6 +163,28 @@ OFFSET_FETCH = api(
                     ),
                 ),
             ),
+        ),
+    ),
+)
+
+OFFSET_DELETE = api(
+    47,
+    "OffsetDelete",
+    versions=(0, 0),
+    message=OffsetDeleteRequest,
+    request=Struct(
+        OffsetDeleteRequest,
+        field("group_id", STRING),
+        field("topics", ByTopic(_TOPIC, "partitions", Struct(OffsetToDelete, _PARTITION)), attribute="partitions"),
+    ),
+    response=Struct(
+        OffsetDeleteResponse,
+        field("error_code", INT16),
+        field("throttle_time_ms", INT32),
+        field(
+            "topics",
+            ByTopic(_TOPIC, "partitions", Struct(DeletedOffset, _PARTITION, field("error_code", INT16))),
+            attribute="partitions",
         ),
     ),
 )

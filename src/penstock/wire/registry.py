@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import UnsupportedVersionError
 from penstock.messages import ApiVersionRange, ApiVersionsResponse, Request
-from penstock.wire import cluster, group, groups, log, offsets, session, topics
+from penstock.wire import cluster, configs, group, groups, log, offsets, reconciliation, session, topics
 from penstock.wire.api import Api
 
 __all__ = ["APIS", "CONSUMING", "Offered", "api_by_key", "api_of"]
@@ -28,11 +28,19 @@ APIS: tuple[Api[Any], ...] = (
     offsets.OFFSET_FETCH,
     log.LIST_OFFSETS,
     log.FETCH,
+    reconciliation.CONSUMER_GROUP_HEARTBEAT,
+    log.OFFSET_FOR_LEADER_EPOCH,
     topics.CREATE_TOPICS,
     topics.DELETE_TOPICS,
     topics.CREATE_PARTITIONS,
     topics.DELETE_RECORDS,
+    configs.DESCRIBE_CONFIGS,
+    configs.INCREMENTAL_ALTER_CONFIGS,
+    groups.LIST_GROUPS,
+    groups.DESCRIBE_GROUPS,
+    groups.CONSUMER_GROUP_DESCRIBE,
     groups.DELETE_GROUPS,
+    offsets.OFFSET_DELETE,
 )
 
 _BY_MESSAGE: Mapping[type, Api[Any]] = {api.message: api for api in APIS}

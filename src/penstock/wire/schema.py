@@ -12,40 +12,18 @@ by name, and tests hold the two together.
 from __future__ import annotations
 
 import dataclasses
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
-from uuid import UUID
 
 from penstock.errors import MalformedMessageError, UnsupportedVersionError
 from penstock.wire.buffer import Reader, write_uvarint
+from penstock.wire.primitives import Decode, Encode, length_reader, write_length
 
-__all__ = [
-    "BOOL",
-    "BYTES",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "NEVER",
-    "RECORDS",
-    "STRING",
-    "UUIDS",
-    "Array",
-    "ByTopic",
-    "Field",
-    "Struct",
-    "WireType",
-    "field",
-    "only",
-]
+__all__ = ["NEVER", "USED", "Array", "ByTopic", "Field", "Sole", "Struct", "WireType", "field", "only"]
 
 ItemT = TypeVar("ItemT")
-
-Encode = Callable[[bytearray, Any], None]
-Decode = Callable[[Reader], Any]
 
 NEVER = 1 << 15
 """A version that no message reaches."""
@@ -108,107 +86,7 @@ def field(  # noqa: PLR0913 - one row of a table, read as one line
     return Field(name, type, since, until, nullable, tag, ignorable, attribute, path or attribute, unused)
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    layout: struct.Struct
-    label: str
-
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one size for all
-        pack = self.layout.pack
-
-        def encode(out: bytearray, value: Any) -> None:
-            try:
-                out += pack(value)
-            except struct.error as error:
-                raise MalformedMessageError(f"{value!r} does not fit {self.label}") from error
-
-        return encode
-
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one size for all
-        layout = self.layout
-        return lambda reader: reader.fixed(layout)
-
-
-class _Uuid:
-    label = "uuid"
-
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one size for all
-        def encode(out: bytearray, value: UUID) -> None:
-            out += value.bytes
-
-        return encode
-
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one size for all
-        return Reader.uuid
-
-
-# ---- what has a length -----------------------------------------------------------------------------------------
-
-
-def _write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool) -> None:
-    if flexible:
-        write_uvarint(out, 0 if length is None else length + 1)
-        return
-    limit = 0x7FFF if short else 0x7FFFFFFF
-    if length is not None and length > limit:
-        raise MalformedMessageError(f"a value of {length} bytes is longer than the {limit} that the protocol can say")
-    out += (-1 if length is None else length).to_bytes(2 if short else 4, "big", signed=True)
-
-
-def _length_reader(*, flexible: bool, short: bool) -> Callable[[Reader], int]:
-    """Reads a length; -1 is null."""
-    if flexible:
-        return lambda reader: reader.uvarint() - 1
-    return Reader.int16 if short else Reader.int32
-
-
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    """Strings and byte strings: a length, then so many bytes."""
-
-    label: str
-    short: bool
-    """Whether the length has two bytes (strings) or four, in versions that are not flexible."""
-    to_bytes: Callable[[Any], bytes]
-    from_view: Callable[[memoryview], Any]
-
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - alike in all
-        def encode(out: bytearray, value: Any) -> None:
-            if value is None:
-                if not nullable:
-                    raise MalformedMessageError(f"None where the protocol wants a {self.label}")
-                _write_length(out, None, flexible=flexible, short=self.short)
-                return
-            try:
-                raw = self.to_bytes(value)
-            except UnicodeEncodeError as error:
-                raise MalformedMessageError(f"{value!r} cannot be written as UTF-8") from error
-            _write_length(out, len(raw), flexible=flexible, short=self.short)
-            out += raw
-
-        return encode
-
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - alike in all
-        read_length = _length_reader(flexible=flexible, short=self.short)
-        from_view = self.from_view
-
-        def decode(reader: Reader) -> Any:
-            length = read_length(reader)
-            if length == -1 and nullable:
-                return None
-            return from_view(reader.view(length))
-
-        return decode
-
-
-def _utf8(view: memoryview) -> str:
-    try:
-        return str(view, "utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedMessageError(f"a string that is not UTF-8: {bytes(view[:40])!r}") from error
+# ---- arrays --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +106,14 @@ class Array:
         def encode(out: bytearray, value: Any) -> None:
             if value is None and not nullable:
                 raise MalformedMessageError("None where the protocol wants an array")
-            _write_length(out, None if value is None else len(value), flexible=flexible, short=False)
+            write_length(out, None if value is None else len(value), flexible=flexible, short=False)
             for item in value or ():
                 encode_item(out, item)
 
         return encode
 
     def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:
-        read_length = _length_reader(flexible=flexible, short=False)
+        read_length = length_reader(flexible=flexible, short=False)
         decode_item = self.item.decoder(version, flexible=flexible, nullable=False)
 
         def decode(reader: Reader) -> Any:
@@ -261,13 +139,71 @@ class Struct:
         self.factory = factory
         self.fields = fields
 
-    def encoder(self, version: int, *, flexible: bool, nullable: bool = False) -> Encode:  # noqa: ARG002
-        return _fields_encoder(self.factory, self.fields, version, flexible=flexible)
+    def encoder(self, version: int, *, flexible: bool, nullable: bool = False) -> Encode:
+        encode = _fields_encoder(self.factory, self.fields, version, flexible=flexible)
+        return _or_null(encode) if nullable else encode
 
-    def decoder(self, version: int, *, flexible: bool, nullable: bool = False) -> Decode:  # noqa: ARG002
+    def decoder(self, version: int, *, flexible: bool, nullable: bool = False) -> Decode:
         factory = self.factory
         decode_fields = _fields_decoder(self.fields, version, flexible=flexible)
-        return lambda reader: factory(**decode_fields(reader))
+
+        def decode(reader: Reader) -> Any:
+            return factory(**decode_fields(reader))
+
+        return _null_or(decode) if nullable else decode
+
+
+@dataclass(frozen=True, slots=True)
+class Sole:
+    """A structure of one field, in whose place ``messages`` has the value of the field."""
+
+    field: Field
+
+    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:
+        encode_field = _encoder_of(self.field, version, flexible=flexible)
+
+        def encode(out: bytearray, value: Any) -> None:
+            encode_field(out, value)
+            if flexible:
+                write_uvarint(out, 0)
+
+        return _or_null(encode) if nullable else encode
+
+    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:
+        decode_fields = _fields_decoder((self.field,), version, flexible=flexible)
+        attribute = self.field.attribute
+
+        def decode(reader: Reader) -> Any:
+            return decode_fields(reader)[attribute]
+
+        return _null_or(decode) if nullable else decode
+
+
+_NULL, _THERE = 0xFF, 0x01
+"""The byte before a structure that may be null, in all versions alike (KIP-893)."""
+
+
+def _or_null(encode: Encode) -> Encode:
+    def encode_or_null(out: bytearray, value: Any) -> None:
+        if value is None:
+            out.append(_NULL)
+            return
+        out.append(_THERE)
+        encode(out, value)
+
+    return encode_or_null
+
+
+def _null_or(decode: Decode) -> Decode:
+    def decode_or_null(reader: Reader) -> Any:
+        mark = reader.view(1)[0]
+        if mark == _NULL:
+            return None
+        if mark != _THERE:
+            raise MalformedMessageError(f"0x{mark:02x} before a structure, which neither is there nor is null")
+        return decode(reader)
+
+    return decode_or_null
 
 
 def _fields_encoder(factory: Callable[..., Any], fields: Sequence[Field], version: int, *, flexible: bool) -> Encode:
@@ -393,7 +329,7 @@ class ByTopic:
             topics: dict[Any, list[Any]] = {}
             for entry in value or ():
                 topics.setdefault(key_of(entry), []).append(entry)
-            _write_length(out, None if value is None else len(topics), flexible=flexible, short=False)
+            write_length(out, None if value is None else len(topics), flexible=flexible, short=False)
             for entries in topics.values():
                 for get, encode_key in encode_keys:
                     encode_key(out, get(entries[0]))
@@ -456,15 +392,3 @@ class _Decoded:
         if isinstance(self.type, Struct):
             return _fields_decoder(self.type.fields, version, flexible=flexible)
         return self.type.decoder(version, flexible=flexible, nullable=nullable)
-
-
-BOOL = _Fixed(struct.Struct(">?"), "bool")
-INT8 = _Fixed(struct.Struct(">b"), "int8")
-INT16 = _Fixed(struct.Struct(">h"), "int16")
-INT32 = _Fixed(struct.Struct(">i"), "int32")
-INT64 = _Fixed(struct.Struct(">q"), "int64")
-UUIDS = _Uuid()
-STRING = _Sized("string", short=True, to_bytes=lambda text: text.encode(), from_view=_utf8)
-BYTES = _Sized("bytes", short=False, to_bytes=bytes, from_view=bytes)
-RECORDS = _Sized("records", short=False, to_bytes=bytes, from_view=lambda view: view)
-"""Record batches; not copied when read, so they keep their whole frame alive."""

@@ -12,7 +12,8 @@ from penstock.messages import (
     SaslHandshakeResponse,
 )
 from penstock.wire.api import api
-from penstock.wire.schema import BYTES, INT16, INT32, INT64, STRING, Array, Struct, field
+from penstock.wire.primitives import BYTES, INT16, INT32, INT64, STRING
+from penstock.wire.schema import Array, Struct, field
 
 __all__ = ["API_VERSIONS", "SASL_AUTHENTICATE", "SASL_HANDSHAKE"]
 

@@ -21,7 +21,8 @@ from penstock.messages import (
     TopicResult,
 )
 from penstock.wire.api import Layout, api
-from penstock.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, UUIDS, Array, ByTopic, Struct, field
+from penstock.wire.primitives import BOOL, INT8, INT16, INT32, INT64, STRING, UUIDS
+from penstock.wire.schema import Array, ByTopic, Struct, field
 
 __all__ = ["CREATE_PARTITIONS", "CREATE_TOPICS", "DELETE_RECORDS", "DELETE_TOPICS"]
 
