@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TypeAlias
 
+from penstock.core.racks import NO_RACKS, PartitionRacks
 from penstock.records import TopicPartition
 
 __all__ = ["ASSIGNORS", "Assignment", "Assignor", "GroupMember", "range_assignor", "roundrobin_assignor"]
@@ -37,7 +38,9 @@ Assignment: TypeAlias = dict[str, list[TopicPartition]]
 Assignor: TypeAlias = Callable[[Sequence[GroupMember], Mapping[str, int]], Assignment]
 
 
-def range_assignor(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> Assignment:
+def range_assignor(
+    members: Sequence[GroupMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
+) -> Assignment:
     """Each topic is cut into runs, one for each of its members; the first members' are one longer where it must be."""
     given: Assignment = {member.member_id: [] for member in members}
     for topic in sorted(partitions):
@@ -53,7 +56,9 @@ def range_assignor(members: Sequence[GroupMember], partitions: Mapping[str, int]
     return given
 
 
-def roundrobin_assignor(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> Assignment:
+def roundrobin_assignor(
+    members: Sequence[GroupMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
+) -> Assignment:
     """All partitions are dealt in turn, to the next member that wants the topic."""
     given: Assignment = {member.member_id: [] for member in members}
     wanted = {topic for member in members for topic in member.topics}

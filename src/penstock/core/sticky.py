@@ -13,23 +13,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.assignors import Assignment, GroupMember
+from penstock.core.racks import NO_RACKS, PartitionRacks
 from penstock.records import TopicPartition
 
-__all__ = ["cooperative_sticky_assignor", "sticky_assignor"]
+__all__ = ["cooperative_sticky_assignor", "let_go_first", "sticky_assignor"]
 
 
-def sticky_assignor(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> Assignment:
+def sticky_assignor(
+    members: Sequence[GroupMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
+) -> Assignment:
     """Even, and as it was, as far as that goes; what moves is the new owner's at once."""
     return _Table.of(members, partitions).deal()
 
 
-def cooperative_sticky_assignor(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> Assignment:
+def cooperative_sticky_assignor(
+    members: Sequence[GroupMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
+) -> Assignment:
     """The same, and what moves is nobody's until its owner has let go."""
-    table = _Table.of(members, partitions)
-    owner_of = dict(table.claims)
+    return let_go_first(members, sticky_assignor(members, partitions, racks))
+
+
+def let_go_first(members: Sequence[GroupMember], dealt: Assignment) -> Assignment:
+    """``dealt`` without what another member than its taker owns: that one lets go, and the next round gives it."""
+    claims = _claims(members, {one for given in dealt.values() for one in given})
+    claimants: dict[TopicPartition, set[str]] = {}
+    for member in members:
+        for one in member.owned:
+            claimants.setdefault(one, set()).add(member.member_id)
     return {
-        member: [partition for partition in given if owner_of.get(partition, member) == member]
-        for member, given in table.deal().items()
+        taker: [one for one in given if claims.get(one) == taker or not claimants.get(one, set()) - {taker}]
+        for taker, given in dealt.items()
     }
 
 
