@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.classic import ALIVE, TABLE, State
+from penstock.core import classic, reconciling
 from penstock.core.group_errors import Asked, Reaction, error_of, event_of, reaction_to
 from penstock.core.membership import (
     CoordinatorGone,
@@ -18,10 +18,12 @@ from penstock.core.membership import (
 from penstock.error_codes import RETRIABLE, ErrorCode
 from penstock.errors import (
     BrokerError,
+    ConfigurationError,
     FencedMemberError,
     GroupAuthorizationFailedError,
     InvalidSessionTimeoutError,
     NoCommonAssignorError,
+    UnsupportedVersionError,
 )
 
 EVENTS = {
@@ -44,6 +46,8 @@ EVENTS = {
         (ErrorCode.ILLEGAL_GENERATION, Reaction.REJOIN_WITH_SAME_ID),
         (ErrorCode.UNKNOWN_MEMBER_ID, Reaction.REJOIN_AS_NEW),
         (ErrorCode.REBALANCE_IN_PROGRESS, Reaction.REJOIN),
+        (ErrorCode.FENCED_MEMBER_EPOCH, Reaction.REJOIN_WITH_SAME_ID),
+        (ErrorCode.STALE_MEMBER_EPOCH, Reaction.RETRY),
         (ErrorCode.UNSTABLE_OFFSET_COMMIT, Reaction.RETRY),
         (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, Reaction.FAIL),
         (ErrorCode.INVALID_GROUP_ID, Reaction.FAIL),
@@ -51,6 +55,11 @@ EVENTS = {
         (ErrorCode.GROUP_AUTHORIZATION_FAILED, Reaction.FAIL),
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, Reaction.FAIL),
         (ErrorCode.FENCED_INSTANCE_ID, Reaction.FAIL),
+        (ErrorCode.UNRELEASED_INSTANCE_ID, Reaction.FAIL),
+        (ErrorCode.UNSUPPORTED_ASSIGNOR, Reaction.FAIL),
+        (ErrorCode.INVALID_REGULAR_EXPRESSION, Reaction.FAIL),
+        (ErrorCode.UNSUPPORTED_VERSION, Reaction.FAIL),
+        (ErrorCode.GROUP_ID_NOT_FOUND, Reaction.FAIL),
         (ErrorCode.GROUP_MAX_SIZE_REACHED, Reaction.FAIL),
         (ErrorCode.OFFSET_METADATA_TOO_LARGE, Reaction.FAIL),
         (999, Reaction.FAIL),
@@ -58,13 +67,21 @@ EVENTS = {
 )
 def test_what_a_member_does_about_it(code, reaction):
     """The codes that groups live with, one by one; a number that nobody knows is told to the user."""
-    assert {reaction_to(code, asked) for asked in Asked if asked is not Asked.JOIN} == {reaction}
+    of_some = {Asked.JOIN, Asked.COMMIT} if code == ErrorCode.REBALANCE_IN_PROGRESS else set()
+
+    assert {reaction_to(code, asked) for asked in Asked if asked not in of_some} == {reaction}
 
 
 def test_a_join_during_a_rebalance_is_the_same_join_again():
     """Between two generations the group wants the same join once more: nothing is given back for that."""
     assert reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, Asked.JOIN) is Reaction.RETRY
     assert reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, Asked.SYNC) is Reaction.REJOIN
+
+
+def test_a_commit_during_a_rebalance_waits_for_its_end():
+    """What is kept through a rebalance is still ours to commit, in the generation that comes of it."""
+    assert reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, Asked.COMMIT) is Reaction.RETRY
+    assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, Asked.COMMIT), NotNow)
 
 
 @pytest.mark.parametrize("asked", Asked)
@@ -83,10 +100,11 @@ def test_every_code_has_a_reaction_and_its_event(asked):
             assert event.reason == f"{asked}: {code.name}"
 
 
+@pytest.mark.parametrize("machine", [classic, reconciling], ids=["classic", "KIP-848"])
 @pytest.mark.parametrize("kind", EVENTS.values(), ids=lambda kind: kind.__name__)
-def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent]):
-    """Whatever a heartbeat, a join or a sync is answered with, the machine has a rule for it there."""
-    assert all((state, kind) in TABLE for state in (*ALIVE, State.JOINING))
+def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent], machine):
+    """Whatever a heartbeat, a join or a sync is answered with, each machine has a rule for it there."""
+    assert all((state, kind) in machine.TABLE for state in (*machine.ALIVE, machine.State.JOINING))
 
 
 def test_the_user_may_override_an_entry():
@@ -114,3 +132,22 @@ def test_what_the_user_is_told(code, error, words):
     """A class for what may be caught, the code's name and number, and what to do about it."""
     with pytest.raises(error, match=words):
         raise error_of(code, Asked.JOIN)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (ErrorCode.UNRELEASED_INSTANCE_ID, FencedMemberError, "another live member .* holds this group_instance_id"),
+        (ErrorCode.FENCED_INSTANCE_ID, FencedMemberError, "group_instance_id"),
+        (ErrorCode.UNSUPPORTED_ASSIGNOR, ConfigurationError, "set group_remote_assignor"),
+        (ErrorCode.INVALID_REGULAR_EXPRESSION, ConfigurationError, "pattern .* RE2"),
+        (ErrorCode.UNSUPPORTED_VERSION, UnsupportedVersionError, "set group_protocol='classic'"),
+        (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, NoCommonAssignorError, "live members of the classic protocol"),
+        (ErrorCode.GROUP_ID_NOT_FOUND, NoCommonAssignorError, "use another group_id"),
+        (ErrorCode.GROUP_MAX_SIZE_REACHED, BrokerError, "ConsumerGroupHeartbeat was refused"),
+    ],
+)
+def test_what_the_user_is_told_of_a_group_heartbeat(code, error, words):
+    """Under KIP-848 some codes mean something of their own, and the error names the option to change."""
+    with pytest.raises(error, match=words):
+        raise error_of(code, Asked.GROUP_HEARTBEAT)

@@ -1,7 +1,8 @@
 """What a broker's error code means to a member, by request: the one table.
 
 Rule of this file: data. A code that is not listed means what Kafka says of it in general: another try, if it is
-retriable; else the end. ``ILLEGAL_GENERATION`` leaves the member its id, ``UNKNOWN_MEMBER_ID`` does not.
+retriable; else the end. ``ILLEGAL_GENERATION`` leaves the member its id, ``UNKNOWN_MEMBER_ID`` does not (but for
+KIP-848, where a member makes its id itself).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from penstock.core.membership import (
     RebalanceCalled,
 )
 from penstock.error_codes import RETRIABLE, ErrorCode, name_of
-from penstock.errors import FencedMemberError, NoCommonAssignorError, PenstockError, broker_error
+from penstock.errors import (
+    ConfigurationError,
+    FencedMemberError,
+    NoCommonAssignorError,
+    PenstockError,
+    UnsupportedVersionError,
+    broker_error,
+)
 
 __all__ = ["Asked", "Reaction", "error_of", "event_of", "reaction_to"]
 
@@ -30,6 +38,7 @@ class Asked(StrEnum):
     JOIN = "JoinGroup"
     SYNC = "SyncGroup"
     HEARTBEAT = "Heartbeat"
+    GROUP_HEARTBEAT = "ConsumerGroupHeartbeat"
     LEAVE = "LeaveGroup"
     COMMIT = "OffsetCommit"
     OFFSETS = "OffsetFetch"
@@ -54,11 +63,16 @@ _IN_GENERAL: Mapping[int, Reaction] = {
     ErrorCode.ILLEGAL_GENERATION: Reaction.REJOIN_WITH_SAME_ID,
     ErrorCode.UNKNOWN_MEMBER_ID: Reaction.REJOIN_AS_NEW,
     ErrorCode.REBALANCE_IN_PROGRESS: Reaction.REJOIN,
+    ErrorCode.FENCED_MEMBER_EPOCH: Reaction.REJOIN_WITH_SAME_ID,
+    # The member has a newer epoch and will hear of it with its next heartbeat; then the same may be asked again.
+    ErrorCode.STALE_MEMBER_EPOCH: Reaction.RETRY,
 }
 
 _OF_REQUEST: Mapping[Asked, Mapping[int, Reaction]] = {
     # The group is between two generations while it answers a join so: it wants the same join again.
     Asked.JOIN: {ErrorCode.REBALANCE_IN_PROGRESS: Reaction.RETRY},
+    # What is kept through a rebalance may be committed when the new generation is known (KIP-429).
+    Asked.COMMIT: {ErrorCode.REBALANCE_IN_PROGRESS: Reaction.RETRY},
 }
 
 
@@ -90,14 +104,71 @@ def event_of(code: int, asked: Asked, overrides: Mapping[int, Reaction] | None =
 
 def error_of(code: int, asked: Asked) -> PenstockError:
     """What the user is told."""
-    if code == ErrorCode.FENCED_INSTANCE_ID:
-        return FencedMemberError(
+    for table in (_ERRORS_OF_REQUEST.get(asked, {}), _ERRORS_IN_GENERAL):
+        if code in table:
+            kind, said = table[code]
+            return kind(said)
+    return broker_error(code, f"{asked} was refused")
+
+
+_OTHER_KIND = (
+    NoCommonAssignorError,
+    (
+        "the group is not one of the consumer protocol and cannot become one now: it has live members of the classic"
+        " protocol that the broker does not take along, or is no group of consumers - set group_protocol='classic', stop"
+        " the others first, or use another group_id"
+    ),
+)
+
+_ERRORS_IN_GENERAL: Mapping[int, tuple[type[PenstockError], str]] = {
+    ErrorCode.FENCED_INSTANCE_ID: (
+        FencedMemberError,
+        (
             "another member has joined with the same group_instance_id and took this one's place"
             " - give each process a name of its own"
-        )
-    if code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
-        return NoCommonAssignorError(
+        ),
+    ),
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        NoCommonAssignorError,
+        (
             "the group's members share no assignment strategy, or it is no group of consumers"
             " - set partition_assignment_strategy to one that the others have, such as ('range',) or ('roundrobin',)"
-        )
-    return broker_error(code, f"{asked} was refused")
+        ),
+    ),
+}
+
+_ERRORS_OF_REQUEST: Mapping[Asked, Mapping[int, tuple[type[PenstockError], str]]] = {
+    Asked.GROUP_HEARTBEAT: {
+        ErrorCode.UNRELEASED_INSTANCE_ID: (
+            FencedMemberError,
+            (
+                "another live member of the group holds this group_instance_id - give each process a name of its own, or"
+                " wait until the other has stopped or its session has run out"
+            ),
+        ),
+        ErrorCode.INCONSISTENT_GROUP_PROTOCOL: _OTHER_KIND,
+        # So says a broker of a join that may not change the group's protocol: there is a group, but none of this kind.
+        ErrorCode.GROUP_ID_NOT_FOUND: _OTHER_KIND,
+        ErrorCode.UNSUPPORTED_ASSIGNOR: (
+            ConfigurationError,
+            (
+                "the broker has no such assignor - set group_remote_assignor to one of its group.consumer.assignors"
+                " (such as 'uniform' or 'range'), or leave it out"
+            ),
+        ),
+        ErrorCode.INVALID_REGULAR_EXPRESSION: (
+            ConfigurationError,
+            (
+                "the broker does not read pattern as a regular expression - it has to be one of RE2, without look-around"
+                " and back references"
+            ),
+        ),
+        ErrorCode.UNSUPPORTED_VERSION: (
+            UnsupportedVersionError,
+            (
+                "this broker lacks the consumer group protocol (KIP-848), or it is switched off"
+                " - set group_protocol='classic'"
+            ),
+        ),
+    },
+}
