@@ -104,71 +104,49 @@ def event_of(code: int, asked: Asked, overrides: Mapping[int, Reaction] | None =
 
 def error_of(code: int, asked: Asked) -> PenstockError:
     """What the user is told."""
-    for table in (_ERRORS_OF_REQUEST.get(asked, {}), _ERRORS_IN_GENERAL):
-        if code in table:
-            kind, said = table[code]
-            return kind(said)
+    if asked is Asked.GROUP_HEARTBEAT and (error := _error_of_group_heartbeat(code)) is not None:
+        return error
+    if code == ErrorCode.FENCED_INSTANCE_ID:
+        return FencedMemberError(
+            "another member has joined with the same group_instance_id and took this one's place"
+            " - give each process a name of its own"
+        )
+    if code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+        return NoCommonAssignorError(
+            "the group's members share no assignment strategy, or it is no group of consumers"
+            " - set partition_assignment_strategy to one that the others have, such as ('range',) or ('roundrobin',)"
+        )
     return broker_error(code, f"{asked} was refused")
 
 
-_OTHER_KIND = (
-    NoCommonAssignorError,
-    (
-        "the group is not one of the consumer protocol and cannot become one now: it has live members of the classic"
-        " protocol that the broker does not take along, or is no group of consumers - set group_protocol='classic', stop"
-        " the others first, or use another group_id"
-    ),
-)
-
-_ERRORS_IN_GENERAL: Mapping[int, tuple[type[PenstockError], str]] = {
-    ErrorCode.FENCED_INSTANCE_ID: (
-        FencedMemberError,
-        (
-            "another member has joined with the same group_instance_id and took this one's place"
-            " - give each process a name of its own"
-        ),
-    ),
-    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
-        NoCommonAssignorError,
-        (
-            "the group's members share no assignment strategy, or it is no group of consumers"
-            " - set partition_assignment_strategy to one that the others have, such as ('range',) or ('roundrobin',)"
-        ),
-    ),
-}
-
-_ERRORS_OF_REQUEST: Mapping[Asked, Mapping[int, tuple[type[PenstockError], str]]] = {
-    Asked.GROUP_HEARTBEAT: {
-        ErrorCode.UNRELEASED_INSTANCE_ID: (
-            FencedMemberError,
-            (
-                "another live member of the group holds this group_instance_id - give each process a name of its own, or"
-                " wait until the other has stopped or its session has run out"
-            ),
-        ),
-        ErrorCode.INCONSISTENT_GROUP_PROTOCOL: _OTHER_KIND,
-        # So says a broker of a join that may not change the group's protocol: there is a group, but none of this kind.
-        ErrorCode.GROUP_ID_NOT_FOUND: _OTHER_KIND,
-        ErrorCode.UNSUPPORTED_ASSIGNOR: (
-            ConfigurationError,
-            (
+def _error_of_group_heartbeat(code: int) -> PenstockError | None:
+    match code:
+        case ErrorCode.UNRELEASED_INSTANCE_ID:
+            return FencedMemberError(
+                "another live member of the group holds this group_instance_id"
+                " - give each process a name of its own, or wait until the other has stopped or its session is over"
+            )
+        # The second is a broker's answer to a join that may not change the protocol of the group that there is.
+        case ErrorCode.INCONSISTENT_GROUP_PROTOCOL | ErrorCode.GROUP_ID_NOT_FOUND:
+            return NoCommonAssignorError(
+                "the group is not one of the consumer protocol and cannot become one now: it has live members of the"
+                " classic protocol that the broker does not take along, or is no group of consumers"
+                " - set group_protocol='classic', stop the others first, or use another group_id"
+            )
+        case ErrorCode.UNSUPPORTED_ASSIGNOR:
+            return ConfigurationError(
                 "the broker has no such assignor - set group_remote_assignor to one of its group.consumer.assignors"
                 " (such as 'uniform' or 'range'), or leave it out"
-            ),
-        ),
-        ErrorCode.INVALID_REGULAR_EXPRESSION: (
-            ConfigurationError,
-            (
-                "the broker does not read pattern as a regular expression - it has to be one of RE2, without look-around"
-                " and back references"
-            ),
-        ),
-        ErrorCode.UNSUPPORTED_VERSION: (
-            UnsupportedVersionError,
-            (
-                "this broker lacks the consumer group protocol (KIP-848), or it is switched off"
+            )
+        case ErrorCode.INVALID_REGULAR_EXPRESSION:
+            return ConfigurationError(
+                "the broker cannot read pattern"
+                " - write it as a regular expression of RE2, without look-around and back references"
+            )
+        case ErrorCode.UNSUPPORTED_VERSION:
+            return UnsupportedVersionError(
+                "this broker lacks the consumer group protocol (KIP-848), or it is switched off there"
                 " - set group_protocol='classic'"
-            ),
-        ),
-    },
-}
+            )
+        case _:
+            return None
