@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConfigurationError, Consumer
-from penstock.config import OLD_SPELLINGS, ConsumerConfig, check_names, resolve, split_address
+from penstock.config import ConsumerConfig, check_names, resolve, split_address
+from penstock.config.resolution import OLD_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)

@@ -150,8 +150,9 @@ async def test_members_without_a_common_assignor_are_told(new_topic, new_consume
         assert frozenset({TopicPartition(topic, 0)}) == first.assignment()
 
 
-async def test_members_of_librdkafka_share_the_group(new_topic, new_consumer, kafka_server, witness, group):
-    """A member of ours and one of librdkafka's agree on range: every partition has one owner, whoever leads."""
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+async def test_members_of_librdkafka_share_the_group(new_topic, new_consumer, kafka_server, group, strategy):
+    """A member of ours and one of librdkafka's agree: every partition has one owner, whoever leads."""
     from confluent_kafka import Consumer as Confluent  # noqa: PLC0415 - the one use
 
     topic, events = new_topic(4), Recorder()
@@ -159,15 +160,16 @@ async def test_members_of_librdkafka_share_the_group(new_topic, new_consumer, ka
         {
             "bootstrap.servers": kafka_server.bootstrap_servers,
             "group.id": group,
-            "partition.assignment.strategy": "range",
+            "partition.assignment.strategy": strategy,
             "session.timeout.ms": 6_000,
         }
     )
     theirs.subscribe([topic])
     polling = asyncio.create_task(asyncio.to_thread(poll_until, theirs, 2))
     try:
-        async with new_consumer(topic, group_id=group, hooks=[events]) as ours:
-            await events.wait_for(PartitionsAssigned, where=lambda event: len(event.added) == 2)
+        options = {"partition_assignment_strategy": strategy, "hooks": [events]}
+        async with new_consumer(topic, group_id=group, **options) as ours:
+            await until(lambda: len(ours.assignment()) == 2)
             their_share = await polling
             assert not their_share & ours.assignment()
             assert len(their_share | ours.assignment()) == 4

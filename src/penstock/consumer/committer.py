@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from penstock.config import ConsumerConfig
+from penstock.consumer.reactions import Reactions
 from penstock.consumer.reader import Reader
 from penstock.consumer.wake import Wake
 from penstock.core.commits import CommitClock, Commits, Snapshot
-from penstock.core.group_errors import Asked, Reaction, reaction_to
+from penstock.core.group_errors import Asked, Reaction
 from penstock.core.membership import Identity
 from penstock.error_codes import ErrorCode, name_of
-from penstock.errors import BrokerConnectionError, BrokerError, CommitFailedError, PenstockError, broker_error
+from penstock.errors import BrokerConnectionError, BrokerError, CommitFailedError, broker_error
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
 from penstock.observe.events import CommitFailed, OffsetsCommitted
@@ -33,7 +34,8 @@ class Committer:
 
     Args:
         identity: who commits, asked anew for each request; None while the group counts us in no generation.
-        on_error: told the code with which the group refused us, and who we were.
+        on_error: told the code with which the group refused us, and who we were; says whether that counts, or is
+            of a generation that is over.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
@@ -44,13 +46,13 @@ class Committer:
         reader: Reader,
         observer: Observer,
         identity: Callable[[], Identity | None],
-        on_error: Callable[[int, Identity], None],
+        on_error: Callable[[int, Identity], bool],
     ) -> None:
         assert config.group_id is not None
         self._group_id = config.group_id
         self._config, self._cluster, self._commits = config, cluster, commits
         self._reader, self._observer = reader, observer
-        self._identity, self._on_error = identity, on_error
+        self._identity, self._on_error, self._reactions = identity, on_error, Reactions(config)
         interval_s = config.auto_commit_interval_ms / 1000 if config.commits_automatically else None
         self._clock = CommitClock(interval_s)
         self._one_at_a_time = asyncio.Lock()
@@ -98,8 +100,8 @@ class Committer:
                 partition: CommitOffset(*partition, one.offset, _epoch(one.leader_epoch), one.metadata)
                 for partition, one in offsets.items()
             }
-            epochs = {position.partition: position.epoch for position in self._commits.positions.of(offsets)}
-            await self._send_until_done(Snapshot(entries, epochs), timeout_s)
+            ours = self._commits.positions.of(offsets)
+            await self._send_until_done(self._commits.picture(ours, entries), timeout_s)
             self._clock.restart(asyncio.get_running_loop().time())
             self._news.set()
 
@@ -119,11 +121,21 @@ class Committer:
             if not error.retriable:
                 raise
             raise CommitFailedError(f"{error} - the records since the last commit may be delivered again") from error
-        committed = {partition: entry.offset for partition, entry in snapshot.offsets.items()}
+        gone = self._commits.gone(snapshot) & left.keys()
+        committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in gone}
         self._observer.tell(OffsetsCommitted(self._group_id, committed))
+        if gone:
+            raise CommitFailedError(
+                f"{', '.join(sorted(map(str, gone)))}: not committed, they were given back meanwhile"
+                " - their next owner goes on from what was committed then"
+            )
 
     async def _send(self, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> None:
-        """One attempt at what is left; what was taken is not sent again."""
+        """One attempt at what is left; what was taken is not sent again, nor what is another's by now."""
+        gone = self._commits.gone(snapshot)
+        entries = {partition: entry for partition, entry in left.items() if partition not in gone}
+        if not entries:
+            return
         identity = self._identity()
         if identity is None:
             raise CommitFailedError(
@@ -135,7 +147,7 @@ class Committer:
             answer = await coordinator.send(
                 OffsetCommitRequest(
                     self._group_id,
-                    tuple(left.values()),
+                    tuple(entries.values()),
                     identity.generation,
                     identity.member_id,
                     identity.instance_id,
@@ -145,32 +157,45 @@ class Committer:
             self._cluster.forget_coordinator(self._group_id, str(error))
             raise
         codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
-        taken = [partition for partition in left if codes.get(partition) == ErrorCode.NONE]
+        taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
         self._commits.acknowledged(snapshot, taken)
         for partition in taken:
             del left[partition]
-        for partition in left:
+        for partition in entries.keys() & left.keys():
             self._refused(partition, codes.get(partition), identity)
 
     def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:
             raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the answer to a commit")
-        match reaction_to(code, Asked.COMMIT):
+        match self._reactions.to(code, Asked.COMMIT):
             case Reaction.FIND_COORDINATOR:
                 self._cluster.forget_coordinator(self._group_id, name_of(code))
                 raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
+            case Reaction.RETRY:
+                if code == ErrorCode.STALE_MEMBER_EPOCH:
+                    # The next heartbeat brings the newer one.
+                    self._on_error(code, identity)
+                raise _to_be_tried_again(code, partition)
             case Reaction.REJOIN | Reaction.REJOIN_AS_NEW | Reaction.REJOIN_WITH_SAME_ID:
-                self._on_error(code, identity)
+                if not self._on_error(code, identity):
+                    # A rebalance is under way, or over since this was sent: what is still ours goes under its name.
+                    raise _to_be_tried_again(code, partition)
                 raise CommitFailedError(
                     f"{partition} was not committed: the group has gone on without this member ({name_of(code)})"
                     " - its records are delivered again to whoever owns it now; if handling takes long, raise"
                     " session_timeout_ms or max_poll_interval_ms"
                 )
-            case _:
-                refused: PenstockError = broker_error(code, f"{partition} was not committed")
+            case Reaction.FAIL:
                 if code == ErrorCode.FENCED_INSTANCE_ID:
                     self._on_error(code, identity)
-                raise refused
+                raise broker_error(code, f"{partition} was not committed")
+
+
+def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:
+    error = broker_error(code, f"{partition} was not committed")
+    # To Kafka in general it may be final; to this group it is not.
+    error.retriable = True
+    return error
 
 
 def _epoch(leader_epoch: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -46,14 +47,18 @@ class Consumer:
 
     Args:
         topics: names of the topics to read.
+        pattern: or a regular expression: all topics whose whole name it matches, those made later too. The broker
+            reads it, as RE2, where ``group_protocol`` is "consumer"; elsewhere Python does.
         options: see ``ConsumerOptions``; those not given come from ``PENSTOCK_…`` variables, then from defaults.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
     """
 
-    def __init__(self, *topics: str, **options: Unpack[ConsumerOptions]) -> None:
-        self._topics = _checked_topics(topics)
+    def __init__(
+        self, *topics: str, pattern: str | re.Pattern[str] | None = None, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        self._topics, self._pattern = _checked_subscription(topics, pattern)
         self._options = dict(options)
         check_names(self._options)
         resolve(self._options)
@@ -68,7 +73,11 @@ class Consumer:
         if self._engine is not None and self._engine.failure is not None:
             state = f"failed: {self._engine.failure}"
         group = self._config.group_id if self._config is not None else self._options.get("group_id")
-        return f"<Consumer {', '.join(sorted(self._topics))} group={group} {state}>"
+        return f"<Consumer {self._what} group={group} {state}>"
+
+    @property
+    def _what(self) -> str:
+        return ", ".join(sorted(self._topics)) if self._pattern is None else f"of /{self._pattern.pattern}/"
 
     def __del__(self) -> None:
         supervisor = getattr(self, "_supervisor", None)
@@ -94,8 +103,8 @@ class Consumer:
             raise ConsumerStateError("this consumer is started already")
         self._config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
-        engine = Engine(self._config, self._topics, self, observer)
-        self._supervisor = Supervisor(engine.run, f"penstock consumer of {', '.join(sorted(self._topics))}")
+        engine = Engine(self._config, self._topics, self._pattern, self, observer)
+        self._supervisor = Supervisor(engine.run, f"penstock consumer {self._what}")
         self._engine = engine
         try:
             await self._supervisor.start()
@@ -293,8 +302,8 @@ class Consumer:
         return self._started.positions.partitions
 
     def subscription(self) -> frozenset[str]:
-        """The topics it reads."""
-        return self._topics
+        """The topics it reads; with a pattern, those that match it now."""
+        return self._topics if self._pattern is None or self._engine is None else self._engine.subscription
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the partition as the last fetch told it; None before the first."""
@@ -363,14 +372,25 @@ class _NotStarted:
         raise ConsumerStateError(self.advice)
 
 
-def _checked_topics(topics: Iterable[object]) -> frozenset[str]:
+def _checked_subscription(topics: Iterable[object], pattern: object) -> tuple[frozenset[str], re.Pattern[str] | None]:
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
-    if not names:
-        raise ConfigurationError("which topics? - Consumer('orders', ...)")
-    return frozenset(str(name) for name in names)
+    if (pattern is None) is not bool(names):
+        raise ConfigurationError("which topics? - Consumer('orders', ...), or Consumer(pattern='orders[.].*', ...)")
+    return frozenset(str(name) for name in names), None if pattern is None else _compiled(pattern)
+
+
+def _compiled(pattern: object) -> re.Pattern[str]:
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return pattern
+    if not isinstance(pattern, str) or not pattern:
+        raise ConfigurationError(f"pattern={pattern!r} will not do: it has to be a regular expression of names")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigurationError(f"pattern={pattern!r} is no regular expression: {error}") from error
 
 
 def _with_metadata(

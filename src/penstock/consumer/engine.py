@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 
 import anyio
 
@@ -39,8 +40,15 @@ _TOPIC_GRACE_S = 5.0
 class Engine:
     """What a Consumer starts and stops."""
 
-    def __init__(self, config: ConsumerConfig, topics: frozenset[str], consumer: object, observer: Observer) -> None:
-        self.config, self.topics, self._observer = config, topics, observer
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        topics: frozenset[str],
+        pattern: re.Pattern[str] | None,
+        consumer: object,
+        observer: Observer,
+    ) -> None:
+        self.config, self.topics, self._pattern, self._observer = config, topics, pattern, observer
         self.failure: PenstockError | None = None
         self._failed = asyncio.Event()
         self.cluster = Cluster(config, observer)
@@ -67,7 +75,7 @@ class Engine:
         self.coordinator: Coordinator | None = None
         self._solo: Solo | None = None
         if config.group_id is None:
-            self._solo = Solo(config, self.cluster, self.positions, self.topics, self.positions_changed)
+            self._solo = Solo(config, self.cluster, self.positions, self.topics, self._pattern, self.positions_changed)
         else:
             self._join(config, consumer)
 
@@ -92,7 +100,9 @@ class Engine:
             self.positions_changed,
         )
         member = f"{config.client_id}-{next(_numbers)}"
-        self.coordinator = Coordinator(config, self.cluster, ownership, self._observer, member, self.topics, self.fail)
+        self.coordinator = Coordinator(
+            config, self.cluster, ownership, self._observer, member, self.topics, self._pattern, self.fail
+        )
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -117,7 +127,7 @@ class Engine:
 
     async def _open(self) -> None:
         timeout_s = self.config.start_timeout_ms / 1000
-        self.cluster.watch(self, self.topics)
+        self.cluster.watch(self, self.topics if self._pattern is None else None)
         await self.cluster.retrying(self.cluster.bootstrap, timeout_s=timeout_s, what="reaching the cluster")
         await self.cluster.retrying(
             self._check_topics, timeout_s=min(timeout_s, _TOPIC_GRACE_S), what="looking for the topics"
@@ -135,12 +145,11 @@ class Engine:
                 raise broker_error(code, f"topic {name!r}")
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
+        self._picture_changed()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.picture.run_refreshes)
             tasks.start_soon(self.fetcher.run_fetches)
             tasks.start_soon(self.beginnings.run_resets)
-            if self._solo is not None:
-                self._solo.picture_changed()
             if self.committer is not None:
                 tasks.start_soon(self.committer.run_commits)
             if self.coordinator is None:
@@ -169,6 +178,15 @@ class Engine:
             self._observer.tell(ConsumerFailed(str(error)))
             self.reader.close(error)
 
+    @property
+    def subscription(self) -> frozenset[str]:
+        """The topics that are read; with a pattern, those that match it and are ours to read."""
+        if self._solo is not None:
+            return self._solo.topics
+        assert self.coordinator is not None
+        owned = {partition.topic for partition in self.positions.partitions}
+        return self.coordinator.topics or frozenset(owned)
+
     # ---- who has to know what ----------------------------------------------------------------------------------
 
     def positions_changed(self) -> None:
@@ -191,9 +209,8 @@ class Engine:
     def _committing_as(self) -> Identity | None:
         return self.coordinator.committing_as() if self.coordinator is not None else None
 
-    def _commit_refused(self, code: int, identity: Identity) -> None:
-        if self.coordinator is not None:
-            self.coordinator.refused(code, identity)
+    def _commit_refused(self, code: int, identity: Identity) -> bool:
+        return self.coordinator is not None and self.coordinator.refused(code, identity)
 
 
 def _told(error: BaseException) -> PenstockError:

@@ -68,6 +68,8 @@ class Ownership:
         self._consumer, self._on_taken = consumer, on_taken
         self._before: dict[TopicPartition, int | None] = {}
         """What was owned before the rebalance that is going on, and where each partition stood."""
+        self._announced: Partitions = frozenset()
+        """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
 
     # ---- taking over -------------------------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ class Ownership:
             RebalanceError: a callback raised or overran its deadline.
             BrokerError: the committed offsets may not be read.
         """
+        self._remember(kept)
         self._positions.add(added)
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, added),
@@ -87,7 +90,9 @@ class Ownership:
         for position in self._positions.of(added):
             self._place(position, committed.get(position.partition))
         self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
-        await self._tell_listener("on_partitions_assigned", added)
+        news = added - self._announced
+        self._announced |= news
+        await self._tell_listener("on_partitions_assigned", news)
         await self._ask_callback()
         for position in self._positions.of(added):
             position.is_fetchable = True
@@ -145,7 +150,7 @@ class Ownership:
         if self._config.commits_automatically:
             await self._commit_last(partitions)
         try:
-            await self._tell_listener("on_partitions_revoked", partitions)
+            await self._tell_listener("on_partitions_revoked", self._denounced(partitions))
         finally:
             self._remove(partitions)
         self._observer.tell(PartitionsRevoked(self._group_id, partitions))
@@ -162,7 +167,7 @@ class Ownership:
         self._remember(partitions)
         self._remove(partitions)
         self._observer.tell(PartitionsLost(self._group_id, partitions, reason))
-        await self._tell_listener("on_partitions_lost", partitions)
+        await self._tell_listener("on_partitions_lost", self._denounced(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
         loop = asyncio.get_running_loop()
@@ -183,6 +188,11 @@ class Ownership:
         # With the cluster down the membership ends anyway, and stop() has its own bound.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
+    def _denounced(self, partitions: Partitions) -> Partitions:
+        known = partitions & self._announced
+        self._announced -= partitions
+        return known
+
     def _remember(self, partitions: Iterable[TopicPartition]) -> None:
         for position in self._positions.of(partitions):
             self._before[position.partition] = position.delivered
@@ -196,7 +206,8 @@ class Ownership:
 
     async def _tell_listener(self, name: str, partitions: Partitions) -> None:
         told = getattr(self._config.rebalance_listener, name, None)
-        if told is not None:
+        # Nothing that goes is no news; nothing that comes is: the member has joined and waits.
+        if told is not None and (partitions or name == "on_partitions_assigned"):
             await self._call(name, told, partitions)
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401

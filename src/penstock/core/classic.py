@@ -1,25 +1,28 @@
-"""One member of one group in the classic protocol (JoinGroup, SyncGroup), eagerly: the whole machine as one table.
+"""One member of one group in the classic protocol (JoinGroup, SyncGroup): the whole machine as one table.
 
 Rule 1: every transition stands in ``TABLE``: a state, what happened, what to do, the state after it. What is not in
 the table cannot happen, raises, and changes nothing; what may happen and does not matter stands there as ``ignore``.
-Rule 2: heartbeats go on whenever the group counts us in a generation (``ALIVE``, until it is lost); while a join is
-in flight the coordinator waits for us and no session runs.
-Rule 3: an outcome counts only while it is waited for. ``awaits`` says so of an effect (a join, a callback that
+Rule 2: eager members give all back before they join; cooperative ones (KIP-429: all that is offered is cooperative)
+keep what they own through a join, give back what the new generation takes away, and join once more.
+Rule 3: heartbeats go on whenever the group counts us in a generation, through a join too while partitions are owned.
+A member that owns nothing has no session to keep while the coordinator holds its join.
+Rule 4: an outcome counts only while it is waited for. ``awaits`` says so of an effect (a join, a callback that
 runs), ``is_current`` of a heartbeat or commit: its generation has to be the current one, with no join in flight.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeAlias
 
-from penstock.core.assignors import Assignor, GroupMember
 from penstock.core.backoff import Backoff
+from penstock.core.classic_states import ALIVE, OVER, OWNING, REJOINING, State
 from penstock.core.heartbeat import Heartbeat
+from penstock.core.leading import Lead, by_topic
 from penstock.core.membership import (
+    Beat,
     CoordinatorGone,
     Effect,
     Fail,
@@ -55,41 +58,12 @@ from penstock.core.membership import (
     TakenOver,
     TakeOver,
 )
+from penstock.core.strategies import Strategy, are_cooperative
+from penstock.errors import PenstockError, RebalanceError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.records import TopicPartition
 
-__all__ = ["TABLE", "ClassicMember", "Rule", "State"]
-
-# A join is held until the slowest member is there; what the network needs comes on top.
-_JOIN_GRACE_S = 5.0
-
-
-class State(StrEnum):
-    """Where a member stands."""
-
-    IDLE = "idle"
-    WAITING = "waiting"
-    """To send a join, now or after a pause."""
-    JOINING = "joining"
-    DEALING = "dealing"
-    """This one leads, and learns how many partitions there are."""
-    SYNCING = "syncing"
-    TAKING_OVER = "taking over"
-    """Start positions and the user's callbacks."""
-    STABLE = "stable"
-    RELEASING = "releasing"
-    """Drain, commit, the user's callbacks; then join."""
-    CLOSING = "closing"
-    """The same, for the last time."""
-    LEAVING = "leaving"
-    LEFT = "left"
-    FAILED = "failed"
-
-
-ALIVE = frozenset({State.DEALING, State.SYNCING, State.TAKING_OVER, State.STABLE, State.RELEASING, State.CLOSING})
-"""The states in which the group counts this member in a generation."""
-
-OVER = frozenset({State.LEFT, State.FAILED})
+__all__ = ["TABLE", "ClassicMember", "Rule"]
 
 Step: TypeAlias = Callable[["ClassicMember", GroupEvent, float], None]
 
@@ -107,28 +81,31 @@ class ClassicMember:
 
     Args:
         settings: what the options say.
-        assignors: how to deal, by name; those the settings name are offered, in their order.
+        strategies: how to deal, most preferred first; all of them are offered.
         chance: gives a number in [0, 1) for jitter, passed in because chance is not decided here.
     """
 
-    def __init__(
-        self, settings: MemberSettings, assignors: Mapping[str, Assignor], chance: Callable[[], float]
-    ) -> None:
+    def __init__(self, settings: MemberSettings, strategies: Sequence[Strategy], chance: Callable[[], float]) -> None:
         self._settings = settings
-        self._assignors = assignors
+        self._strategies = {strategy.name: strategy for strategy in strategies}
+        self._is_cooperative = are_cooperative(strategies)
         self._chance = chance
         self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
         self._heartbeat = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
         self._effects: deque[Effect] = deque()
         self._awaited: Effect | None = None
+        self._taking: TakeOver | None = None
+        """Goes on beside a join; a release or a later takeover ends it."""
         self._topics = self._joined_topics = settings.topics
         self._member_id = ""
         self._generation = -1
         self._protocol = ""
         self._owned: Partitions = frozenset()
-        self._leads: JoinedAsLeader | None = None
-        self._dealt: dict[str, int] = {}
-        """How many partitions there were of all members' topics when this one dealt them out."""
+        self._ready: Partitions = frozenset()
+        """Those of the owned that are taken over: callbacks are through, records flow."""
+        self._dealt_to_us: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
+        """The last assignment and its generation, which an eager member tells an assignor that leaves things be."""
+        self._lead: Lead | None = None
         self._failures = 0
         self._join_at = 0.0
         self._reason = "the consumer starts"
@@ -155,17 +132,22 @@ class ClassicMember:
         return self.state in OVER
 
     @property
-    def heartbeat_age_s(self) -> Callable[[float], float]:
+    def is_member(self) -> bool:
+        """Whether the group counts us in a generation: what is done may be committed."""
+        # What is lost is lost once: while it is being told, there is no session to keep or to lose again.
+        return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self._owned)))
+
+    def heartbeat_age_s(self, now: float) -> float:
         """Seconds since the group is known to have heard from this member."""
-        return self._heartbeat.age_s
+        return self._heartbeat.age_s(now)
 
     def is_current(self, identity: Identity) -> bool:
         """Whether an answer to a heartbeat or commit that was sent as ``identity`` still matters."""
-        return identity == self.identity and self._is_alive
+        return identity == self.identity and self.is_member and self.state is not State.JOINING
 
     def awaits(self, effect: Effect) -> bool:
         """Whether the outcome of ``effect`` still matters: no later event has made it moot."""
-        return effect is self._awaited
+        return effect is self._awaited or effect is self._taking
 
     def receive(self, event: GroupEvent, now: float) -> None:
         """Something has happened.
@@ -173,8 +155,8 @@ class ClassicMember:
         Raises:
             ValueError: that cannot happen in this state; nothing has changed.
         """
-        if isinstance(event, HeartbeatAnswered):
-            self._heartbeat.received(now)
+        if isinstance(event, Beat):
+            self._hear(event, now)
             return
         if self.is_over:
             return
@@ -189,16 +171,12 @@ class ClassicMember:
         if self.state is not before and self._awaited is awaited:
             self._awaited = None
 
-    def heartbeat_failed(self, now: float) -> None:
-        """A heartbeat was not answered; the next goes out after a pause."""
-        self._heartbeat.failed(now, self._settings.retry_first_s)
-
     def handle_timer(self, now: float) -> None:
         """Time has passed: a join, a heartbeat or the end of the session may be due."""
         if self.state is State.WAITING and now >= self._join_at:
             self.state = State.JOINING
             self._send_join()
-        if not self._is_alive:
+        if not self.is_member:
             return
         if self._heartbeat.session_expired(now):
             silent_s = self._heartbeat.age_s(now)
@@ -209,9 +187,8 @@ class ClassicMember:
 
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do."""
-        if self.state is State.WAITING:
-            return self._join_at
-        return self._heartbeat.next_at if self._is_alive else None
+        due = [self._heartbeat.next_at] if self.is_member else []
+        return min([*due, self._join_at] if self.state is State.WAITING else due, default=None)
 
     def effects(self) -> Iterator[Effect]:
         """What is to be done now, each once."""
@@ -224,7 +201,7 @@ class ClassicMember:
         """It does not matter here."""
 
     def begin(self, _event: GroupEvent, now: float) -> None:
-        """Join as soon as the timer is looked at."""
+        """Join as soon as the timer is looked at: nothing was handed out that would have to be given back."""
         self._join_at = now
 
     def resubscribe(self, event: GroupEvent, _now: float) -> None:
@@ -242,77 +219,106 @@ class ClassicMember:
         """Another member deals; ask what it dealt to this one."""
         assert isinstance(event, JoinedAsFollower)
         self._enter(event.member_id, event.generation, event.protocol, now)
-        self._leads = None
+        self._lead = None
         self._send_sync({})
 
     def lead(self, event: GroupEvent, now: float) -> None:
         """Learn how many partitions there are to deal."""
         assert isinstance(event, JoinedAsLeader)
         self._enter(event.member_id, event.generation, event.protocol, now)
-        self._leads = event
-        self._do(FindPartitions(frozenset(t for s in event.members.values() for t in s.topics)))
+        self._lead = Lead(event, self._strategies[event.protocol])
+        self._do(FindPartitions(self._lead.topics))
 
     def deal(self, event: GroupEvent, _now: float) -> None:
         """Deal out the partitions; this member, too, takes its share from the answer to the sync."""
         assert isinstance(event, PartitionsFound)
-        assert self._leads is not None
-        self._dealt = dict(event.counts)
-        if self._leads.skip_assignment:
-            self._send_sync({})
-            return
-        members = [_group_member(m, s, self._leads.instances.get(m)) for m, s in self._leads.members.items()]
-        given = self._assignors[self._protocol](members, event.counts)
-        self._send_sync({member: MemberAssignment(_by_topic(given.get(member, ()))) for member in self._leads.members})
+        assert self._lead is not None
+        try:
+            shares = self._lead.deal(event)
+        except RebalanceError as error:
+            self._fail(error)
+        else:
+            self._send_sync(shares)
 
     def take_over(self, event: GroupEvent, now: float) -> None:
-        """The assignment is known: make the partitions ready to be read."""
+        """The assignment is known: give back what it lacks, or make what it brings ready to be read."""
         assert isinstance(event, Synced)
         self._failures = 0
-        if self._topics != self._joined_topics:
+        dealt = event.assignment.assigned_partitions
+        assigned = frozenset(TopicPartition(one.topic, p) for one in dealt for p in one.partitions)
+        if self._topics != self._joined_topics and not self._owned:
             # The subscription has changed since; nothing was handed out yet, so join again with the new one.
-            self._join_at = now
-            self.state = State.WAITING
+            self._wait_until(now)
             return
-        self._owned = frozenset(
-            TopicPartition(one.topic, p) for one in event.assignment.assigned_partitions for p in one.partitions
-        )
-        is_leader = self._leads is not None
-        self._do(TakeOver(self._owned, frozenset(), self.identity, self._protocol, is_leader))
+        self._dealt_to_us = (dealt, self._generation)
+        taken_away = self._owned - assigned
+        self._owned |= assigned
+        if taken_away:
+            self._reason = "partitions were given back"
+            self._release(taken_away)
+        elif self._topics != self._joined_topics:
+            self.regroup(event, now)
+        else:
+            kept = assigned & self._ready
+            self._taking = TakeOver(assigned - kept, kept, self.identity, self._protocol, self._lead is not None)
+            self._effects.append(self._taking)
 
-    def release(self, event: GroupEvent, now: float) -> None:
-        """Give the partitions back in order, then join the next generation."""
+    def taken(self, _event: GroupEvent, _now: float) -> None:
+        """What was taken over is read from now on, whatever the group does meanwhile."""
+        assert self._taking is not None
+        self._ready |= self._taking.added
+        self._taking = None
+
+    def regroup(self, event: GroupEvent, now: float) -> None:
+        """Join the next generation: eagerly after giving all back, cooperatively with what is still wanted."""
         self._reason = event.reason if isinstance(event, RebalanceCalled) else self._reason
         if isinstance(event, Resubscribed):
             self.resubscribe(event, now)
-        self._do(Release(self._owned, is_lost=False, is_last=False, reason=self._reason))
+        if not self._is_cooperative:
+            self._release(self._owned)
+        elif unwanted := frozenset(one for one in self._owned if one.topic not in self._topics):
+            self._release(unwanted)
+        else:
+            self._wait_until(now)
 
-    def lose(self, event: GroupEvent, _now: float) -> None:
+    def lose(self, event: GroupEvent, now: float) -> None:
         """The partitions are gone; then join again."""
         self._reason = str(getattr(event, "reason", "the membership was lost"))
+        owned, self._owned, self._ready = self._owned, frozenset(), frozenset()
         self._forget(event)
-        self._do(Release(self._owned, is_lost=True, is_last=False, reason=self._reason))
-        self._owned = frozenset()
+        if owned or self.state in OWNING:
+            self._give_up(owned, is_last=False)
+            self.state = State.RELEASING
+        else:
+            # Nothing was handed out yet, so nothing has to be given back.
+            self._wait_until(now)
 
     def close(self, _event: GroupEvent, _now: float) -> None:
         """Give the partitions back for good."""
+        self._taking = None
         self._do(Release(self._owned, is_lost=False, is_last=True, reason="the consumer stops"))
+        self.state = State.CLOSING
 
-    def close_lost(self, event: GroupEvent, _now: float) -> None:
+    def go(self, event: GroupEvent, now: float) -> None:
+        """Stop in the middle of a join: a cooperative member may still have something to give back."""
+        if self._owned:
+            self.close(event, now)
+        else:
+            self.leave(event, now)
+
+    def close_lost(self, _event: GroupEvent, _now: float) -> None:
         """While closing, the group went on without us: nothing to commit, nobody to say good-bye to."""
-        self._forget(event)
-        self._do(Release(self._owned, is_lost=True, is_last=True, reason="the membership was lost"))
+        self._reason = "the membership was lost"
+        self._give_up(self._owned, is_last=True)
         self._owned = frozenset()
         self._member_id = ""
         self._generation = -1
 
     def rejoin(self, _event: GroupEvent, now: float) -> None:
-        """All is given back: join the next generation."""
-        self._owned = frozenset()
-        self._join_at = now
-
-    def rejoin_now(self, event: GroupEvent, now: float) -> None:
-        """Nothing was handed out yet, so nothing has to be given back."""
-        self._forget(event)
+        """What had to be given back is: join the next generation."""
+        assert isinstance(self._awaited, Release)
+        self._owned -= self._awaited.partitions
+        self._ready -= self._awaited.partitions
         self._join_at = now
 
     def wait(self, event: GroupEvent, now: float) -> None:
@@ -325,23 +331,19 @@ class ClassicMember:
     def look_up(self, event: GroupEvent, now: float) -> None:
         """Another broker coordinates the group; the membership is none the worse for it."""
         assert isinstance(event, CoordinatorGone)
-        self.heartbeat_failed(now)
+        self.try_later(event, now)
         self._effects.append(ForgetCoordinator(event.reason))
 
     def try_later(self, _event: GroupEvent, now: float) -> None:
         """The heartbeat failed for now; the session goes on."""
-        self.heartbeat_failed(now)
+        self._heartbeat.failed(now, self._settings.retry_first_s)
 
-    def notice(self, event: GroupEvent, _now: float) -> None:
+    def notice(self, event: GroupEvent, now: float) -> None:
         """The leader watches all members' topics: grown or gone, they have to be dealt out anew."""
         assert isinstance(event, PartitionsChanged)
-        if self._leads is None:
-            return
-        # A topic that the picture says nothing of has not changed; one that is gone is told as 0.
-        if any(event.counts.get(topic, dealt) != dealt for topic, dealt in self._dealt_of_watched.items()):
+        if self._lead is not None and self._lead.is_outdated_by(event.counts):
             self._reason = "partitions were added or topics have come or gone"
-            self._do(Release(self._owned, is_lost=False, is_last=False, reason=self._reason))
-            self.state = State.RELEASING
+            self.regroup(event, now)
 
     def leave(self, _event: GroupEvent, _now: float) -> None:
         """Nothing is ours any more: say so, unless a static member means to be back."""
@@ -360,21 +362,54 @@ class ClassicMember:
     def fail(self, event: GroupEvent, _now: float) -> None:
         """Drop what is owned and tell the error: no other join would help."""
         assert isinstance(event, Failed)
-        self._do(Release(self._owned, is_lost=True, is_last=True, reason=str(event.error)))
+        self._fail(event.error)
+
+    def tell(self, event: GroupEvent, _now: float) -> None:
+        """Too late to change anything but what the user knows."""
+        assert isinstance(event, Failed)
         self._effects.append(Fail(event.error))
-        self._owned = frozenset()
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_alive(self) -> bool:
-        # What is lost is lost once: while it is being told, there is no session to keep or to lose again.
-        return self.state in ALIVE and self._generation >= 0
+    def _hear(self, beat: Beat, now: float) -> None:
+        if beat.identity != self.identity or not self.is_member:
+            return
+        outcome = beat.outcome
+        # "The group rebalances" is an answer too: the group knows that we live.
+        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled | GenerationLost):
+            self._heartbeat.received(now)
+        if self.state is not State.JOINING:
+            if not isinstance(outcome, HeartbeatAnswered):
+                self.receive(outcome, now)
+        elif isinstance(outcome, CoordinatorGone):
+            self.look_up(outcome, now)
+        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled | GenerationLost):
+            # What the group thinks of us is the join's to say.
+            self.try_later(outcome, now)
 
-    @property
-    def _dealt_of_watched(self) -> dict[str, int]:
-        watched = {topic for one in self._leads.members.values() for topic in one.topics} if self._leads else set()
-        return {topic: self._dealt.get(topic, 0) for topic in watched}
+    def _fail(self, error: PenstockError) -> None:
+        self._reason = str(error)
+        self._give_up(self._owned, is_last=True)
+        self._effects.append(Fail(error))
+        self._owned = self._ready = frozenset()
+        self.state = State.FAILED
+        if isinstance(error, RebalanceError) and self._member_id and self._settings.leaves_on_stop:
+            # The fault is ours alone: the others need not wait until they miss us.
+            self._do(SendLeave(self.identity, "the consumer failed"))
+            self.state = State.LEAVING
+
+    def _release(self, partitions: Partitions) -> None:
+        self._taking = None
+        self._do(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
+        self.state = State.RELEASING
+
+    def _give_up(self, partitions: Partitions, *, is_last: bool) -> None:
+        self._taking = None
+        self._do(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
+
+    def _wait_until(self, at: float) -> None:
+        self._join_at = at
+        self.state = State.WAITING
 
     def _do(self, effect: Effect) -> None:
         """Have ``effect`` performed and wait for its outcome."""
@@ -395,35 +430,15 @@ class ClassicMember:
         self._joined_topics = self._topics
         subscription = MemberSubscription(
             tuple(sorted(self._topics)),
+            owned_partitions=by_topic(self._owned),
             generation_id=self._generation,
             rack_id=self._settings.rack,
         )
-        timeout_s = max(self._settings.request_timeout_s, self._settings.rebalance_timeout_s + _JOIN_GRACE_S)
-        offers = tuple((name, subscription) for name in self._settings.assignors)
-        self._do(SendJoin(self._member_id, offers, self._reason, timeout_s))
+        offers = tuple((name, subscription) for name in self._strategies)
+        self._do(SendJoin(self._member_id, offers, self._reason, self._settings.patience_s, *self._dealt_to_us))
 
     def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
-        timeout_s = max(self._settings.request_timeout_s, self._settings.rebalance_timeout_s + _JOIN_GRACE_S)
-        self._do(SendSync(self.identity, self._protocol, assignments, timeout_s))
-
-
-def _group_member(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> GroupMember:
-    owned = frozenset(TopicPartition(o.topic, p) for o in subscription.owned_partitions for p in o.partitions)
-    return GroupMember(
-        member_id,
-        frozenset(subscription.topics),
-        instance_id,
-        owned,
-        subscription.generation_id,
-        subscription.rack_id,
-    )
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return tuple(OwnedPartitions(topic, tuple(found)) for topic, found in topics.items())
+        self._do(SendSync(self.identity, self._protocol, assignments, self._settings.patience_s))
 
 
 def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
@@ -431,11 +446,12 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
     lost = (GenerationLost, MemberLost, SessionOver)
     between = (on.JOINING, on.DEALING, on.SYNCING)
     owning = (on.TAKING_OVER, on.STABLE)
+    rejoining = (on.WAITING, *between)
     going = (on.CLOSING, on.LEAVING)
     rows: Sequence[tuple[Sequence[State], Sequence[type[GroupEvent]], Step, State | None]] = (
         ((on.IDLE,), (Start,), do.begin, on.WAITING),
         ((on.IDLE,), (Stop,), do.end, on.LEFT),
-        ((on.IDLE, on.WAITING, *between, on.RELEASING), (Resubscribed,), do.resubscribe, stays),
+        ((on.IDLE, *rejoining, on.RELEASING), (Resubscribed,), do.resubscribe, stays),
         # To the next generation.
         ((on.JOINING,), (MemberIdGiven,), do.take_id, stays),
         ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING),
@@ -443,26 +459,28 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.DEALING,), (PartitionsFound,), do.deal, on.SYNCING),
         ((on.SYNCING,), (Synced,), do.take_over, on.TAKING_OVER),
         (between, (NotNow, CoordinatorGone), do.wait, on.WAITING),
-        (between, lost, do.rejoin_now, on.WAITING),
         ((on.JOINING,), (RebalanceCalled,), do.wait, on.WAITING),
-        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.rejoin_now, on.WAITING),
+        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.begin, on.WAITING),
+        (rejoining, lost, do.lose, on.WAITING),
         # In a generation.
-        ((on.TAKING_OVER,), (TakenOver,), do.ignore, on.STABLE),
+        ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE),
+        (rejoining, (TakenOver,), do.taken, stays),
         ((on.STABLE,), (PartitionsChanged,), do.notice, stays),
-        (owning, (RebalanceCalled, Resubscribed), do.release, on.RELEASING),
+        (owning, (RebalanceCalled, Resubscribed), do.regroup, on.RELEASING),
         ((*owning, on.RELEASING), lost, do.lose, on.RELEASING),
         ((on.RELEASING,), (Released,), do.rejoin, on.WAITING),
-        ((on.RELEASING, on.CLOSING), (RebalanceCalled,), do.ignore, stays),
-        ((*owning, on.RELEASING, on.CLOSING), (CoordinatorGone,), do.look_up, stays),
-        ((*owning, on.RELEASING, on.CLOSING), (NotNow,), do.try_later, stays),
+        ((on.WAITING, on.RELEASING, on.CLOSING), (RebalanceCalled,), do.ignore, stays),
+        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (CoordinatorGone,), do.look_up, stays),
+        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (NotNow,), do.try_later, stays),
         # The end.
-        ((on.WAITING, *between), (Stop,), do.leave, on.LEAVING),
+        (rejoining, (Stop,), do.go, on.LEAVING),
         ((*owning, on.RELEASING), (Stop,), do.close, on.CLOSING),
         ((on.CLOSING,), lost, do.close_lost, stays),
         ((on.CLOSING,), (Released,), do.leave, on.LEAVING),
         ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT),
         (going, (Stop, Resubscribed), do.ignore, stays),
-        (tuple(State), (Failed,), do.fail, on.FAILED),
+        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED),
+        ((on.LEAVING,), (Failed,), do.tell, stays),
         ([state for state in State if state is not on.STABLE], (PartitionsChanged,), do.ignore, stays),
     )
     return {

@@ -22,6 +22,8 @@ class Snapshot:
 
     offsets: Mapping[TopicPartition, CommitOffset]
     epochs: Mapping[TopicPartition, int]
+    assignments: Mapping[TopicPartition, int]
+    """Which assignment each was taken in; a partition that is not ours to begin with has none."""
 
     def __bool__(self) -> bool:
         return bool(self.offsets)
@@ -52,11 +54,23 @@ class Commits:
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> Snapshot:
         """What is done and not committed yet, of all partitions or of some."""
         chosen = self.positions if partitions is None else self.positions.of(partitions)
-        dirty = [position for position in chosen if position.is_dirty]
+        return self.picture(p for p in chosen if p.is_dirty)
+
+    def picture(
+        self, positions: Iterable[Position], offsets: Mapping[TopicPartition, CommitOffset] | None = None
+    ) -> Snapshot:
+        """What is done of ``positions``, or what ``offsets`` say instead, as of now."""
+        taken = list(positions)
         return Snapshot(
-            {position.partition: _entry(position) for position in dirty},
-            {position.partition: position.epoch for position in dirty},
+            {position.partition: _entry(position) for position in taken} if offsets is None else offsets,
+            {position.partition: position.epoch for position in taken},
+            {position.partition: position.assignment for position in taken},
         )
+
+    def gone(self, snapshot: Snapshot) -> frozenset[TopicPartition]:
+        """Those of ``snapshot`` that were released since it was taken: they are others' to commit now."""
+        now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
+        return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
     def acknowledged(self, snapshot: Snapshot, partitions: Iterable[TopicPartition]) -> None:
         """The broker has stored what ``snapshot`` says of ``partitions``."""

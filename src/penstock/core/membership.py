@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+from uuid import UUID
 
 from penstock.errors import PenstockError
-from penstock.messages import MemberAssignment, MemberSubscription
+from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.records import TopicPartition
 
 __all__ = [
+    "Beat",
     "CoordinatorGone",
     "Effect",
     "Fail",
@@ -23,6 +25,7 @@ __all__ = [
     "ForgetCoordinator",
     "GenerationLost",
     "GroupEvent",
+    "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
     "Identity",
     "JoinedAsFollower",
@@ -32,6 +35,7 @@ __all__ = [
     "MemberLost",
     "MemberSettings",
     "Membership",
+    "NameTopics",
     "NotNow",
     "Partitions",
     "PartitionsChanged",
@@ -40,19 +44,25 @@ __all__ = [
     "Release",
     "Released",
     "Resubscribed",
+    "SendGroupHeartbeat",
     "SendHeartbeat",
     "SendJoin",
     "SendLeave",
     "SendSync",
+    "SessionKnown",
     "SessionOver",
     "Start",
     "Stop",
     "Synced",
     "TakeOver",
     "TakenOver",
+    "TopicsNamed",
 ]
 
 Partitions: TypeAlias = frozenset[TopicPartition]
+
+# What the network needs on top of what the group may take.
+_JOIN_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,8 @@ class PartitionsFound(GroupEvent):
     """How many partitions the members' topics have; a topic that does not exist is left out."""
 
     counts: Mapping[str, int]
+    racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
+    """Where each partition's replicas are, for assignors that care (KIP-881)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,39 @@ class PartitionsChanged(GroupEvent):
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered(GroupEvent):
     """The group knows that we live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat(GroupEvent):
+    """What came of one heartbeat, and as whom it was sent."""
+
+    identity: Identity
+    outcome: GroupEvent
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeartbeatAnswered(GroupEvent):
+    """The same under KIP-848, where the answer also says which partitions are ours to hold."""
+
+    member_id: str
+    epoch: int
+    interval_s: float
+    assigned: Mapping[UUID, tuple[int, ...]] | None = None
+    """By topic id; None when nothing has changed since the last answer that said something."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsNamed(GroupEvent):
+    """Topics by id, as the cluster's picture knows them; an id it does not know is left out."""
+
+    names: Mapping[UUID, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKnown(GroupEvent):
+    """How long the group waits for a silent member, where the broker decides that."""
+
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +265,9 @@ class SendJoin:
     """By assignor, most preferred first."""
     reason: str
     timeout_s: float
+    held_before: tuple[OwnedPartitions, ...] = ()
+    """What this member held in ``generation``, for eager assignors that like to leave things as they were."""
+    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +286,27 @@ class SendHeartbeat:
 
     identity: Identity
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendGroupHeartbeat:
+    """Say under KIP-848 that we live, and what has changed: None is what the group knows already."""
+
+    identity: Identity
+    timeout_s: float
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    rebalance_timeout_s: float | None = None
+    rack: str | None = None
+    owned: Mapping[UUID, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NameTopics:
+    """Find out the names of these topics."""
+
+    topic_ids: frozenset[UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +361,17 @@ class Fail:
 
 
 Effect: TypeAlias = (
-    SendJoin | SendSync | SendHeartbeat | SendLeave | FindPartitions | TakeOver | Release | ForgetCoordinator | Fail
+    SendJoin
+    | SendSync
+    | SendHeartbeat
+    | SendGroupHeartbeat
+    | SendLeave
+    | FindPartitions
+    | NameTopics
+    | TakeOver
+    | Release
+    | ForgetCoordinator
+    | Fail
 )
 
 
@@ -302,7 +381,6 @@ class MemberSettings:
 
     group_id: str
     topics: frozenset[str]
-    assignors: tuple[str, ...]
     session_timeout_s: float
     heartbeat_interval_s: float
     rebalance_timeout_s: float
@@ -312,7 +390,15 @@ class MemberSettings:
     leaves_on_stop: bool
     instance_id: str | None = None
     rack: str | None = None
-    reactions: Mapping[int, str] = field(default_factory=dict)
+    pattern: str | None = None
+    """Topics by regular expression, where the broker resolves it (KIP-848)."""
+    remote_assignor: str | None = None
+    """The broker's assignor to ask for (KIP-848); its default when nothing is said."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a join or sync may take: it is held until the slowest member is there."""
+        return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
 
 
 class Membership(Protocol):
@@ -325,7 +411,20 @@ class Membership(Protocol):
     def owned(self) -> Partitions: ...
 
     @property
+    def is_member(self) -> bool:
+        """Whether the group counts us in a generation: what is done may be committed."""
+
+    @property
     def is_over(self) -> bool: ...
+
+    def is_current(self, identity: Identity) -> bool:
+        """Whether an error that answers what was sent as ``identity`` still counts."""
+
+    def awaits(self, effect: Effect) -> bool:
+        """Whether the outcome of ``effect`` still matters."""
+
+    def heartbeat_age_s(self, now: float) -> float:
+        """Seconds since the group is known to have heard from this member."""
 
     def receive(self, event: GroupEvent, now: float) -> None:
         """Something has happened."""

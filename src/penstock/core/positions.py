@@ -15,6 +15,10 @@ from penstock.records import TopicPartition
 __all__ = ["Position", "Positions"]
 
 
+_EPOCHS_OF_ONE = 1 << 20
+"""So many epochs has one assignment of a partition."""
+
+
 @dataclass(slots=True)
 class Position:
     """One assigned partition."""
@@ -50,6 +54,11 @@ class Position:
     failures: int = 0
     """Fetches of it that failed in a row."""
     retry_at: float = 0.0
+
+    @property
+    def assignment(self) -> int:
+        """Which of this consumer's assignments of the partition it is; seeks do not change that."""
+        return self.epoch // _EPOCHS_OF_ONE
 
     @property
     def in_hand(self) -> bool:
@@ -117,7 +126,7 @@ class Positions:
         for partition in partitions:
             if partition not in self._all:
                 # No two assignments share an epoch: begin() adds ones, assignments add millions.
-                self._epoch += 1 << 20
+                self._epoch += _EPOCHS_OF_ONE
                 self._all[partition] = Position(partition, self._epoch)
                 added.append(self._all[partition])
         return added

@@ -6,6 +6,7 @@ never takes leadership back to an older epoch (KIP-320): what is known of a part
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -77,6 +78,22 @@ class Topology:
     def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
         """How many partitions each of ``topics`` has; those that are not known are left out."""
         return {name: len(self.topics[name].partitions) for name in topics if name in self.topics}
+
+    def racks_of(self, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
+        """Where the replicas of each partition of ``topics`` are; nothing where brokers do not say."""
+        racks = {node_id: broker.rack for node_id, broker in self.brokers.items() if broker.rack}
+        if not racks:
+            return {}
+        return {
+            TopicPartition(name, partition): frozenset(racks[node] for node in leadership.replicas if node in racks)
+            for name in topics
+            if name in self.topics
+            for partition, leadership in self.topics[name].partitions.items()
+        }
+
+    def matching(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        """The topics whose whole name ``pattern`` matches; Kafka's own are left out."""
+        return frozenset(t.name for t in self.topics.values() if not t.is_internal and pattern.fullmatch(t.name))
 
     def topic_id(self, topic: str) -> UUID:
         """The id of a topic; all zeros where the broker has none."""

@@ -1,0 +1,292 @@
+"""What a membership asks of brokers: one effect, one request, one event that says what came of it.
+
+Rule of this file: nothing here raises to a membership. An answer's error code is the event that ``core.group_errors``
+makes of it, a broker that is gone is ``CoordinatorGone``, and what no other try would heal is ``Failed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TypeAlias, assert_never
+from uuid import UUID
+
+import anyio
+
+from penstock.config import ConsumerConfig
+from penstock.consumer.reactions import Reactions
+from penstock.consumer.subscriptions import read_subscription, write_subscription
+from penstock.core.group_errors import Asked
+from penstock.core.membership import (
+    CoordinatorGone,
+    Failed,
+    FindPartitions,
+    GroupEvent,
+    GroupHeartbeatAnswered,
+    HeartbeatAnswered,
+    JoinedAsFollower,
+    JoinedAsLeader,
+    LeaveAnswered,
+    MemberIdGiven,
+    NameTopics,
+    NotNow,
+    PartitionsFound,
+    SendGroupHeartbeat,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    SessionKnown,
+    Synced,
+    TopicsNamed,
+)
+from penstock.error_codes import ErrorCode
+from penstock.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    MalformedMessageError,
+    PenstockError,
+    UnsupportedVersionError,
+)
+from penstock.messages import (
+    ConfigsToDescribe,
+    ConsumerGroupHeartbeatRequest,
+    DescribeConfigsRequest,
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+    TopicIdPartitions,
+)
+from penstock.net.broker import Broker, Channel, ChannelKey
+from penstock.net.cluster import Cluster
+from penstock.observe.events import GroupLeft
+from penstock.observe.hooks import Observer
+from penstock.wire.members import decode_assignment, encode_assignment
+
+__all__ = ["GroupRequests", "Question", "outcome_of"]
+
+Question: TypeAlias = SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | NameTopics
+
+_PROTOCOL_TYPE = "consumer"
+_LEAVE_ATTEMPTS = 2
+_GROUP_RESOURCE = 32
+_SESSION_OPTION = "consumer.session.timeout.ms"
+
+
+class GroupRequests:
+    """Asks on behalf of one member.
+
+    Args:
+        member: a name for this member's connections, of its own in this process.
+    """
+
+    def __init__(self, config: ConsumerConfig, cluster: Cluster, observer: Observer, member: str) -> None:
+        assert config.group_id is not None
+        self._group_id, self._member = config.group_id, member
+        self._config, self._cluster, self._observer = config, cluster, observer
+        self._reactions = Reactions(config)
+
+    async def outcome(self, question: Question) -> GroupEvent:
+        """Ask, and say what came of it."""
+        return await outcome_of(self._ask(question))
+
+    async def session(self) -> SessionKnown | None:
+        """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""
+        request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
+        try:
+            answer = await self._cluster.send_to_any(request)
+        except (BrokerConnectionError, UnsupportedVersionError):
+            return None
+        for described in answer.results:
+            for config in described.configs:
+                if config.name == _SESSION_OPTION and config.value is not None and config.value.isdecimal():
+                    return SessionKnown(int(config.value) / 1000)
+        return None
+
+    async def _ask(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one for each effect
+        match question:
+            case SendJoin():
+                return await self._join(question)
+            case SendSync():
+                return await self._sync(question)
+            case SendHeartbeat():
+                return await self._beat(question)
+            case SendGroupHeartbeat():
+                return await self._beat_and_reconcile(question)
+            case SendLeave():
+                return await self._leave(question)
+            case FindPartitions():
+                return await self._find_partitions(question)
+            case NameTopics():
+                return await self._name_topics(question)
+            case _:
+                assert_never(question)
+
+    async def _coordinator(self) -> Broker:
+        return await self._cluster.coordinator(self._group_id)
+
+    # ---- the classic protocol ----------------------------------------------------------------------------------
+
+    async def _join(self, effect: SendJoin) -> GroupEvent:
+        coordinator = await self._coordinator()
+        request = JoinGroupRequest(
+            self._group_id,
+            self._config.session_timeout_ms,
+            self._config.max_poll_interval_ms,
+            effect.member_id,
+            _PROTOCOL_TYPE,
+            tuple(
+                JoinGroupProtocol(name, write_subscription(said, name, effect.held_before, effect.generation))
+                for name, said in effect.subscriptions
+            ),
+            self._config.group_instance_id,
+            effect.reason,
+        )
+        answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            return MemberIdGiven(answer.member_id)
+        if answer.error_code:
+            return self._reactions.event_of(answer.error_code, Asked.JOIN)
+        try:
+            return _joined(answer)
+        except MalformedMessageError as error:
+            return Failed(error)
+
+    async def _find_partitions(self, effect: FindPartitions) -> GroupEvent:
+        self._cluster.watch((self._member, "group"), effect.topics)
+        await self._cluster.refresh()
+        topology = self._cluster.topology
+        return PartitionsFound(topology.partitions_of(effect.topics), topology.racks_of(effect.topics))
+
+    async def _sync(self, effect: SendSync) -> GroupEvent:
+        coordinator = await self._coordinator()
+        request = SyncGroupRequest(
+            self._group_id,
+            effect.identity.generation,
+            effect.identity.member_id,
+            effect.identity.instance_id,
+            _PROTOCOL_TYPE,
+            effect.protocol,
+            tuple(SyncGroupAssignment(m, encode_assignment(given)) for m, given in effect.assignments.items()),
+        )
+        answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+        if answer.error_code:
+            return self._reactions.event_of(answer.error_code, Asked.SYNC)
+        return Synced(decode_assignment(answer.assignment))
+
+    async def _beat(self, effect: SendHeartbeat) -> GroupEvent:
+        """Heartbeats have a connection of their own and a short wait, so that one may be lost in a session."""
+        me = effect.identity
+        with anyio.move_on_after(effect.timeout_s):
+            coordinator = await self._coordinator()
+            request = HeartbeatRequest(self._group_id, me.generation, me.member_id, me.instance_id)
+            answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+            if answer.error_code:
+                return self._reactions.event_of(answer.error_code, Asked.HEARTBEAT)
+            return HeartbeatAnswered()
+        return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
+
+    # ---- the consumer protocol ---------------------------------------------------------------------------------
+
+    async def _beat_and_reconcile(self, effect: SendGroupHeartbeat) -> GroupEvent:
+        me = effect.identity
+        request = ConsumerGroupHeartbeatRequest(
+            self._group_id,
+            me.member_id,
+            me.generation,
+            me.instance_id,
+            effect.rack,
+            -1 if effect.rebalance_timeout_s is None else round(effect.rebalance_timeout_s * 1000),
+            None if effect.topics is None else tuple(sorted(effect.topics)),
+            effect.pattern,
+            effect.assignor,
+            None if effect.owned is None else tuple(TopicIdPartitions(*entry) for entry in effect.owned.items()),
+        )
+        with anyio.move_on_after(effect.timeout_s):
+            coordinator = await self._coordinator()
+            answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
+            if answer.error_code:
+                return self._reactions.event_of(answer.error_code, Asked.GROUP_HEARTBEAT)
+            assigned = answer.assignment
+            return GroupHeartbeatAnswered(
+                answer.member_id or me.member_id,
+                answer.member_epoch,
+                answer.heartbeat_interval_ms / 1000,
+                None if assigned is None else {one.topic_id: one.partitions for one in assigned},
+            )
+        return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
+
+    async def _name_topics(self, effect: NameTopics) -> GroupEvent:
+        names = self._known(effect)
+        if len(names) < len(effect.topic_ids):
+            await self._cluster.refresh()
+            names = self._known(effect)
+        return TopicsNamed(names)
+
+    def _known(self, effect: NameTopics) -> Mapping[UUID, str]:
+        topics = self._cluster.topology.topics.values()
+        return {topic.topic_id: topic.name for topic in topics if topic.topic_id in effect.topic_ids}
+
+    @property
+    def _heartbeats(self) -> ChannelKey:
+        return ChannelKey(Channel.HEARTBEAT, self._member)
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    async def _leave(self, effect: SendLeave) -> GroupEvent:
+        for _ in range(_LEAVE_ATTEMPTS):
+            event = await outcome_of(self._say_goodbye(effect))
+            if not isinstance(event, CoordinatorGone | NotNow):
+                break
+            self._cluster.forget_coordinator(self._group_id, event.reason)
+        # Whatever came of it: the session ends by itself.
+        return LeaveAnswered()
+
+    async def _say_goodbye(self, effect: SendLeave) -> GroupEvent:
+        me = effect.identity
+        coordinator = await self._coordinator()
+        # Not behind a join that may still be held on the group's connection.
+        if self._config.group_protocol == "consumer":
+            farewell = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
+            codes = [(await coordinator.send(farewell, key=self._heartbeats)).error_code]
+        else:
+            leaving = LeavingMember(me.member_id, me.instance_id, effect.reason)
+            answer = await coordinator.send(LeaveGroupRequest(self._group_id, leaving), key=self._heartbeats)
+            codes = [answer.error_code, *(member.error_code for member in answer.members)]
+        if code := next((code for code in codes if code), ErrorCode.NONE):
+            return self._reactions.event_of(code, Asked.LEAVE)
+        self._observer.tell(GroupLeft(self._group_id, me.member_id))
+        return LeaveAnswered()
+
+
+async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
+    """What happened, as an event: our own errors become what they mean to a membership."""
+    try:
+        return await work
+    except (AuthenticationError, UnsupportedVersionError) as error:
+        return Failed(error)
+    except (BrokerConnectionError, MalformedMessageError) as error:
+        return CoordinatorGone(str(error))
+    except BrokerError as error:
+        return NotNow(str(error)) if error.retriable else Failed(error)
+    except PenstockError as error:
+        return Failed(error)
+
+
+def _joined(answer: JoinGroupResponse) -> GroupEvent:
+    protocol = answer.protocol_name or ""
+    if answer.leader != answer.member_id:
+        return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
+    return JoinedAsLeader(
+        answer.member_id,
+        answer.generation_id,
+        protocol,
+        {one.member_id: read_subscription(one.metadata, protocol) for one in answer.members},
+        {one.member_id: one.group_instance_id for one in answer.members if one.group_instance_id is not None},
+        answer.skip_assignment,
+    )

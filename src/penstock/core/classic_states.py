@@ -1,0 +1,41 @@
+"""Where a member of a classic group may stand, and which of these states have what in common."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["ALIVE", "OVER", "OWNING", "REJOINING", "State"]
+
+
+class State(StrEnum):
+    """Where a member stands."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    """To send a join, now or after a pause."""
+    JOINING = "joining"
+    DEALING = "dealing"
+    """This one leads, and learns how many partitions there are."""
+    SYNCING = "syncing"
+    TAKING_OVER = "taking over"
+    """Start positions and the user's callbacks."""
+    STABLE = "stable"
+    RELEASING = "releasing"
+    """Drain, commit, the user's callbacks; then join."""
+    CLOSING = "closing"
+    """The same, for the last time."""
+    LEAVING = "leaving"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+ALIVE = frozenset({State.DEALING, State.SYNCING, State.TAKING_OVER, State.STABLE, State.RELEASING, State.CLOSING})
+"""The states in which the group counts this member in a generation."""
+
+OWNING = frozenset({State.TAKING_OVER, State.STABLE, State.RELEASING})
+"""The states that a loss leaves by way of the user's callbacks, whatever is owned."""
+
+REJOINING = frozenset({State.WAITING, State.JOINING})
+"""The states in which it does so while a cooperative member still owns something."""
+
+OVER = frozenset({State.LEFT, State.FAILED})
