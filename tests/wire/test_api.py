@@ -15,17 +15,21 @@ from penstock.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     CommitOffset,
+    ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
+    ListGroupsRequest,
     ListOffsetsRequest,
     MetadataRequest,
     MetadataTopic,
     OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
     SyncGroupRequest,
 )
-from penstock.wire import cluster, group, log, offsets, session
+from penstock.wire import cluster, group, groups, log, offsets, reconciliation, session
 from penstock.wire.api import Api, Layout, read_request_header
 from penstock.wire.primitives import STRING
 from penstock.wire.registry import APIS
@@ -34,7 +38,7 @@ from penstock.wire.schema import Array, ByTopic, Field, Sole, Struct, field
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]
 FLEXIBLE = [case for case in SPOKEN if case.values[1] >= case.values[0].flexible]
 
-few = settings(max_examples=8)
+few = settings(max_examples=5)
 
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
@@ -70,7 +74,7 @@ def test_a_newer_peer_may_say_more(api, version):
     """A tag that we do not know, in any structure of any flexible message, is passed over."""
     newer = from_the_future(api)
 
-    @settings(few, max_examples=4)
+    @settings(few, max_examples=3)
     @given(requests(api, version), responses(api, version))
     def check(request, response):
         asked = newer.encode_request(request, version, correlation_id=7, client_id=None)
@@ -195,6 +199,13 @@ TOPIC_ID = UUID(int=5)
         (cluster.FIND_COORDINATOR, FindCoordinatorRequest("t", 1), 1),
         (cluster.METADATA, MetadataRequest((MetadataTopic("t", TOPIC_ID),)), 10),
         (log.LIST_OFFSETS, ListOffsetsRequest((), isolation_level=1), 2),
+        (
+            reconciliation.CONSUMER_GROUP_HEARTBEAT,
+            ConsumerGroupHeartbeatRequest("g", "m", 0, subscribed_topic_regex="t.*"),
+            1,
+        ),
+        (groups.LIST_GROUPS, ListGroupsRequest(states_filter=("Stable",)), 4),
+        (groups.LIST_GROUPS, ListGroupsRequest(types_filter=("consumer",)), 5),
     ],
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )
@@ -215,6 +226,8 @@ def test_what_a_version_cannot_carry_is_refused(api, request_, first):
         (group.SYNC_GROUP, SyncGroupRequest("g", 1, "m", None, "consumer", "range")),
         (offsets.OFFSET_COMMIT, OffsetCommitRequest("g", (CommitOffset("t", 0, 5, leader_epoch=3),))),
         (session.API_VERSIONS, ApiVersionsRequest("penstock", "1")),
+        (offsets.OFFSET_FETCH, OffsetFetchRequest("g", None, member_id="m", member_epoch=3)),
+        (log.OFFSET_FOR_LEADER_EPOCH, OffsetForLeaderEpochRequest((), replica_id=-2)),
     ],
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )

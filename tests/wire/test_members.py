@@ -13,8 +13,12 @@ from penstock.wire.members import (
     ASSIGNMENT,
     SUBSCRIPTION,
     decode_assignment,
+    decode_cooperative_data,
+    decode_sticky_data,
     decode_subscription,
     encode_assignment,
+    encode_cooperative_data,
+    encode_sticky_data,
     encode_subscription,
 )
 
@@ -111,3 +115,88 @@ def test_a_subscription_that_was_cut_off_is_malformed(subscription, data):
 
     with pytest.raises(MalformedMessageError):
         decode_subscription(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+# ---- user data -------------------------------------------------------------------------------------------------
+
+NUMBERS = st.lists(st.integers(0, 99), max_size=3).map(tuple)
+OWNED = st.lists(st.builds(OwnedPartitions, st.text("a☃", max_size=3), NUMBERS), max_size=3).map(tuple)
+GENERATIONS = st.integers(-1, 0x7FFFFFFF)
+
+
+@given(OWNED, GENERATIONS)
+def test_sticky_data_comes_back(owned, generation):
+    """What a member with the sticky assignor owned, and when."""
+    assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation))
+
+
+@given(GENERATIONS)
+def test_cooperative_data_comes_back(generation):
+    """The generation that a member with the cooperative sticky assignor was in."""
+    assert generation == decode_cooperative_data(encode_cooperative_data(generation))
+
+
+def test_user_data_is_javas_bytes():
+    """Topics with their partitions, then the generation (StickyAssignor); the generation alone (cooperative)."""
+    owned = (OwnedPartitions("t", (0, 2)), OwnedPartitions("u", ()))
+
+    data = encode_sticky_data(owned, 7)
+
+    assert data == bytes.fromhex("00000002 0001 74 00000002 00000000 00000002 0001 75 00000000 00000007")
+    assert encode_cooperative_data(7) == bytes.fromhex("00000007")
+
+
+def test_sticky_data_of_an_old_client_has_no_generation():
+    """Java's first form of it ends after the partitions."""
+    owned = (OwnedPartitions("t", (0,)),)
+
+    assert (owned, -1) == decode_sticky_data(encode_sticky_data(owned, 7)[:-4])
+
+
+@pytest.mark.parametrize("data", [None, b""])
+def test_no_user_data_is_no_generation(data):
+    """A member that has just started says nothing; it owned nothing."""
+    assert decode_sticky_data(data) == ((), -1)
+    assert decode_cooperative_data(data) == -1
+
+
+@given(OWNED, GENERATIONS)
+def test_cooperative_data_may_be_sticky(owned, generation):
+    """The other way of saying it, librdkafka's, gives the same generation."""
+    assert generation == decode_cooperative_data(encode_sticky_data(owned, generation))
+
+
+@given(OWNED, GENERATIONS, st.binary(min_size=1, max_size=8))
+def test_what_a_newer_client_says_besides_is_passed_over(owned, generation, more):
+    """User data of tomorrow may go on after the generation."""
+    assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation) + more)
+
+
+NO_OWNED = ["00", "000000", "0000000100", "7fffffff00017400", "ffffffff00000000", "0000000000"]
+
+
+@pytest.mark.parametrize(
+    ("decode", "data"),
+    [
+        *((decode_sticky_data, data) for data in [*NO_OWNED, "00000001", "ffffffff"]),
+        *((decode_cooperative_data, data) for data in NO_OWNED),
+    ],
+)
+def test_user_data_of_a_stranger_is_malformed(decode, data):
+    """Bytes that are something else, or were cut off, are an error that can be caught by its type."""
+    with pytest.raises(MalformedMessageError):
+        decode(bytes.fromhex(data))
+
+
+@pytest.mark.parametrize("decode", [decode_sticky_data, decode_cooperative_data])
+def test_any_user_data_is_read_or_malformed(decode):
+    """Whatever stands there: a value or MalformedMessageError."""
+
+    @given(st.binary(max_size=40))
+    def check(data):
+        try:
+            decode(data)
+        except MalformedMessageError:
+            return
+
+    check()

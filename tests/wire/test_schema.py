@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import MalformedMessageError, UnsupportedVersionError
 from penstock.wire.buffer import Reader, write_uvarint
 from penstock.wire.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS
-from penstock.wire.schema import Array, ByTopic, Struct, field
+from penstock.wire.schema import Array, ByTopic, Sole, Struct, field
 
 
 def encoded(kind, value, *, version=0, flexible=False, nullable=False) -> bytes:
@@ -271,6 +271,53 @@ def test_a_field_exists_from_one_version_to_another():
     assert encoded(VERSIONED, Part(5), version=2) == b"\x05\xff\xff\xff"
     assert encoded(VERSIONED, Part(5), version=3) == b"\x05\xff"
     assert Part(5, Leader(9)) == decoded(VERSIONED, b"\x05\x09", version=3)
+
+
+# ---- structures that may be null -------------------------------------------------------------------------------
+
+NODES = Sole(field("nodes", Array(INT8)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "flexible", "data"),
+    [
+        (OLD, Part(5), False, "0105"),
+        (OLD, Part(5), True, "010500"),
+        (OLD, None, False, "ff"),
+        (OLD, None, True, "ff"),
+        (NODES, (1, 2), False, "01000000020102"),
+        (NODES, (1, 2), True, "0103010200"),
+        (NODES, (), True, "010100"),
+        (NODES, None, True, "ff"),
+    ],
+)
+def test_a_structure_may_be_null(kind, value, flexible, data):
+    """One byte says so, 1 or -1, in all versions alike (KIP-893); tags follow only what is there."""
+    assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
+    assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
+
+
+@pytest.mark.parametrize("mark", [0x00, 0x02, 0x7F, 0x80, 0xFE])
+@pytest.mark.parametrize("kind", [OLD, NODES])
+def test_a_structure_is_there_or_null(kind, mark):
+    """Another byte before it says that the message was misread."""
+    with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a structure"):
+        decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
+
+
+@pytest.mark.parametrize("data", ["", "01", "0103", "010301", "01030102"])
+def test_a_structure_that_was_cut_off_is_malformed(data):
+    """What is said to be there has to be there, its tags too."""
+    with pytest.raises(MalformedMessageError):
+        decoded(NODES, bytes.fromhex(data), flexible=True, nullable=True)
+
+
+def test_a_sole_field_stands_for_its_structure():
+    """Nothing is before it where null is not allowed; tags that follow it are passed over."""
+    assert encoded(NODES, (1,), flexible=True) == bytes.fromhex("020100")
+    assert decoded(NODES, bytes.fromhex("0201" + "01050163"), flexible=True) == (1,)
+    with pytest.raises(MalformedMessageError):
+        encoded(NODES, None, flexible=True)
 
 
 # ---- topics and their partitions -------------------------------------------------------------------------------

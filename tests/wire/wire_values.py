@@ -1,11 +1,13 @@
 """Hypothesis strategies for every message in every version, derived from the tables themselves.
 
 A value is made as the decoder makes it: of what the version has on the wire, by the table's factory. So what was
-encoded has to come back equal, and fields that the version lacks have their defaults.
+encoded has to come back equal, and fields that the version lacks have their defaults. A strategy is made once: each
+describes itself at length when a test fails.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -52,6 +54,7 @@ def table(layouts, version: int) -> Struct:
     return max((one for one in layouts if one.since <= version), key=lambda one: one.since).struct
 
 
+@cache
 def structs(struct: Struct, version: int) -> Strategy:
     """What a structure's factory makes of its fields."""
     made_by_function = not isinstance(struct.factory, type)

@@ -61,6 +61,7 @@ class MetadataResponse:
 @dataclass(frozen=True, slots=True)
 class MetadataTopic:
     name: str | None
+    """None asks by the id alone, which brokers answer from version 12 on."""
     topic_id: UUID = NO_TOPIC_ID
 
 

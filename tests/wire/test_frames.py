@@ -1,0 +1,265 @@
+"""Frames that others wrote, byte by byte: librdkafka's requests and the broker's answers, kept in ``frames.json``.
+
+``record_frames.py`` wrote that file. A table that only agreed with itself would not agree with it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock.errors import MalformedMessageError
+from penstock.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
+    MemberAssignment,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+    OwnedPartitions,
+    TopicIdPartitions,
+)
+from penstock.wire import configs
+from penstock.wire.api import Api, read_request_header
+from penstock.wire.members import decode_assignment, decode_cooperative_data, decode_sticky_data, decode_subscription
+from penstock.wire.registry import api_by_key
+
+# With what librdkafka asks for besides, and messages have no name for: where each configuration comes from.
+SAYS_MORE = {configs.DESCRIBE_CONFIGS}
+
+
+class Recorded(NamedTuple):
+    """One frame, without its length."""
+
+    api: Api[Any]
+    version: int
+    direction: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"{self.api.name}-v{self.version}-{self.direction}"
+
+    @property
+    def message(self) -> Any:
+        """What it says."""
+        return self.decoded(self.data)
+
+    def decoded(self, data: bytes) -> Any:
+        """What other bytes would say in its place."""
+        decode = self.api.decode_request if self.direction == "request" else self.api.decode_response
+        return decode(memoryview(data), self.version)
+
+    def encoded(self, message: Any) -> bytes:
+        """A message as the one who wrote the frame would have written it."""
+        if self.direction == "request":
+            header = read_request_header(memoryview(self.data))
+            frame = self.api.encode_request(
+                message, self.version, correlation_id=header.correlation_id, client_id=header.client_id
+            )
+        else:
+            number = int.from_bytes(self.data[:4], "big")
+            frame = self.api.encode_response(message, self.version, correlation_id=number)
+        return bytes(frame[4:])
+
+
+@cache
+def recorded() -> tuple[Recorded, ...]:
+    rows = json.loads(Path(__file__).with_name("frames.json").read_text(encoding="utf-8"))
+    return tuple(
+        Recorded(api_by_key(row["key"]), row["version"], row["direction"], bytes.fromhex(row["hex"])) for row in rows
+    )
+
+
+def said(kind: type, direction: str, *versions: int) -> list[Any]:
+    """All messages of one API that were recorded, of some versions or of all."""
+    return [
+        one.message
+        for one in recorded()
+        if one.api.message is kind and one.direction == direction and (not versions or one.version in versions)
+    ]
+
+
+@pytest.mark.parametrize("frame", recorded(), ids=str)
+def test_a_frame_comes_back(frame):
+    """What others wrote is read to the last byte, and is what we would have written for it."""
+    message = frame.message
+
+    written = frame.encoded(message)
+
+    if written == frame.data:
+        return
+    assert frame.api in SAYS_MORE
+    assert message == frame.decoded(written)
+
+
+def test_every_version_was_answered_by_a_broker():
+    """Of an API that is recorded, each version that we speak is: a table that learns one has the frames made anew."""
+    answered = {(one.api.name, one.version) for one in recorded() if one.direction == "answer"}
+
+    missing = {(one.api.name, v) for one in recorded() for v in one.api.versions} - answered
+
+    assert not missing
+
+
+@pytest.mark.parametrize("frame", recorded(), ids=str)
+def test_a_frame_that_was_cut_off_is_malformed(frame):
+    """No beginning of what a broker says is taken for the whole."""
+    # Every length near both ends, and some between.
+    size = len(frame.data)
+    for end in {*range(min(size, 40)), *range(40, size, 37), size - 1}:
+        with pytest.raises(MalformedMessageError):
+            frame.decoded(frame.data[:end])
+
+
+@pytest.mark.parametrize("frame", recorded(), ids=str)
+def test_a_frame_that_was_garbled_is_a_message_or_malformed(frame):
+    """Real frames with a bit changed: the same two outcomes."""
+    random = Random(len(frame.data))
+    for _ in range(10):
+        data = bytearray(frame.data)
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        try:
+            frame.decoded(bytes(data))
+        except MalformedMessageError:
+            continue
+
+
+# ---- what they say ---------------------------------------------------------------------------------------------
+
+TOPIC = "orders"
+ALL = (0, 1, 2)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_heartbeat_brings_an_assignment_once(version):
+    """A broker says what a member shall have when that changed, and null when it did not (KIP-848)."""
+    answers = said(ConsumerGroupHeartbeatRequest, "answer", version)
+
+    given = [one for one in answers if one.assignment]
+
+    assert any(one.assignment is None and one.error_code == 0 and one.member_epoch > 0 for one in answers)
+    assert ALL in {part.partitions for one in given for part in one.assignment}
+    assert all(one.member_epoch > 0 and one.heartbeat_interval_ms == 5000 for one in given)
+
+
+def test_an_assignment_may_be_nothing():
+    """A member that joins while another has all is told that it has none yet: an empty assignment is not null."""
+    assert () in {one.assignment for one in said(ConsumerGroupHeartbeatRequest, "answer")}
+
+
+def test_a_fenced_member_is_told_why():
+    """The answer to an epoch that is not the member's has code 110 and a sentence."""
+    (fenced,) = (one for one in said(ConsumerGroupHeartbeatRequest, "answer", 1) if one.error_code == 110)
+
+    assert "must abandon all its partitions and rejoin" in fenced.error_message
+    assert (fenced.member_id, fenced.member_epoch, fenced.assignment) == (None, 0, None)
+
+
+def test_a_heartbeat_says_what_changed():
+    """A member says all when it joins, nothing while nothing changes, and what it owns when it took it over."""
+    beats = said(ConsumerGroupHeartbeatRequest, "request")
+
+    joining = [one for one in beats if one.member_epoch == 0]
+    quiet = [one for one in beats if one.member_epoch > 0 and one.topic_partitions is None]
+    taken = [one for one in beats if one.topic_partitions]
+
+    assert all(one.topic_partitions == () and one.rebalance_timeout_ms == 300_000 for one in joining)
+    assert {("orders",), ()} == {one.subscribed_topic_names for one in joining}
+    assert "(^ord.*)" in {one.subscribed_topic_regex for one in joining}
+    assert {(None, -1)} == {(one.subscribed_topic_names, one.rebalance_timeout_ms) for one in quiet}
+    assert all(isinstance(part, TopicIdPartitions) for one in taken for part in one.topic_partitions)
+    assert any(one.member_epoch == -2 and one.instance_id == "first" for one in beats)
+
+
+def test_a_group_of_the_consumer_protocol_as_the_broker_sees_it():
+    """Epochs, assignor, members with what they have and shall have; a group that is not there has code 69."""
+    (answer,) = said(ConsumerGroupDescribeRequest, "answer", 1)
+
+    there, missing = answer.groups
+    (member,) = there.members
+
+    assert (there.group_state, there.assignor_name) == ("Stable", "uniform")
+    assert there.group_epoch == there.assignment_epoch == member.member_epoch
+    assert [(part.topic, part.partitions) for part in member.assignment] == [(TOPIC, ALL)]
+    assert member.assignment == member.target_assignment
+    assert (member.subscribed_topic_names, member.member_type) == ((TOPIC,), 1)
+    assert (missing.error_code, missing.group_id) == (69, "missing")
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_a_classic_group_as_the_broker_sees_it(version):
+    """Its state, its assignor, and what each member asked for and was given, as members say it."""
+    stable = [one for answer in said(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members]
+
+    ranged = next(one for one in stable if one.protocol_data == "range")
+    (member,) = ranged.members
+
+    assert (ranged.group_state, ranged.protocol_type) == ("Stable", "consumer")
+    assert decode_subscription(member.metadata).topics == (TOPIC,)
+    assert MemberAssignment((OwnedPartitions(TOPIC, ALL),)) == decode_assignment(member.assignment)
+
+
+def test_what_librdkafka_says_for_cooperative_sticky():
+    """Its user data is that of the sticky assignor, which both our readers take for what it is."""
+    subscriptions = [
+        decode_subscription(protocol.metadata)
+        for one in said(JoinGroupRequest, "request")
+        for protocol in one.protocols
+        if protocol.name == "cooperative-sticky"
+    ]
+
+    rejoining = [one for one in subscriptions if one.owned_partitions]
+
+    assert rejoining
+    for one in rejoining:
+        assert (one.owned_partitions, one.generation_id) == decode_sticky_data(one.user_data)
+        assert one.generation_id == decode_cooperative_data(one.user_data)
+    assert {-1} == {decode_cooperative_data(one.user_data) for one in subscriptions if not one.user_data}
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_topics_are_found_by_their_ids(version):
+    """An id that there is brings its name and partitions, one that there is not brings code 100 and no name."""
+    by_name = {one.topic_id for answer in said(MetadataRequest, "answer", version) for one in answer.topics if one.name}
+    (answer,) = (
+        one for one in said(MetadataRequest, "answer", version) if any(topic.name is None for topic in one.topics)
+    )
+
+    found, missing = sorted(answer.topics, key=lambda topic: topic.error_code)
+
+    assert (found.name, found.error_code, len(found.partitions)) == (TOPIC, 0, 3)
+    assert found.topic_id in by_name
+    assert (missing.name, missing.error_code, missing.partitions) == (None, 100, ())
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_where_an_epoch_ended(version):
+    """The broker gives the epoch's end, and says code 75 of an epoch that it does not know."""
+    (answer,) = said(OffsetForLeaderEpochRequest, "answer", version)
+
+    assert [(one.partition, one.error_code, one.leader_epoch, one.end_offset) for one in answer.partitions] == [
+        (0, 0, 0, 0),
+        (1, 75, -1, -1),
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_groups_configuration(version):
+    """What a group has of its own and what it has from elsewhere, by where it comes from."""
+    group = next(
+        result
+        for answer in said(DescribeConfigsRequest, "answer", version)
+        for result in answer.results
+        if result.resource_type == 32
+    )
+
+    found = {one.name: (one.value, one.config_source) for one in group.configs}
+
+    assert found == {"consumer.heartbeat.interval.ms": ("6000", 8), "consumer.session.timeout.ms": ("45000", 5)}
