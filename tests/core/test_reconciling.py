@@ -820,6 +820,20 @@ def test_what_was_ready_may_be_taken_away_during_a_takeover():
     assert (again.added, again.kept) == (parts("t0"), frozenset())
 
 
+def test_what_was_never_taken_over_is_given_back_too():
+    """It had no name yet when it was taken away again: the group waits all the same to hear that it is not ours."""
+    one = owning("t0")
+    beat(one, NOW + 5)
+    assign(one, "t0", "v0", now=NOW + 5)
+    told(one, TopicsNamed({}), now=NOW + 5)
+    one.handle_timer(NOW + 10)
+    done(one)
+
+    assert assign(one, "t0", epoch=9, now=NOW + 10) == []
+
+    assert beat(one, NOW + 10).owned == {T: (0,)}
+
+
 def test_what_is_being_taken_over_is_said_to_be_owned():
     """A heartbeat that names all we own and leaves it out would let the group give it to somebody else meanwhile."""
     one = owning("t0")

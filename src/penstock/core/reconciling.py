@@ -234,7 +234,11 @@ class ReconcilingMember:
         assert isinstance(event, GroupHeartbeatAnswered)
         self.acknowledge(event, now)
         if event.assigned is not None:
+            before = self._target
             self._target = frozenset((topic, n) for topic, numbers in event.assigned.items() for n in numbers)
+            if before - self._target - self._owned:
+                # Given, and taken away before it was ours: the group waits to hear that it is not.
+                self._beat.owned_changed(now)
         self._reconcile()
 
     def name(self, event: GroupEvent, now: float) -> None:
