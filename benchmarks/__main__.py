@@ -1,4 +1,4 @@
-"""``python -m benchmarks consume``, which ``scripts/bench consume`` is."""
+"""``python -m benchmarks consume | rebalance``, which ``scripts/bench`` is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.consume import consume
+from benchmarks.rebalance import rebalance
 from penstock import PenstockError
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,6 +24,17 @@ It takes about two minutes on two cores, and fails (exit code 1) if penstock is
 not at least 3 times as fast as aiokafka, both by `async for`.
 """
 
+_REBALANCE = """\
+How long a partition that stays with its member goes without a record while
+another member joins: with both protocols, and also while a third takes 5 s
+over the record in its hand. Records come all the time.
+
+Shown are medians over the rounds of the longest gap, and of the longest in as
+long a time in which nothing happens; written as JSON. It takes about three
+minutes, and fails (exit code 1) if a gap is above 100 ms and above twice the
+quiet one.
+"""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench")
@@ -37,8 +49,20 @@ def main() -> int:
     one.add_argument("--size", type=_count, default=100, metavar="BYTES", help="of each value (default: %(default)s)")
     one.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
     one.add_argument("--json", type=Path, default=RESULTS / "consume.json", metavar="PATH", help="default: %(default)s")
+    other = benchmarks.add_parser(
+        "rebalance",
+        help="whether kept partitions go on while members come",
+        description=_REBALANCE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    other.add_argument("--rounds", type=_count, default=5, metavar="N", help="default: %(default)s")
+    other.add_argument(
+        "--json", type=Path, default=RESULTS / "rebalance.json", metavar="PATH", help="default: %(default)s"
+    )
     options = parser.parse_args()
     try:
+        if "records" not in options:
+            return rebalance(rounds=options.rounds, path=options.json)
         return consume(records=options.records, size=options.size, rounds=options.rounds, path=options.json)
     except KeyboardInterrupt:
         return 130

@@ -45,6 +45,25 @@ def test_clients_are_compared(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
+@pytest.mark.slow
+def test_kept_partitions_are_watched(tmp_path):
+    """Each protocol has its gaps, with and without a slow member, and the exit code is that of the figures."""
+    path = tmp_path / "rebalance.json"
+
+    done = bench("rebalance", "--rounds", "1", "--json", str(path))
+
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["protocol"], row["drains"]) for row in rows] == [
+        ("classic", False),
+        ("classic", True),
+        ("consumer", False),
+        ("consumer", True),
+    ]
+    assert all(row["holds"] is (row["gap_s"] <= max(0.1, 2 * row["quiet_gap_s"])) for row in rows)
+    assert done.returncode == (0 if all(row["holds"] for row in rows) else 1)
+    assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
 @pytest.mark.parametrize("arguments", [[], ["consume", "--records", "0"], ["consume", "--size", "x"]], ids=" ".join)
 def test_a_wrong_call_is_told(arguments):
     """Called wrongly it ends with 2, before anything is started."""

@@ -1,0 +1,201 @@
+"""How long a partition that stays where it is goes without a record while the group rebalances around it.
+
+Records come all the time. One member reads; another joins, or a third beside one that takes five seconds over the
+record in its hand. The longest gap between two records of a kept partition, from the join until the shares are dealt,
+is set against the longest in as long a time in which nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from confluent_kafka import Producer
+from rich import box
+from rich.table import Table
+
+from benchmarks.consume import machine
+from penstock import Consumer, Record, TopicPartition
+from penstock.cli.broker import local_broker
+from penstock.cli.screen import Screen
+
+SHORTEST_BOUND_S, QUIET_TIMES = 0.1, 2
+"""A gap may be as long as the first, or so many times the quiet one."""
+
+PARTITIONS = 6
+_DRAIN_S = 5.0
+_PER_SECOND = 600
+_LONGEST_S = 60
+_BROKER = {
+    "group.consumer.min.heartbeat.interval.ms": 500,
+    "group.consumer.heartbeat.interval.ms": 500,
+}
+
+
+@dataclass
+class Member:
+    """A consumer, when each of its records came, and how long it takes over the next one."""
+
+    consumer: Consumer
+    arrivals: dict[TopicPartition, list[float]] = field(default_factory=dict)
+    pause_s: float = 0.0
+
+    async def read(self) -> None:
+        async for record in self.consumer:
+            self._note(record)
+            if self.pause_s:
+                pause_s, self.pause_s = self.pause_s, 0.0
+                await asyncio.sleep(pause_s)
+
+    def _note(self, record: Record) -> None:
+        self.arrivals.setdefault(TopicPartition(record.topic, record.partition), []).append(time.monotonic())
+
+    def longest_gap(self, partitions: frozenset[TopicPartition], since: float, until: float) -> float:
+        """Seconds, over all of ``partitions``; the edges of the time count as records."""
+        gaps = []
+        for partition in partitions:
+            there = [at for at in self.arrivals.get(partition, ()) if since <= at <= until]
+            gaps += [later - earlier for earlier, later in pairwise([since, *there, until])]
+        return max(gaps)
+
+
+class Round:
+    """Members of one group on one topic."""
+
+    def __init__(self, options: dict, topic: str, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+        self._options, self._topic, self._stack, self._tasks = options, topic, stack, tasks
+        self.members: list[Member] = []
+
+    async def join(self) -> Member:
+        consumer = await self._stack.enter_async_context(Consumer(self._topic, **self._options))
+        member = Member(consumer)
+        self.members.append(member)
+        self._tasks.create_task(member.read())
+        return member
+
+    async def shared(self) -> None:
+        """Until all have the same share, and have had records of all of it."""
+        share = PARTITIONS // len(self.members)
+        async with asyncio.timeout(_LONGEST_S):
+            while not all(len(one.consumer.assignment()) == share for one in self.members):
+                await asyncio.sleep(0.01)
+            while not all(one.consumer.assignment() <= one.arrivals.keys() for one in self.members):
+                await asyncio.sleep(0.01)
+
+
+async def one_round(options: dict, topic: str, *, drains: bool) -> tuple[float, float]:
+    """The longest gaps while somebody joined, and in as long a time after that, in seconds."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        group = Round(options, topic, stack, tasks)
+        first = await group.join()
+        await group.shared()
+        if drains:
+            slow = await group.join()
+            await group.shared()
+            slow.pause_s = _DRAIN_S
+        before, began = first.consumer.assignment(), time.monotonic()
+        await group.join()
+        await group.shared()
+        kept, ended = before & first.consumer.assignment(), time.monotonic()
+        await asyncio.sleep(ended - began)
+        gaps = first.longest_gap(kept, began, ended), first.longest_gap(kept, ended, time.monotonic())
+        await stack.aclose()
+    return gaps
+
+
+@contextmanager
+def load(bootstrap_servers: str, topic: str) -> Iterator[None]:
+    """Records that come all the time, from a process of their own."""
+    command = [sys.executable, "-m", "benchmarks.rebalance", bootstrap_servers, topic]
+    producing = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    try:
+        yield
+    finally:
+        producing.kill()
+        producing.wait()
+
+
+def produce(bootstrap_servers: str, topic: str) -> None:
+    """Each partition in turn, at an even pace, until killed."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    for number in range(sys.maxsize):
+        producer.produce(topic, b"v" * 100, partition=number % PARTITIONS)
+        producer.poll(0)
+        time.sleep(1 / _PER_SECOND)
+
+
+def rebalance(*, rounds: int, path: Path) -> int:
+    """Measure, show, write ``path``; gives 0 if the promise holds, else 1."""
+    screen, rows = Screen(), []
+    cases = [(protocol, drains) for protocol in ("classic", "consumer") for drains in (False, True)]
+    with local_broker(screen, config=_BROKER) as server, screen.progress() as progress:
+        bar = progress.add_task("rounds", total=rounds * len(cases), note="")
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        server.create_topic(topic, PARTITIONS)
+        with load(server.bootstrap_servers, topic):
+            for protocol, drains in cases:
+                progress.update(bar, note=protocol + (", one drains" if drains else ""))
+                gaps = []
+                for _ in range(rounds):
+                    options = {
+                        "bootstrap_servers": server.bootstrap_servers,
+                        "group_id": f"bench-{uuid.uuid4().hex[:8]}",
+                        "group_protocol": protocol,
+                        "auto_offset_reset": "latest",
+                    }
+                    gaps.append(asyncio.run(one_round(options, topic, drains=drains)))
+                    progress.advance(bar)
+                rows.append(row(protocol, gaps, drains=drains))
+    holds = all(one["holds"] for one in rows)
+    result = {"benchmark": "rebalance", "rows": rows, "rounds": rounds, "holds": holds, "machine": machine()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    screen.show(table(rows))
+    screen.console.print()
+    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    screen.say("kept", f"partitions go on: the promise {'holds' if holds else 'does NOT hold'}")
+    return 0 if holds else 1
+
+
+def row(protocol: str, gaps: list[tuple[float, float]], *, drains: bool) -> dict:
+    """The medians of one case."""
+    joining, quiet = (median(column) for column in zip(*gaps, strict=True))
+    bound = max(SHORTEST_BOUND_S, QUIET_TIMES * quiet)
+    return {
+        "protocol": protocol,
+        "drains": drains,
+        "gap_s": joining,
+        "quiet_gap_s": quiet,
+        "bound_s": bound,
+        "holds": joining <= bound,
+        "runs": gaps,
+    }
+
+
+def table(rows: list[dict]) -> Table:
+    """A line a case."""
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    shown.add_column("longest gap of a kept partition")
+    for name in ("while one joins", "while quiet", "bound"):
+        shown.add_column(name, justify="right")
+    for one in rows:
+        case = one["protocol"] + (", a member takes 5 s to drain" if one["drains"] else " protocol")
+        figures = (f"{one[name] * 1000:.0f} ms" for name in ("gap_s", "quiet_gap_s", "bound_s"))
+        shown.add_row(case, *figures, style=None if one["holds"] else "bold red")
+    return shown
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        produce(*sys.argv[1:])
