@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from proxied import ProxiedWitness
+from reconciled import QUICK, ReconcilingWitness
 from witness import Witness
 
 from penstock import Consumer
@@ -42,6 +43,20 @@ def witness_of(proxied_server) -> Iterator[ProxiedWitness]:
     """The broker behind the proxy, which is whole again after the test."""
     yield ProxiedWitness(proxied_server)
     proxied_server.proxy.restore()
+
+
+@pytest.fixture(scope="session")
+def quick_server() -> Iterator[KafkaServer]:
+    """A broker behind a fault proxy, whose groups of the consumer protocol beat quickly."""
+    with KafkaServer(proxied=True, config=QUICK) as server:
+        yield server
+
+
+@pytest.fixture
+def quick(quick_server) -> Iterator[ReconcilingWitness]:
+    """That broker, which is whole again after the test."""
+    yield ReconcilingWitness(quick_server)
+    quick_server.proxy.restore()
 
 
 @pytest.fixture

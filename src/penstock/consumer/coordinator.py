@@ -94,6 +94,7 @@ class Coordinator:
         self._machine = _machine(config, topics, pattern)
         self._loop = asyncio.get_running_loop()
         self._news = Wake()
+        self._newer_picture = Wake()
         self._is_joining = False
         self._own_work: anyio.CancelScope | None = None
         """The takeover or release that is going on; a later one ends it."""
@@ -131,6 +132,7 @@ class Coordinator:
         counts = {name: len(topic.partitions) for name, topic in topology.topics.items()}
         gone = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         self._receive(PartitionsChanged({**gone, **counts}))
+        self._newer_picture.set()
 
     def _receive(self, event: GroupEvent) -> None:
         self._machine.receive(event, self._loop.time())
@@ -143,7 +145,7 @@ class Coordinator:
         self._receive(Start())
         async with anyio.create_task_group() as tasks:
             if self._is_brokers_choice:
-                tasks.start_soon(self._learn_session)
+                tasks.start_soon(self._learn_sessions)
             while not self._machine.is_over:
                 self._machine.handle_timer(self._loop.time())
                 for effect in self._machine.effects():
@@ -174,9 +176,12 @@ class Coordinator:
             case _:
                 assert_never(effect)
 
-    async def _learn_session(self) -> None:
-        if (session := await self._requests.session()) is not None:
-            self._receive(session)
+    async def _learn_sessions(self) -> None:
+        """Ask how long the group waits for us, and again with each picture: it may be set anew at any time."""
+        while True:
+            if (session := await self._requests.session()) is not None:
+                self._receive(session)
+            await self._newer_picture.wait()
 
     async def _report(self, effect: Question) -> None:
         """Ask, and tell the machine what came of it, if it still waits for that."""

@@ -1,0 +1,93 @@
+"""A broker behind a fault proxy whose groups beat several times a second, and what passed of KIP-848."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from proxied import ProxiedWitness
+
+from penstock import Consumer
+from penstock.config import resolve
+from penstock.messages import (
+    ConfigAlteration,
+    ConfigsToAlter,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    IncrementalAlterConfigsRequest,
+    OffsetCommitRequest,
+)
+from penstock.net.cluster import Cluster
+from penstock.testing import FaultProxy
+
+__all__ = ["BEAT_S", "QUICK", "ReconcilingWitness", "is_full", "says_nothing"]
+
+BEAT_S = 0.3
+"""The heartbeat interval of every group, where a test does not set another."""
+
+QUICK: Mapping[str, object] = {
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": round(BEAT_S * 1000),
+    "group.consumer.min.session.timeout.ms": 500,
+    "group.consumer.session.timeout.ms": 10_000,
+    # The group's next assignment is not put off, so that a test need not wait for it.
+    "group.consumer.assignment.interval.ms": 0,
+}
+
+_GROUP_RESOURCE = 32
+
+
+class ReconcilingWitness(ProxiedWitness):
+    """Makes consumers of the consumer protocol, and knows what they and the broker said to each other."""
+
+    @property
+    def direct(self) -> str:
+        """The way to the broker that does not pass the proxy."""
+        return f"127.0.0.1:{self.server.node.ports.internal}"
+
+    def consumer(self, *topics: str, **options: object) -> Consumer:
+        return super().consumer(*topics, **{"group_protocol": "consumer", **options})
+
+    def said(self, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+        """The heartbeats of one client, in order."""
+        return said(self.proxy, client_id)
+
+    def heard(self, client_id: str) -> list[ConsumerGroupHeartbeatResponse]:
+        """What they were answered with."""
+        return [f.message for f in self.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=client_id)]
+
+    def commits(self, client_id: str) -> list[OffsetCommitRequest]:
+        """The commits of one client, in order."""
+        return [frame.message for frame in self.proxy.requests(OffsetCommitRequest, client_id=client_id)]
+
+    async def configure(self, group: str, **config: int) -> None:
+        """Set a group's own configuration, such as ``consumer_session_timeout_ms=1000``."""
+        entries = tuple(ConfigAlteration(k.replace("_", "."), 0, str(v)) for k, v in config.items())
+        cluster = Cluster(resolve({"bootstrap_servers": self.direct}))
+        try:
+            await cluster.bootstrap()
+            request = IncrementalAlterConfigsRequest((ConfigsToAlter(_GROUP_RESOURCE, group, entries),))
+            answer = await cluster.send_to_any(request)
+        finally:
+            cluster.close()
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+        assert [one.error_code for one in answer.responses] == [0], answer
+
+
+def said(proxy: FaultProxy, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+    """The heartbeats of one client, in order."""
+    return [frame.message for frame in proxy.requests(ConsumerGroupHeartbeatRequest, client_id=client_id)]
+
+
+def says_nothing(beat: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether it says only that the member lives."""
+    return beat == ConsumerGroupHeartbeatRequest(beat.group_id, beat.member_id, beat.member_epoch, beat.instance_id)
+
+
+def is_full(beat: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether it says all that a join has to say."""
+    return (
+        (beat.subscribed_topic_names is not None or beat.subscribed_topic_regex is not None)
+        and beat.rebalance_timeout_ms > 0
+        and beat.topic_partitions is not None
+    )
