@@ -48,7 +48,7 @@ from penstock.core.membership import (
     TopicsNamed,
 )
 from penstock.core.reconciling import ALIVE, OVER, TABLE, ReconcilingMember, State
-from penstock.errors import FencedMemberError
+from penstock.errors import FencedMemberError, RebalanceError
 from penstock.messages import MemberAssignment
 from penstock.records import TopicPartition
 
@@ -308,6 +308,8 @@ def test_a_fatal_error_ends_it_from_every_state(state):
 
     if state in OVER:
         assert effects == []
+    elif state is State.LEAVING:
+        assert effects == [Fail(FENCED.error)]
     else:
         assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), Fail(FENCED.error)]
         assert one.state is State.FAILED
@@ -315,6 +317,29 @@ def test_a_fatal_error_ends_it_from_every_state(state):
     assert not one.is_member
     one.handle_timer(NOW + 1_000)
     assert told(one, Stop(), now=NOW + 1_000) == []
+
+
+def test_who_fails_by_its_own_fault_says_good_bye():
+    """A callback that raised ends the member, and the others have its partitions at once; what follows is told too."""
+    one, error = member_in(State.TAKING_OVER), RebalanceError("the callback raised")
+
+    release, fail, leave = told(one, Failed(error))
+
+    assert (release.partitions, release.is_lost, fail.error) == (parts("t0", "t1"), True, error)
+    assert leave == SendLeave(Identity("me", -1), "the consumer failed")
+    assert one.awaits(leave)
+    assert not one.awaits(release)
+    assert told(one, Failed(error)) == [fail]
+    told(one, LeaveAnswered())
+    assert one.state is State.LEFT
+
+
+def test_who_fails_and_does_not_leave_is_missed_in_the_end():
+    """Nobody knows it, or it means to be back: it ends without a word."""
+    for one in (member(), member_in(State.STABLE, leaves_on_stop=False, instance_id="i")):
+        told(one, Failed(RebalanceError("the callback raised")))
+
+        assert one.state is State.FAILED
 
 
 # ---- becoming a member -----------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from penstock.core.membership import (
     TopicsNamed,
 )
 from penstock.core.topic_names import TopicNames
+from penstock.errors import RebalanceError
 from penstock.records import TopicPartition
 
 __all__ = ["TABLE", "ReconcilingMember", "Rule", "State"]
@@ -182,8 +183,7 @@ class ReconcilingMember:
     def handle_timer(self, now: float) -> None:
         """Time has passed: a heartbeat, another try at a name, or the end of the session may be due."""
         if self.is_member and self._beat.session.session_expired(now):
-            silent_s = self.heartbeat_age_s(now)
-            self.receive(SessionOver(f"no heartbeat was acknowledged for {silent_s:.1f} s"), now)
+            self.receive(SessionOver(f"no heartbeat was acknowledged for {self.heartbeat_age_s(now):.1f} s"), now)
         if (at := self._names.next_at) is not None and now >= at:
             self._ask(self._names.ask_again(self._wanted_topics))
         if self._speaks and (at := self._beat.next_at) is not None and now >= at:
@@ -191,11 +191,8 @@ class ReconcilingMember:
 
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do."""
-        times = (
-            self._beat.next_at if self._speaks else None,
-            self._beat.session.expires_at if self.is_member else None,
-            self._names.next_at,
-        )
+        times = [self._names.next_at, self._beat.next_at if self._speaks else None]
+        times += [self._beat.session.expires_at] if self.is_member else []
         return min((at for at in times if at is not None), default=None)
 
     def effects(self) -> Iterator[Effect]:
@@ -264,8 +261,7 @@ class ReconcilingMember:
 
     def lose(self, event: GroupEvent, now: float) -> None:
         """The partitions are gone; then join again under the same id."""
-        gone = self._forget(event)
-        if gone:
+        if gone := self._forget(event):
             self._release(gone, is_lost=True, reason=str(getattr(event, "reason", "the membership was lost")))
         else:
             self.state = State.JOINING
@@ -300,15 +296,13 @@ class ReconcilingMember:
 
     def leave(self, event: GroupEvent, now: float) -> None:
         """Nothing is ours any more: say so, or that a static member means to be back."""
-        settings = self._settings
-        if not self._beat.is_known or (settings.instance_id is None and not settings.leaves_on_stop):
-            self.state = State.LEFT
-            self.end(event, now)
-            return
         self._owned = self._ready = NOWHERE
         self._beat.end()
-        self._epoch = _LEAVES if settings.leaves_on_stop else _WILL_BE_BACK
-        self._do(SendLeave(self.identity, "the consumer stops"))
+        if self._beat.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
+            self._say_goodbye("the consumer stops")
+        else:
+            self.state = State.LEFT
+            self.end(event, now)
 
     def end(self, event: GroupEvent, _now: float) -> None:
         """The group is behind us."""
@@ -319,6 +313,15 @@ class ReconcilingMember:
         """Drop what is owned and tell the error: no other join would help."""
         assert isinstance(event, Failed)
         self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
+        self._effects.append(Fail(event.error))
+        if isinstance(event.error, RebalanceError) and self._beat.is_known and self._settings.leaves_on_stop:
+            # The fault is ours alone: the others need not wait until they miss us.
+            self.state = State.LEAVING
+            self._say_goodbye("the consumer failed")
+
+    def tell(self, event: GroupEvent, _now: float) -> None:
+        """Too late to change anything but what the user knows."""
+        assert isinstance(event, Failed)
         self._effects.append(Fail(event.error))
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -332,13 +335,9 @@ class ReconcilingMember:
         return frozenset(topic for topic, _ in self._target)
 
     def _was_asked_for(self, event: GroupEvent) -> bool:
-        match event:
-            case GroupHeartbeatAnswered():
-                return self._beat.sent is not None
-            case TopicsNamed():
-                return self._names.asked is not None
-            case _:
-                return True
+        if isinstance(event, GroupHeartbeatAnswered):
+            return self._beat.sent is not None
+        return self._names.asked is not None or not isinstance(event, TopicsNamed)
 
     def _reconcile(self) -> None:
         """Go towards the target: give back first, then take over what has a name."""
@@ -375,6 +374,10 @@ class ReconcilingMember:
         if self._moving:
             self._beat.owned_changed(now)
         self._reconcile()
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._epoch = _LEAVES if self._settings.leaves_on_stop else _WILL_BE_BACK
+        self._do(SendLeave(self.identity, reason))
 
     def _do(self, work: TakeOver | Release | SendLeave) -> None:
         """Have ``work`` performed and wait for its outcome, and for no other's any more."""
@@ -431,7 +434,8 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.CLOSING,), (Released,), do.leave, on.LEAVING),
         ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT),
         ((on.CLOSING, on.LEAVING), (Stop, Resubscribed), do.ignore, stays),
-        (tuple(State), (Failed,), do.fail, on.FAILED),
+        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED),
+        ((on.LEAVING,), (Failed,), do.tell, stays),
         ([state for state in State if state not in reconciling], (PartitionsChanged,), do.ignore, stays),
     )
     return {
