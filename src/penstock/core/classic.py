@@ -375,17 +375,19 @@ class ClassicMember:
         if beat.identity != self.identity or not self.is_member:
             return
         outcome = beat.outcome
-        # "The group rebalances" is an answer too: the group knows that we live.
-        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled | GenerationLost):
+        # "The group rebalances" is an answer too: the group knows that we live. In another generation nobody lives on.
+        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
             self._heartbeat.received(now)
         if self.state is not State.JOINING:
             if not isinstance(outcome, HeartbeatAnswered):
                 self.receive(outcome, now)
         elif isinstance(outcome, CoordinatorGone):
             self.look_up(outcome, now)
-        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled | GenerationLost):
-            # What the group thinks of us is the join's to say.
+        elif isinstance(outcome, NotNow):
             self.try_later(outcome, now)
+        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
+            # What the group thinks of us is the join's to say.
+            self._heartbeat.failed(now, self._settings.heartbeat_interval_s)
 
     def _fail(self, error: PenstockError) -> None:
         self._reason = str(error)
@@ -418,7 +420,9 @@ class ClassicMember:
 
     def _enter(self, member_id: str, generation: int, protocol: str, now: float) -> None:
         self._member_id, self._generation, self._protocol = member_id, generation, protocol
-        self._heartbeat.reset(now)
+        # The session began when the answer was sent, which may be long ago. Whoever owns something counts from the last
+        # heartbeat that was heard; whoever does not, from now on, since the sync by which it will is heard after this.
+        self._heartbeat.reset(now - self._heartbeat.age_s(now) if self._owned else now)
 
     def _forget(self, event: GroupEvent) -> None:
         if isinstance(event, GenerationLost | MemberLost | SessionOver):
