@@ -347,7 +347,7 @@ class ClassicMember:
 
     def leave(self, _event: GroupEvent, _now: float) -> None:
         """Nothing is ours any more: say so, unless a static member means to be back."""
-        self._owned = frozenset()
+        self._owned, self._taking = frozenset(), None
         if self._member_id and self._settings.leaves_on_stop:
             self._do(SendLeave(self.identity, "the consumer stops"))
             self.state = State.LEAVING
