@@ -306,13 +306,14 @@ class ClassicMember:
         else:
             self.leave(event, now)
 
-    def close_lost(self, _event: GroupEvent, _now: float) -> None:
-        """While closing, the group went on without us: nothing to commit, nobody to say good-bye to."""
+    def close_lost(self, event: GroupEvent, _now: float) -> None:
+        """While closing, the group went on without us: nothing to commit, and good-bye only to who still knows us."""
         self._reason = "the membership was lost"
         self._give_up(self._owned, is_last=True)
         self._owned = frozenset()
-        self._member_id = ""
         self._generation = -1
+        if not isinstance(event, GenerationLost):
+            self._member_id = ""
 
     def rejoin(self, _event: GroupEvent, now: float) -> None:
         """What had to be given back is: join the next generation."""
