@@ -172,16 +172,18 @@ class ClassicMember:
             self._awaited = None
 
     def handle_timer(self, now: float) -> None:
-        """Time has passed: a join, a heartbeat or the end of the session may be due."""
-        if self.state is State.WAITING and now >= self._join_at:
-            self.state = State.JOINING
-            self._send_join()
-        if not self.is_member:
+        """Time has passed: the session may be over, or a join or a heartbeat due."""
+        if self.is_member and self._heartbeat.session_expired(now):
+            self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
-        if self._heartbeat.session_expired(now):
-            silent_s = self._heartbeat.age_s(now)
-            self.receive(SessionOver(f"no heartbeat was acknowledged for {silent_s:.1f} s"), now)
-        elif self._heartbeat.should_heartbeat(now):
+        if self.state is State.WAITING and now >= self._join_at:
+            # A join claims what is owned.
+            if unwanted := frozenset(one for one in self._owned if one.topic not in self._topics):
+                self._release(unwanted)
+            else:
+                self.state = State.JOINING
+                self._send_join()
+        if self.is_member and self._heartbeat.should_heartbeat(now):
             self._heartbeat.sent(now)
             self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
 
@@ -270,16 +272,14 @@ class ClassicMember:
         self._taking = None
 
     def regroup(self, event: GroupEvent, now: float) -> None:
-        """Join the next generation: eagerly after giving all back, cooperatively with what is still wanted."""
+        """Join the next generation: eagerly after giving all back, cooperatively with all that is still wanted."""
         self._reason = event.reason if isinstance(event, RebalanceCalled) else self._reason
         if isinstance(event, Resubscribed):
             self.resubscribe(event, now)
-        if not self._is_cooperative:
-            self._release(self._owned)
-        elif unwanted := frozenset(one for one in self._owned if one.topic not in self._topics):
-            self._release(unwanted)
-        else:
+        if self._is_cooperative:
             self._wait_until(now)
+        else:
+            self._release(self._owned)
 
     def lose(self, event: GroupEvent, now: float) -> None:
         """The partitions are gone; then join again."""
