@@ -60,7 +60,7 @@ def nobody_coordinates(code):
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
 async def test_a_member_that_is_refused_joins_again_as_itself(quick, group, code):
-    """Fenced or unknown: its partitions are lost, not revoked; it joins with epoch 0 and its id; no record is missed."""
+    """Fenced or unknown: its partitions are lost, not revoked; it joins again at epoch 0 by its id; none is missed."""
     topic, events = quick.topic(2), Recorder()
     quick.produce(topic, (b"%d" % n for n in range(1_000)))
 

@@ -17,6 +17,7 @@ from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolv
 from penstock.consumer.engine import Engine
 from penstock.consumer.offsets import committed_offsets
 from penstock.consumer.ownership import in_callback
+from penstock.consumer.patterns import TopicPattern, checked_pattern
 from penstock.consumer.reader import Reader
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.positions import Position
@@ -58,10 +59,10 @@ class Consumer:
     def __init__(
         self, *topics: str, pattern: str | re.Pattern[str] | None = None, **options: Unpack[ConsumerOptions]
     ) -> None:
-        self._topics, self._pattern = _checked_subscription(topics, pattern)
         self._options = dict(options)
         check_names(self._options)
-        resolve(self._options)
+        config = resolve(self._options)
+        self._topics, self._pattern = _checked_subscription(topics, pattern, config.group_protocol)
         self._config: ConsumerConfig | None = None
         self._engine: Engine | None = None
         self._supervisor: Supervisor | None = None
@@ -372,25 +373,16 @@ class _NotStarted:
         raise ConsumerStateError(self.advice)
 
 
-def _checked_subscription(topics: Iterable[object], pattern: object) -> tuple[frozenset[str], re.Pattern[str] | None]:
+def _checked_subscription(
+    topics: Iterable[object], pattern: object, group_protocol: str
+) -> tuple[frozenset[str], TopicPattern | None]:
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
     if (pattern is None) is not bool(names):
         raise ConfigurationError("which topics? - Consumer('orders', ...), or Consumer(pattern='orders[.].*', ...)")
-    return frozenset(str(name) for name in names), None if pattern is None else _compiled(pattern)
-
-
-def _compiled(pattern: object) -> re.Pattern[str]:
-    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
-        return pattern
-    if not isinstance(pattern, str) or not pattern:
-        raise ConfigurationError(f"pattern={pattern!r} will not do: it has to be a regular expression of names")
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigurationError(f"pattern={pattern!r} is no regular expression: {error}") from error
+    return frozenset(map(str, names)), None if pattern is None else checked_pattern(pattern, group_protocol)
 
 
 def _with_metadata(

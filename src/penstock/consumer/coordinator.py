@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from penstock.config import ConsumerConfig
 from penstock.consumer.group_requests import GroupRequests, Question, outcome_of
 from penstock.consumer.ownership import Ownership
+from penstock.consumer.patterns import TopicPattern
 from penstock.consumer.reactions import Reactions
 from penstock.consumer.wake import Wake
 from penstock.core.classic import ClassicMember
@@ -81,7 +82,7 @@ class Coordinator:
         observer: Observer,
         member: str,
         topics: frozenset[str],
-        pattern: re.Pattern[str] | None,
+        pattern: TopicPattern | None,
         on_failure: Callable[[PenstockError], None],
     ) -> None:
         assert config.group_id is not None
@@ -124,7 +125,7 @@ class Coordinator:
     def picture_changed(self) -> None:
         """The cluster may have other topics and partitions than before."""
         topology = self._cluster.topology
-        if self._pattern is not None and not self._is_brokers_choice:
+        if isinstance(self._pattern, re.Pattern):
             matching = topology.matching(self._pattern)
             if matching != self.topics:
                 self.topics = matching
@@ -238,7 +239,7 @@ class Coordinator:
             self._observer.tell(GroupRequestFailed(self._group_id, what, event.reason, "trying again"))
 
 
-def _machine(config: ConsumerConfig, topics: frozenset[str], pattern: re.Pattern[str] | None) -> Membership:
+def _machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> Membership:
     """The machine of the protocol that is asked for."""
     if config.group_protocol == "consumer":
         return ReconcilingMember(_settings(config, topics, pattern), str(uuid.uuid4()), random.random)
@@ -246,7 +247,7 @@ def _machine(config: ConsumerConfig, topics: frozenset[str], pattern: re.Pattern
     return ClassicMember(_settings(config, topics, None), strategies, random.random)
 
 
-def _settings(config: ConsumerConfig, topics: frozenset[str], pattern: re.Pattern[str] | None) -> MemberSettings:
+def _settings(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> MemberSettings:
     assert config.group_id is not None
     return MemberSettings(
         group_id=config.group_id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 
 import anyio
 
@@ -15,6 +14,7 @@ from penstock.consumer.committer import Committer
 from penstock.consumer.coordinator import Coordinator
 from penstock.consumer.fetcher import Fetcher
 from penstock.consumer.ownership import Ownership
+from penstock.consumer.patterns import BrokerPattern, TopicPattern
 from penstock.consumer.picture import Picture
 from penstock.consumer.reader import Reader
 from penstock.consumer.solo import Solo
@@ -44,7 +44,7 @@ class Engine:
         self,
         config: ConsumerConfig,
         topics: frozenset[str],
-        pattern: re.Pattern[str] | None,
+        pattern: TopicPattern | None,
         consumer: object,
         observer: Observer,
     ) -> None:
@@ -75,7 +75,8 @@ class Engine:
         self.coordinator: Coordinator | None = None
         self._solo: Solo | None = None
         if config.group_id is None:
-            self._solo = Solo(config, self.cluster, self.positions, self.topics, self._pattern, self.positions_changed)
+            assert not isinstance(pattern, BrokerPattern), "there is no broker that deals without a group"
+            self._solo = Solo(config, self.cluster, self.positions, self.topics, pattern, self.positions_changed)
         else:
             self._join(config, consumer)
 

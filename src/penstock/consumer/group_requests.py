@@ -15,7 +15,7 @@ import anyio
 from penstock.config import ConsumerConfig
 from penstock.consumer.reactions import Reactions
 from penstock.consumer.subscriptions import read_subscription, write_subscription
-from penstock.core.group_errors import Asked
+from penstock.core.group_errors import Asked, error_of
 from penstock.core.membership import (
     CoordinatorGone,
     Failed,
@@ -209,7 +209,11 @@ class GroupRequests:
         )
         with anyio.move_on_after(effect.timeout_s):
             coordinator = await self._coordinator()
-            answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
+            try:
+                answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
+            except UnsupportedVersionError as error:
+                # It does not offer the request, which is as good as a refusal.
+                raise error_of(ErrorCode.UNSUPPORTED_VERSION, Asked.GROUP_HEARTBEAT) from error
             if answer.error_code:
                 return self._reactions.event_of(answer.error_code, Asked.GROUP_HEARTBEAT)
             assigned = answer.assignment
