@@ -8,7 +8,8 @@ offsets are somebody else's to commit then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import NoReturn
 
 from penstock.config import ConsumerConfig
@@ -16,10 +17,17 @@ from penstock.consumer.reactions import Reactions
 from penstock.consumer.reader import Reader
 from penstock.consumer.wake import Wake
 from penstock.core.commits import CommitClock, Commits, Snapshot
-from penstock.core.group_errors import Asked, Reaction
+from penstock.core.group_errors import Asked, Reaction, error_of
 from penstock.core.membership import Identity
 from penstock.error_codes import ErrorCode, name_of
-from penstock.errors import BrokerConnectionError, BrokerError, CommitFailedError, broker_error
+from penstock.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    CommitFailedError,
+    GroupError,
+    MalformedMessageError,
+    broker_error,
+)
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
 from penstock.observe.events import CommitFailed, OffsetsCommitted
@@ -67,58 +75,90 @@ class Committer:
             if not self._clock.is_due(loop.time()):
                 continue
             self._clock.restart(loop.time())
-            try:
-                await self.commit_done(timeout_s=self._config.request_timeout_ms / 1000)
-            except (CommitFailedError, BrokerError) as error:
-                # It is done again at the next interval, or by the partitions' next owner.
-                self._observer.tell(CommitFailed(self._group_id, str(error), will_retry=True))
+            # What fails is done again at the next interval, or by the partitions' next owner.
+            await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
+
+    async def commit_unasked(
+        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
+    ) -> None:
+        """The same as ``commit_done`` for nobody who could be told: what is refused for good, the next reader is told.
+
+        Raises:
+            ConfigurationError: the user's ``group_error_reactions`` are wrong.
+        """
+        try:
+            await self.commit_done(partitions, timeout_s=timeout_s)
+        except (GroupError, BrokerError) as error:
+            self._observer.tell(CommitFailed(self._group_id, str(error), will_retry))
+            if not isinstance(error, CommitFailedError):
+                self._reader.report(error)
 
     async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
         """Commit what is done, of all partitions or some; no request when that is nothing new.
 
         Raises:
             CommitFailedError: the broker did not take it.
+            FencedMemberError: another member has taken this one's place.
             BrokerError: it may not be committed at all.
         """
-        async with self._one_at_a_time:
+        async with self._turn(timeout_s) as deadline:
             self._reader.sync()
             snapshot = self._commits.snapshot(partitions)
             if snapshot:
-                await self._send_until_done(snapshot, timeout_s)
-            self._clock.restart(asyncio.get_running_loop().time())
-            self._news.set()
+                await self._send_until_done(snapshot, deadline)
 
     async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets of the caller's choice.
 
         Raises:
             CommitFailedError: the broker did not take them.
+            FencedMemberError: another member has taken this one's place.
             BrokerError: they may not be committed at all.
         """
-        async with self._one_at_a_time:
+        async with self._turn(timeout_s) as deadline:
             entries = {
                 partition: CommitOffset(*partition, one.offset, _epoch(one.leader_epoch), one.metadata)
                 for partition, one in offsets.items()
             }
             ours = self._commits.positions.of(offsets)
-            await self._send_until_done(self._commits.picture(ours, entries), timeout_s)
-            self._clock.restart(asyncio.get_running_loop().time())
-            self._news.set()
+            await self._send_until_done(self._commits.picture(ours, entries), deadline)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _send_until_done(self, snapshot: Snapshot, timeout_s: float) -> None:
+    @contextlib.asynccontextmanager
+    async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
+        """Wait for the commit that is under way; gives when this one has to be through."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._one_at_a_time.acquire()
+        except TimeoutError:
+            raise CommitFailedError(f"the commit before this one was not through within {timeout_s:.1f} s") from None
+        try:
+            yield deadline
+            self._clock.restart(loop.time())
+            self._news.set()
+        finally:
+            self._one_at_a_time.release()
+
+    async def _send_until_done(self, snapshot: Snapshot, deadline: float) -> None:
         left = dict(snapshot.offsets)
+        final: list[BrokerError] = []
 
         async def attempt() -> None:
-            await self._send(snapshot, left)
+            try:
+                await self._send(snapshot, left)
+            except BrokerError as error:
+                if not error.retriable:
+                    final.append(error)
+                raise
 
+        timeout_s = deadline - asyncio.get_running_loop().time()
         try:
             await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
-        except BrokerConnectionError as error:
-            raise CommitFailedError(f"{error} - the records since the last commit may be delivered again") from error
-        except BrokerError as error:
-            if not error.retriable:
+        except (BrokerConnectionError, BrokerError) as error:
+            if error in final:
                 raise
             raise CommitFailedError(f"{error} - the records since the last commit may be delivered again") from error
         gone = self._commits.gone(snapshot) & left.keys()
@@ -156,6 +196,9 @@ class Committer:
         except BrokerConnectionError as error:
             self._cluster.forget_coordinator(self._group_id, str(error))
             raise
+        except MalformedMessageError as error:
+            self._cluster.forget_coordinator(self._group_id, str(error))
+            raise BrokerConnectionError(str(error)) from error
         codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
         taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
         self._commits.acknowledged(snapshot, taken)
@@ -186,9 +229,12 @@ class Committer:
                     " session_timeout_ms or max_poll_interval_ms"
                 )
             case Reaction.FAIL:
-                if code == ErrorCode.FENCED_INSTANCE_ID:
-                    self._on_error(code, identity)
-                raise broker_error(code, f"{partition} was not committed")
+                if code != ErrorCode.FENCED_INSTANCE_ID:
+                    raise broker_error(code, f"{partition} was not committed")
+                if not self._on_error(code, identity):
+                    # We have a newer name ourselves by now.
+                    raise _to_be_tried_again(code, partition)
+                raise error_of(code, Asked.COMMIT)
 
 
 def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:

@@ -64,7 +64,7 @@ from penstock.messages import (
 )
 from penstock.net.broker import Broker, Channel, ChannelKey
 from penstock.net.cluster import Cluster
-from penstock.observe.events import GroupLeft
+from penstock.observe.events import GroupLeft, GroupRequestFailed
 from penstock.observe.hooks import Observer
 from penstock.wire.members import decode_assignment, encode_assignment
 
@@ -245,10 +245,15 @@ class GroupRequests:
     async def _leave(self, effect: SendLeave) -> GroupEvent:
         for _ in range(_LEAVE_ATTEMPTS):
             event = await outcome_of(self._say_goodbye(effect))
+            if isinstance(event, LeaveAnswered):
+                break
+            why = str(event.error) if isinstance(event, Failed) else getattr(event, "reason", str(event))
+            self._observer.tell(
+                GroupRequestFailed(self._group_id, "Leave", why, "if need be, the session ends by itself")
+            )
             if not isinstance(event, CoordinatorGone | NotNow):
                 break
-            self._cluster.forget_coordinator(self._group_id, event.reason)
-        # Whatever came of it: the session ends by itself.
+            self._cluster.forget_coordinator(self._group_id, why)
         return LeaveAnswered()
 
     async def _say_goodbye(self, effect: SendLeave) -> GroupEvent:

@@ -24,7 +24,6 @@ from penstock.core.positions import Position, Positions
 from penstock.errors import PenstockError, RebalanceError
 from penstock.net.cluster import Cluster
 from penstock.observe.events import (
-    CommitFailed,
     DrainTimedOut,
     OverrideRefused,
     PartitionsAssigned,
@@ -148,7 +147,8 @@ class Ownership:
             await self._drain(partitions)
         self._remember(partitions)
         if self._config.commits_automatically:
-            await self._commit_last(partitions)
+            # The rebalance cannot wait for long; the next owner begins at the commit before.
+            await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         try:
             await self._tell_listener("on_partitions_revoked", self._denounced(partitions))
         finally:
@@ -175,13 +175,6 @@ class Ownership:
         held = await self._reader.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.tell(DrainTimedOut(held, loop.time() - began_at))
-
-    async def _commit_last(self, partitions: Partitions) -> None:
-        try:
-            await self._committer.commit_done(partitions, timeout_s=self._commit_timeout_s)
-        except PenstockError as error:
-            # The rebalance cannot wait for it; the next owner begins at the commit before.
-            self._observer.tell(CommitFailed(self._group_id, str(error), will_retry=False))
 
     @property
     def _commit_timeout_s(self) -> float:

@@ -20,7 +20,7 @@ class Reactions:
         """What to do about ``code`` in the answer to ``asked``.
 
         Raises:
-            ConfigurationError: the user's function does not say one of the reactions.
+            ConfigurationError: the user's function raised, or does not say one of the reactions.
         """
         return reaction_to(code, asked, self._overrides(code))
 
@@ -28,7 +28,7 @@ class Reactions:
         """The same as the event that a membership is told.
 
         Raises:
-            ConfigurationError: the user's function does not say one of the reactions.
+            ConfigurationError: the user's function raised, or does not say one of the reactions.
         """
         return event_of(code, asked, self._overrides(code))
 
@@ -36,7 +36,12 @@ class Reactions:
         said = self._said.get(code)
         if said is None:
             return {}
-        name = said(code) if callable(said) else said
+        try:
+            name = said(code) if callable(said) else said
+        except Exception as error:
+            raise ConfigurationError(
+                f"group_error_reactions: the function for code {code} raised {type(error).__name__}: {error}"
+            ) from error
         reaction = Reaction.__members__.get(str(name).upper())
         if reaction is None:
             known = ", ".join(one.lower() for one in Reaction.__members__)

@@ -108,12 +108,12 @@ def error_of(code: int, asked: Asked) -> PenstockError:
         return error
     if code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
-            "another member has joined with the same group_instance_id and took this one's place"
+            f"another member has joined with the same group_instance_id and took this one's place {_shown(code)}"
             " - give each process a name of its own"
         )
     if code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
         return NoCommonAssignorError(
-            "the group's members share no assignment strategy, or it is no group of consumers"
+            f"the group's members share no assignment strategy, or it is no group of consumers {_shown(code)}"
             " - set partition_assignment_strategy to one that the others have, such as ('range',) or ('roundrobin',)"
         )
     return broker_error(code, f"{asked} was refused")
@@ -123,30 +123,35 @@ def _error_of_group_heartbeat(code: int) -> PenstockError | None:
     match code:
         case ErrorCode.UNRELEASED_INSTANCE_ID:
             return FencedMemberError(
-                "another live member of the group holds this group_instance_id"
+                f"another live member of the group holds this group_instance_id {_shown(code)}"
                 " - give each process a name of its own, or wait until the other has stopped or its session is over"
             )
         # The second is a broker's answer to a join that may not change the protocol of the group that there is.
         case ErrorCode.INCONSISTENT_GROUP_PROTOCOL | ErrorCode.GROUP_ID_NOT_FOUND:
             return NoCommonAssignorError(
                 "the group is not one of the consumer protocol and cannot become one now: it has live members of the"
-                " classic protocol that the broker does not take along, or is no group of consumers"
+                f" classic protocol that the broker does not take along, or is no group of consumers {_shown(code)}"
                 " - set group_protocol='classic', stop the others first, or use another group_id"
             )
         case ErrorCode.UNSUPPORTED_ASSIGNOR:
             return ConfigurationError(
-                "the broker has no such assignor - set group_remote_assignor to one of its group.consumer.assignors"
+                f"the broker has no such assignor {_shown(code)}"
+                " - set group_remote_assignor to one of its group.consumer.assignors"
                 " (such as 'uniform' or 'range'), or leave it out"
             )
         case ErrorCode.INVALID_REGULAR_EXPRESSION:
             return ConfigurationError(
-                "the broker cannot read pattern"
+                f"the broker cannot read pattern {_shown(code)}"
                 " - write it as a regular expression of RE2, without look-around and back references"
             )
         case ErrorCode.UNSUPPORTED_VERSION:
             return UnsupportedVersionError(
-                "this broker lacks the consumer group protocol (KIP-848), or it is switched off there"
+                f"this broker lacks the consumer group protocol (KIP-848), or it is switched off there {_shown(code)}"
                 " - set group_protocol='classic'"
             )
         case _:
             return None
+
+
+def _shown(code: int) -> str:
+    return f"({name_of(code)}, code {code})"
