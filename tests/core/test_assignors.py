@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.assignors import ASSIGNORS, GroupMember, range_assignor, roundrobin_assignor
+from penstock.core.assignors import GroupMember, range_assignor, roundrobin_assignor
 from penstock.records import TopicPartition
 
 TOPICS = "abcd"
@@ -21,7 +22,9 @@ MEMBERS = st.lists(st.tuples(st.frozensets(st.sampled_from(TOPICS)), st.booleans
 )
 COUNTS = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 9))
 
-every = pytest.mark.parametrize("assign", ASSIGNORS.values(), ids=ASSIGNORS)
+RACKS = ("r1", "r2")
+
+every = pytest.mark.parametrize("assign", [range_assignor, roundrobin_assignor], ids=["range", "roundrobin"])
 
 
 def members(*names: str, topics: str = "t") -> list[GroupMember]:
@@ -156,7 +159,141 @@ def test_roundrobin_is_even_over_all_topics(size, counts):
     assert max(shares) - min(shares) <= 1
 
 
-def test_the_names_are_those_that_members_tell_each_other():
-    """A group of several clients agrees on an assignor by its name."""
-    assert ASSIGNORS["range"] is range_assignor
-    assert ASSIGNORS["roundrobin"] is roundrobin_assignor
+# ---- racks (KIP-881): examples are what Java's RangeAssignor gives -------------------------------------------------
+
+
+def in_racks(**racks: str) -> list[GroupMember]:
+    """Members by name, each in its rack; an empty one is not told."""
+    return [GroupMember(name, frozenset("ab"), rack=rack or None) for name, rack in racks.items()]
+
+
+def replicas(**topics: str) -> dict[TopicPartition, frozenset[str]]:
+    """Racks of each topic's partitions: ``r1 r2 r1,r2``."""
+    return {
+        TopicPartition(topic, number): frozenset(racks.split(","))
+        for topic, partitions in topics.items()
+        for number, racks in enumerate(partitions.split())
+    }
+
+
+def test_range_prefers_what_is_near():
+    """A member takes from its rack what its share allows; what is left is cut into runs."""
+    given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 5}, replicas(a="r2 r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a2 a4", "y": "a0 a1 a3"}
+
+
+def test_range_gives_no_more_for_being_near():
+    """Nearly all is in one rack: the member there gets its share and the others theirs."""
+    given_ = range_assignor(in_racks(x="r2", y="r1", z="r2"), {"a": 6}, replicas(a="r1 r1 r1 r1 r1 r3"))
+
+    assert numbers(given_) == {"x": "a2 a3", "y": "a0 a1", "z": "a4 a5"}
+
+
+def test_range_keeps_equal_numbers_together():
+    """Topics with as many partitions and the same members are cut alike, and near is what is near in all of them."""
+    racks = replicas(a="r2 r1 r1 r2", b="r2 r1 r2 r1")
+
+    given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 4, "b": 4}, racks)
+
+    assert numbers(given_) == {"x": "a1 a2 b1 b2", "y": "a0 a3 b0 b3"}
+
+
+def test_range_deals_equal_topics_number_by_number():
+    """Who is near to the lower numbers gets the one that is left over; near to one topic alone is not near."""
+    racks = replicas(a="r2 r2 r2 r4 r1 r1 r1", b="r2 r2 r2 r1 r1 r1 r1")
+
+    given_ = range_assignor(in_racks(x="r1", y="r2", z="r3"), {"a": 7, "b": 7}, racks)
+
+    assert numbers(given_) == {"x": "a4 a5 b4 b5", "y": "a0 a1 a2 b0 b1 b2", "z": "a3 a6 b3 b6"}
+
+
+def test_range_looks_at_racks_of_those_topics_where_they_matter():
+    """One topic has all its replicas in one rack: it is cut into runs, whatever the others are."""
+    given_ = range_assignor(in_racks(x="r2", y="r1"), {"a": 3, "b": 2}, replicas(a="r1 r1 r2", b="r1 r1"))
+
+    assert numbers(given_) == {"x": "a2 b0", "y": "a0 a1 b1"}
+
+
+def test_range_is_near_to_who_does_not_say_where_it_is():
+    """A member without a rack takes what comes first, as any would without racks."""
+    given_ = range_assignor(in_racks(x="", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a0 a1", "y": "a2 a3"}
+
+
+@pytest.mark.parametrize(
+    "racks",
+    [
+        pytest.param({}, id="nothing is known"),
+        pytest.param(replicas(a="r1,r2 r1,r2 r1,r2 r1,r2"), id="all are everywhere"),
+        pytest.param(replicas(a="r1 r1 r1 r1"), id="all are in one"),
+        pytest.param(replicas(a="r3 r4 r3 r4"), id="no member is there"),
+    ],
+)
+def test_range_goes_by_number_where_racks_make_no_difference(racks):
+    """Members in racks get what they would get without."""
+    assert numbers(range_assignor(in_racks(x="r2", y="r1"), {"a": 4}, racks)) == {"x": "a0 a1", "y": "a2 a3"}
+
+
+def test_roundrobin_does_not_look_at_racks():
+    """As in Java, it goes by turn alone."""
+    given_ = roundrobin_assignor(in_racks(x="r1", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a0 a2", "y": "a1 a3"}
+
+
+@st.composite
+def groups_in_racks(draw):
+    """Members, partitions, and where both are."""
+    group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in draw(MEMBERS)]
+    counts = draw(COUNTS)
+    where = st.frozensets(st.sampled_from(RACKS))
+    return (
+        group,
+        counts,
+        {TopicPartition(topic, n): draw(where) for topic, count in counts.items() for n in range(count)},
+    )
+
+
+@settings(max_examples=30)
+@given(groups_in_racks())
+def test_range_in_racks_is_as_even_as_without(case):
+    """Of each topic, as many members have as many partitions; nothing is given twice or to nobody."""
+    group, counts, racks = case
+
+    near, plain = range_assignor(group, counts, racks), range_assignor(group, counts)
+
+    for topic in counts:
+        shares = [sorted(sum(one.topic == topic for one in ones) for ones in dealt.values()) for dealt in (near, plain)]
+        assert shares[0] == shares[1]
+    assert sorted(one for ones in near.values() for one in ones) == sorted(
+        one for ones in plain.values() for one in ones
+    )
+
+
+@settings(max_examples=30)
+@given(groups_in_racks(), st.integers(1, 9))
+def test_range_in_racks_cuts_equal_topics_alike(case, count):
+    """Partitions of one number stay together over topics that have as many and the same members."""
+    group, _, _ = case
+    group = [replace(one, topics=frozenset(TOPICS)) for one in group]
+    racks = case[2]
+
+    dealt = range_assignor(group, dict.fromkeys(TOPICS, count), racks)
+
+    for ones in dealt.values():
+        by_topic = [[one.partition for one in ones if one.topic == topic] for topic in TOPICS]
+        assert all(found == by_topic[0] for found in by_topic)
+
+
+@settings(max_examples=30)
+@given(groups_in_racks(), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter_in_racks(case, random):
+    """Whoever leads cuts the same."""
+    group, counts, racks = case
+
+    shuffled = random.sample(group, len(group))
+    others = dict(random.sample(sorted(counts.items()), len(counts)))
+
+    assert range_assignor(shuffled, others, racks) == range_assignor(group, counts, racks)

@@ -1,7 +1,8 @@
 """How a group's leader deals out partitions: functions of plain data, alike in every client of the same name.
 
-An assignor takes the members and how many partitions each topic has, and gives each member its partitions. The
-results are those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that a mixed group agrees.
+An assignor takes the members, how many partitions each topic has and where their replicas are, and gives each member
+its partitions. The results are those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that it does not
+matter to a mixed group who leads it.
 """
 
 from __future__ import annotations

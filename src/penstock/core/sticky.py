@@ -5,7 +5,8 @@ on through others.
 Rule 2: what is owned stays, unless evenness wants it elsewhere. Partitions without an owner are dealt around those
 that have one, so the round that follows a move finds nothing more to move.
 Rule 3: near comes third (KIP-881). What has to go somewhere goes where a replica is; what is owned moves for that
-alone only in a round in which nothing else moves and nothing waits for an owner.
+alone only in a round in which nothing else moves and nothing waits for an owner. Java's takes what is far from its
+owner in every round, and cannot promise rule 2.
 Rule 4: of two members that claim a partition, the one of the later generation is right; of the same one, neither.
 
 Cooperative (KIP-429) gives a partition that moves to nobody: its owner lets go first, and the next round, which

@@ -196,7 +196,7 @@ def _faults(
         else:
             for one in ones:
                 if fault := _fault_of(one, topics[taker], partitions):
-                    yield f"gives {taker!r} {one!r}, {fault}"
+                    yield f"gives {taker!r} {fault}"
                 elif one in taker_of:
                     yield f"gives {TopicPartition(*one)} twice, to {taker_of[one]!r} and to {taker!r}"
                 else:
@@ -206,10 +206,11 @@ def _faults(
 def _fault_of(one: object, subscribed: frozenset[str], partitions: Mapping[str, int]) -> str | None:
     match one:
         case (str(topic), int(number)) if isinstance(one, tuple) and not isinstance(number, bool):
+            partition = TopicPartition(topic, number)
             if not 0 <= number < partitions.get(topic, 0):
-                return "which does not exist"
-            return None if topic in subscribed else "to whose topic it does not subscribe"
-    return "which is no partition: (topic, number)"
+                return f"{partition}, which does not exist"
+            return None if topic in subscribed else f"{partition}, to whose topic it does not subscribe"
+    return f"{one!r}, which is no partition: (topic, number)"
 
 
 def _left_out(
