@@ -110,8 +110,13 @@ def is_defined_in(module, name: str) -> bool:
     return not module.is_package or bool(module.exported)
 
 
+def lines_of_imports(module) -> int:
+    nodes = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sum(node.end_lineno - node.lineno + 1 for node in nodes)
+
+
 def test_a_file_can_be_read_at_a_sitting(modules):
-    """No file is over 500 lines, but for tables."""
-    long = {m.where: lines for m in modules if (lines := m.text.count("\n")) > MOST_LINES}
+    """No file is over 500 lines, its imports not counted, but for tables."""
+    long = {m.where: lines for m in modules if (lines := m.text.count("\n") - lines_of_imports(m)) > MOST_LINES}
 
     assert long.keys() <= TABLES, long

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 
 import pytest
+from classic_member import (
+    ASSIGNMENT,
+    EVENTS,
+    FENCED,
+    INTERVAL_S,
+    ME,
+    MINE,
+    NOW,
+    REJOINING,
+    SESSION_S,
+    done,
+    member,
+    picture,
+    told,
+)
 
 from penstock.core import membership
-from penstock.core.assignors import ASSIGNORS
-from penstock.core.classic import ALIVE, OVER, TABLE, ClassicMember, State
+from penstock.core.classic import TABLE, ClassicMember
+from penstock.core.classic_states import ALIVE, OVER, State
 from penstock.core.membership import (
+    Beat,
     CoordinatorGone,
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
     GenerationLost,
@@ -25,7 +39,6 @@ from penstock.core.membership import (
     LeaveAnswered,
     MemberIdGiven,
     MemberLost,
-    MemberSettings,
     NotNow,
     PartitionsChanged,
     PartitionsFound,
@@ -33,70 +46,20 @@ from penstock.core.membership import (
     Release,
     Released,
     Resubscribed,
+    Returned,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
     SessionOver,
+    Stalled,
     Start,
     Stop,
     Synced,
     TakenOver,
     TakeOver,
 )
-from penstock.errors import FencedMemberError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
-from penstock.records import TopicPartition
-
-NOW = 1_000.0
-SESSION_S, INTERVAL_S = 10.0, 3.0
-MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
-ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
-FENCED = Failed(FencedMemberError("fenced"))
-
-EVENTS: dict[type[GroupEvent], GroupEvent] = {
-    type(one): one
-    for one in (
-        Start(),
-        Resubscribed(frozenset("u")),
-        MemberIdGiven("me"),
-        JoinedAsFollower("me", 7, "range"),
-        JoinedAsLeader("me", 7, "range", {"me": MemberSubscription(("t",))}, {}),
-        PartitionsFound({"t": 2}),
-        Synced(ASSIGNMENT),
-        TakenOver(),
-        Released(),
-        PartitionsChanged({"t": 2}),
-        HeartbeatAnswered(),
-        LeaveAnswered(),
-        RebalanceCalled(),
-        NotNow("loading"),
-        CoordinatorGone("gone"),
-        GenerationLost("lost"),
-        MemberLost("lost"),
-        SessionOver("over"),
-        FENCED,
-        Stop(),
-    )
-}
-
-
-def member(**changes) -> ClassicMember:
-    """One that has not started."""
-    settings = {
-        "group_id": "g",
-        "topics": frozenset("t"),
-        "assignors": ("range", "roundrobin"),
-        "session_timeout_s": SESSION_S,
-        "heartbeat_interval_s": INTERVAL_S,
-        "rebalance_timeout_s": 60.0,
-        "request_timeout_s": 30.0,
-        "retry_first_s": 0.1,
-        "retry_longest_s": 1.0,
-        "leaves_on_stop": True,
-    }
-    return ClassicMember(MemberSettings(**settings | changes), ASSIGNORS, lambda: 0.5)
-
 
 WAY: list[tuple[State, tuple[GroupEvent, ...]]] = [
     (State.IDLE, ()),
@@ -121,6 +84,11 @@ def member_in(state: State, **changes) -> ClassicMember:
     elif state is State.DEALING:
         one = member_in(State.JOINING, **changes)
         one.receive(EVENTS[JoinedAsLeader], NOW)
+    elif state in {State.STEPPING_AWAY, State.AWAY}:
+        one = member_in(State.STABLE, **changes)
+        one.receive(EVENTS[Stalled], NOW)
+        if state is State.AWAY:
+            one.receive(Released(), NOW)
     else:
         for there, events in WAY:
             for event in events:
@@ -132,23 +100,6 @@ def member_in(state: State, **changes) -> ClassicMember:
     done(one)
     assert one.state is state
     return one
-
-
-def done(one: ClassicMember) -> list[object]:
-    """What it wants done now."""
-    return list(one.effects())
-
-
-def told(one: ClassicMember, *events: GroupEvent, now: float = NOW) -> list[object]:
-    """What it wants done when it is told ``events``."""
-    for event in events:
-        one.receive(event, now)
-    return done(one)
-
-
-def picture(one: ClassicMember) -> dict[str, object]:
-    """All that it knows."""
-    return {name: copy.copy(value) for name, value in vars(one).items()}
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
@@ -169,9 +120,14 @@ def test_every_event_in_every_state(state, event):
     one = member_in(state)
     before = picture(one)
 
-    if isinstance(event, HeartbeatAnswered) or state in OVER:
+    if isinstance(event, Beat) or state in OVER:
         assert told(one, event) == []
         assert one.state is state
+    elif isinstance(event, TakenOver) and state in REJOINING:
+        # An eager member has given back what it was taking over, so nothing can be through.
+        with pytest.raises(AssertionError):
+            one.receive(event, NOW)
+        assert picture(one) == before
     elif (rule := TABLE.get((state, type(event)))) is None:
         with pytest.raises(ValueError, match=f"{type(event).__name__} cannot happen while {state}"):
             one.receive(event, NOW)
@@ -181,7 +137,7 @@ def test_every_event_in_every_state(state, event):
         one.receive(event, NOW)
         done(one)
         # The last step may have nothing to say good-bye to, and a dynamic member may have nobody to tell.
-        assert one.state in {rule.then, State.LEFT} if rule.then is State.LEAVING else one.state is rule.then
+        assert one.state in {rule.then, *rule.elsewhere}
 
 
 @pytest.mark.parametrize("state", State)
@@ -211,9 +167,13 @@ def test_a_fatal_error_ends_it_from_every_state(state):
 
     if state in OVER:
         assert effects == []
+    elif state is State.LEAVING:
+        assert effects == [Fail(FENCED.error)]
+        told(one, LeaveAnswered())
     else:
         assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), Fail(FENCED.error)]
         assert one.state is State.FAILED
+    assert one.is_over
     assert one.owned == frozenset()
     one.handle_timer(NOW + 1_000)
     assert told(one, Stop(), now=NOW + 1_000) == []
@@ -445,7 +405,7 @@ def test_heartbeats_keep_their_interval():
         one.handle_timer(now)
         assert isinstance(done(one)[0], SendHeartbeat)
         sent_at.append(now - NOW)
-        one.receive(HeartbeatAnswered(), now + 0.5)
+        one.receive(Beat(ME, HeartbeatAnswered()), now + 0.5)
 
     assert sent_at == [3, 6, 9, 12, 15, 18, 21]
 
@@ -470,7 +430,7 @@ def test_a_heartbeat_that_failed_is_tried_again_soon(state, event):
     one.handle_timer(NOW + 3)
     done(one)
 
-    effects = told(one, event, now=NOW + 4)
+    effects = told(one, Beat(ME, event), now=NOW + 4)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
     assert one.state is state
@@ -505,7 +465,7 @@ def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
     """The broker heard it later than that, so we never outlive what it knows of us."""
     one = member_in(State.STABLE)
     one.handle_timer(NOW + 3)
-    one.receive(HeartbeatAnswered(), NOW + 5)
+    one.receive(Beat(ME, HeartbeatAnswered()), NOW + 5)
     one.handle_timer(NOW + 6)
     done(one)
 
@@ -694,7 +654,7 @@ def test_heartbeats_leave_what_is_awaited_alone():
     one = member_in(State.SYNCING)
     (take_over,) = told(one, Synced(ASSIGNMENT))
     one.handle_timer(NOW + 3)
-    told(one, HeartbeatAnswered(), CoordinatorGone("moved"), NotNow("loading"))
+    told(one, *(Beat(ME, outcome) for outcome in (HeartbeatAnswered(), CoordinatorGone("moved"), NotNow("loading"))))
 
     assert one.awaits(take_over)
 
@@ -777,7 +737,7 @@ def test_a_member_that_means_to_be_back_does_not_leave():
 
 def test_who_is_lost_while_closing_has_nobody_to_leave():
     """Nothing is committed for partitions that are somebody else's, and nobody is told good-bye."""
-    for event in (GenerationLost("late"), MemberLost("late"), SessionOver("late")):
+    for event in (MemberLost("late"), SessionOver("late")):
         one = member_in(State.CLOSING)
 
         (release,) = told(one, event)
@@ -786,6 +746,19 @@ def test_who_is_lost_while_closing_has_nobody_to_leave():
         assert one.next_deadline() is None
         assert told(one, Released()) == []
         assert one.state is State.LEFT
+
+
+def test_who_is_in_another_generation_while_closing_leaves_it():
+    """The group waits for a member that it knows: nothing is committed, but it is told good-bye."""
+    one = member_in(State.CLOSING)
+
+    (release,) = told(one, GenerationLost("late"))
+    assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
+    assert one.next_deadline() is None
+
+    assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
+    assert told(one, LeaveAnswered()) == []
+    assert one.state is State.LEFT
 
 
 def test_a_member_lives_until_it_has_given_back():
@@ -802,3 +775,42 @@ def test_it_says_what_it_is():
     """Its name, group and state, for whoever looks at it in a debugger or a log."""
     assert repr(member()) == "<ClassicMember new of g idle>"
     assert repr(member_in(State.STABLE)) == "<ClassicMember me of g stable>"
+
+
+# ---- nobody reads ----------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_read_from_steps_aside():
+    """It says good-bye, drops what others will have, sends no heartbeat, and joins as a new member when it is read."""
+    one = member_in(State.STABLE)
+
+    leave, release = told(one, Stalled("nobody reads"))
+
+    assert leave == SendLeave(Identity("me", 7), "nobody reads")
+    assert release == Release(MINE, is_lost=True, is_last=False, reason="nobody reads")
+    assert told(one, Released()) == []
+    assert one.next_deadline() is None
+    told(one, Returned())
+    one.handle_timer(NOW)
+    assert done(one)[0].member_id == ""
+
+
+def test_a_static_member_that_is_not_read_from_is_silent():
+    """It says no good-bye: its session ends by itself, and until then it may be back under its name."""
+    one = member_in(State.STABLE, instance_id="i", leaves_on_stop=False)
+
+    (release,) = told(one, Stalled("nobody reads"))
+
+    assert release.is_lost
+    told(one, Released(), Returned())
+    one.handle_timer(NOW)
+    assert done(one)[0].member_id == "me"
+
+
+def test_who_comes_back_at_once_joins_at_once():
+    """A reader that returns while the loss is being told is not forgotten."""
+    one = member_in(State.STEPPING_AWAY)
+
+    told(one, Returned(), Released())
+
+    assert one.state is State.WAITING

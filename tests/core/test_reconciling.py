@@ -36,10 +36,12 @@ from penstock.core.membership import (
     Release,
     Released,
     Resubscribed,
+    Returned,
     SendGroupHeartbeat,
     SendLeave,
     SessionKnown,
     SessionOver,
+    Stalled,
     Start,
     Stop,
     Synced,
@@ -100,6 +102,8 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         MemberLost("lost"),
         SessionOver("over"),
         FENCED,
+        Stalled("nobody reads"),
+        Returned(),
         Stop(),
     )
 }
@@ -198,6 +202,11 @@ def member_in(state: State, **changes) -> ReconcilingMember:
         asking(one)
     if state is State.LOSING:
         told(one, MemberLost("late"))
+    if state in {State.STEPPING_AWAY, State.AWAY}:
+        one = owning("t0", "t1", **changes)
+        told(one, Stalled("nobody reads"))
+    if state is State.AWAY:
+        told(one, Released())
     if state in {State.CLOSING, State.LEAVING, State.LEFT}:
         told(one, Stop())
     if state in {State.LEAVING, State.LEFT}:
@@ -245,9 +254,7 @@ def test_every_event_in_every_state(state, event):
         assert done(one) == []
     else:
         told(one, event)
-        # The first answer to a member, which names no partition, is told to the user at once.
-        goes_on = state is State.JOINING and isinstance(event, GroupHeartbeatAnswered)
-        assert one.state is (State.TAKING_OVER if goes_on else rule.then)
+        assert one.state in {rule.then, *rule.elsewhere}
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(EVENTS)), st.floats(0, 20)), max_size=30))
@@ -262,6 +269,7 @@ def test_whatever_comes_in_whatever_order(sequence):
         before, state = picture(one), one.state
         try:
             one.receive(EVENTS[kind], now)
+            assert state in OVER or one.state in {TABLE[state, kind].then, *TABLE[state, kind].elsewhere}
         except ValueError:
             assert picture(one) == before
             assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, TopicsNamed}
@@ -317,6 +325,28 @@ def test_a_fatal_error_ends_it_from_every_state(state):
     assert not one.is_member
     one.handle_timer(NOW + 1_000)
     assert told(one, Stop(), now=NOW + 1_000) == []
+
+
+def test_who_is_not_read_from_steps_aside():
+    """It says good-bye, drops what others will have, and joins again under its id when somebody reads."""
+    one = owning("t0", "t1")
+
+    leave, release = told(one, Stalled("nobody reads"))
+
+    assert leave == SendLeave(Identity("me", -1), "nobody reads")
+    assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="nobody reads")
+    assert told(one, Released()) == []
+    assert one.next_deadline() is None
+    told(one, Returned())
+    assert beat(one).identity == Identity("me", 0)
+
+
+def test_who_comes_back_at_once_joins_at_once():
+    """A reader that returns while the loss is being told is not forgotten."""
+    one = owning("t0")
+    told(one, Stalled("nobody reads"), Returned(), Released())
+
+    assert beat(one).identity == Identity("me", 0)
 
 
 def test_who_fails_by_its_own_fault_says_good_bye():

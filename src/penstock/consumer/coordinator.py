@@ -22,6 +22,8 @@ from penstock.consumer.group_requests import GroupRequests, Question, outcome_of
 from penstock.consumer.ownership import Ownership
 from penstock.consumer.patterns import TopicPattern
 from penstock.consumer.reactions import Reactions
+from penstock.consumer.reader import Reader
+from penstock.consumer.stall_watch import run_stall_watch
 from penstock.consumer.wake import Wake
 from penstock.core.classic import ClassicMember
 from penstock.core.group_errors import Asked
@@ -79,6 +81,7 @@ class Coordinator:
         config: ConsumerConfig,
         cluster: Cluster,
         ownership: Ownership,
+        reader: Reader,
         observer: Observer,
         member: str,
         topics: frozenset[str],
@@ -87,7 +90,8 @@ class Coordinator:
     ) -> None:
         assert config.group_id is not None
         self._group_id, self._member, self.topics, self._pattern = config.group_id, member, topics, pattern
-        self._cluster, self._ownership, self._observer = cluster, ownership, observer
+        self._cluster, self._ownership, self._reader, self._observer = cluster, ownership, reader, observer
+        self._patience_s = config.max_poll_interval_ms / 1000
         self._on_failure = on_failure
         self._requests = GroupRequests(config, cluster, observer, member)
         self._reactions = Reactions(config)
@@ -145,6 +149,7 @@ class Coordinator:
         """Be a member until ``stop``, or until that is not possible any more."""
         self._receive(Start())
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_stall_watch, self._reader, self._patience_s, self._receive)
             if self._is_brokers_choice:
                 tasks.start_soon(self._learn_sessions)
             while not self._machine.is_over:

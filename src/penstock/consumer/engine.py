@@ -102,7 +102,7 @@ class Engine:
         )
         member = f"{config.client_id}-{next(_numbers)}"
         self.coordinator = Coordinator(
-            config, self.cluster, ownership, self._observer, member, self.topics, self._pattern, self.fail
+            config, self.cluster, ownership, self.reader, self._observer, member, self.topics, self._pattern, self.fail
         )
 
     # ---- life --------------------------------------------------------------------------------------------------

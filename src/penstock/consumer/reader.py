@@ -56,6 +56,11 @@ class Reader:
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._news = Wake()
         self._progress = Wake()
+        self.asked = Wake()
+        """Somebody comes for the next record."""
+        self._times_asked = 0
+        self._dropped: Record | None = None
+        """What was in hand when its partition went."""
         self._is_waiting = False
         self._errors: deque[PenstockError] = deque()
         self._end: PenstockError | None = None
@@ -214,6 +219,9 @@ class Reader:
             touched.done = touched.delivered
         self._touched.clear()
         self._progress.set()
+        self._times_asked += 1
+        self._dropped = None
+        self.asked.set()
 
     # ---- what others do to it ----------------------------------------------------------------------------------
 
@@ -242,6 +250,7 @@ class Reader:
         """Forget all that was fetched of ``partitions``, and what is in hand of them."""
         gone = set(partitions)
         if self._current is not None and self._current.partition in gone:
+            self._dropped = self.hand or self._dropped
             self.slice, self.hand, self._current, self._chunk = iter(()), None, None, None
         self._touched -= gone
         for partition in gone:
@@ -279,6 +288,20 @@ class Reader:
         return is_current or position.partition in self._touched
 
     # ---- for those who look ------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> object:
+        """Something that differs whenever the user has come for a record since."""
+        record = self.hand or self._dropped
+        return self._times_asked, None if record is None else (record.topic, record.partition, record.offset)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether records wait for the user, or are in hand, while the user does not wait for any."""
+        if self._is_waiting:
+            return False
+        waits = any(self._buffer.holds(p.partition) and self._is_readable(p.partition) for p in self._positions)
+        return waits or self.hand is not None or bool(self._touched) or bool(length_hint(self.slice))
 
     @property
     def queued_records(self) -> int:

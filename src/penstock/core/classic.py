@@ -47,11 +47,13 @@ from penstock.core.membership import (
     Release,
     Released,
     Resubscribed,
+    Returned,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
     SessionOver,
+    Stalled,
     Start,
     Stop,
     Synced,
@@ -74,6 +76,8 @@ class Rule:
 
     step: Step
     then: State
+    elsewhere: tuple[State, ...] = ()
+    """Where the step may lead besides."""
 
 
 class ClassicMember:
@@ -107,6 +111,7 @@ class ClassicMember:
         """The last assignment and its generation, which an eager member tells an assignor that leaves things be."""
         self._lead: Lead | None = None
         self._failures = 0
+        self._comes_back = False
         self._join_at = 0.0
         self._reason = "the consumer starts"
         self.state = State.IDLE
@@ -293,6 +298,26 @@ class ClassicMember:
             # Nothing was handed out yet, so nothing has to be given back.
             self._wait_until(now)
 
+    def step_away(self, event: GroupEvent, _now: float) -> None:
+        """Nobody reads: tell the group to go on without us, and drop what others will have."""
+        assert isinstance(event, Stalled)
+        self._reason, self._comes_back = event.reason, False
+        if self._settings.leaves_on_stop:
+            self._effects.append(SendLeave(self.identity, event.reason))
+            self._member_id = ""
+        self._generation = -1
+        self._give_up(self._owned, is_last=False)
+        self._owned = self._ready = frozenset()
+
+    def come_back(self, _event: GroupEvent, _now: float) -> None:
+        """Somebody reads, while the loss is still being told."""
+        self._comes_back = True
+
+    def be_away(self, _event: GroupEvent, now: float) -> None:
+        """The loss is told; wait for a reader, unless there is one."""
+        if self._comes_back:
+            self._wait_until(now)
+
     def close(self, _event: GroupEvent, _now: float) -> None:
         """Give the partitions back for good."""
         self._taking = None
@@ -453,44 +478,54 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
     owning = (on.TAKING_OVER, on.STABLE)
     rejoining = (on.WAITING, *between)
     going = (on.CLOSING, on.LEAVING)
-    rows: Sequence[tuple[Sequence[State], Sequence[type[GroupEvent]], Step, State | None]] = (
-        ((on.IDLE,), (Start,), do.begin, on.WAITING),
-        ((on.IDLE,), (Stop,), do.end, on.LEFT),
-        ((on.IDLE, *rejoining, on.RELEASING), (Resubscribed,), do.resubscribe, stays),
+    rows: Sequence[tuple[Sequence[State], Sequence[type[GroupEvent]], Step, State | None, tuple[State, ...]]] = (
+        ((on.IDLE,), (Start,), do.begin, on.WAITING, ()),
+        ((on.IDLE,), (Stop,), do.end, on.LEFT, ()),
+        ((on.IDLE, *rejoining, on.RELEASING), (Resubscribed,), do.resubscribe, stays, ()),
         # To the next generation.
-        ((on.JOINING,), (MemberIdGiven,), do.take_id, stays),
-        ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING),
-        ((on.JOINING,), (JoinedAsLeader,), do.lead, on.DEALING),
-        ((on.DEALING,), (PartitionsFound,), do.deal, on.SYNCING),
-        ((on.SYNCING,), (Synced,), do.take_over, on.TAKING_OVER),
-        (between, (NotNow, CoordinatorGone), do.wait, on.WAITING),
-        ((on.JOINING,), (RebalanceCalled,), do.wait, on.WAITING),
-        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.begin, on.WAITING),
-        (rejoining, lost, do.lose, on.WAITING),
+        ((on.JOINING,), (MemberIdGiven,), do.take_id, stays, ()),
+        ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING, ()),
+        ((on.JOINING,), (JoinedAsLeader,), do.lead, on.DEALING, ()),
+        ((on.DEALING,), (PartitionsFound,), do.deal, on.SYNCING, (on.FAILED, on.LEAVING)),
+        ((on.SYNCING,), (Synced,), do.take_over, on.TAKING_OVER, (on.RELEASING, on.WAITING)),
+        (between, (NotNow, CoordinatorGone), do.wait, on.WAITING, ()),
+        ((on.JOINING,), (RebalanceCalled,), do.wait, on.WAITING, ()),
+        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.begin, on.WAITING, ()),
+        (rejoining, lost, do.lose, on.WAITING, (on.RELEASING,)),
         # In a generation.
-        ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE),
-        (rejoining, (TakenOver,), do.taken, stays),
-        ((on.STABLE,), (PartitionsChanged,), do.notice, stays),
-        (owning, (RebalanceCalled, Resubscribed), do.regroup, on.RELEASING),
-        ((*owning, on.RELEASING), lost, do.lose, on.RELEASING),
-        ((on.RELEASING,), (Released,), do.rejoin, on.WAITING),
-        ((on.WAITING, on.RELEASING, on.CLOSING), (RebalanceCalled,), do.ignore, stays),
-        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (CoordinatorGone,), do.look_up, stays),
-        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (NotNow,), do.try_later, stays),
+        ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE, ()),
+        (rejoining, (TakenOver,), do.taken, stays, ()),
+        ((on.STABLE,), (PartitionsChanged,), do.notice, stays, (on.RELEASING, on.WAITING)),
+        (owning, (RebalanceCalled, Resubscribed), do.regroup, on.RELEASING, (on.WAITING,)),
+        ((*owning, on.RELEASING), lost, do.lose, on.RELEASING, ()),
+        ((on.RELEASING,), (Released,), do.rejoin, on.WAITING, ()),
+        ((on.WAITING, on.RELEASING, on.CLOSING), (RebalanceCalled,), do.ignore, stays, ()),
+        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (CoordinatorGone,), do.look_up, stays, ()),
+        ((on.WAITING, *owning, on.RELEASING, on.CLOSING), (NotNow,), do.try_later, stays, ()),
+        # Nobody reads, until somebody does.
+        ((on.STABLE,), (Stalled,), do.step_away, on.STEPPING_AWAY, ()),
+        ((on.STEPPING_AWAY,), (Returned,), do.come_back, stays, ()),
+        ((on.STEPPING_AWAY,), (Released,), do.be_away, on.AWAY, (on.WAITING,)),
+        ((on.AWAY,), (Returned,), do.begin, on.WAITING, ()),
+        ((on.STEPPING_AWAY, on.AWAY), (Resubscribed,), do.resubscribe, stays, ()),
+        ((on.STEPPING_AWAY,), (Stop,), do.close, on.CLOSING, ()),
+        ((on.AWAY,), (Stop,), do.end, on.LEFT, ()),
+        ([state for state in State if state is not on.STABLE], (Stalled,), do.ignore, stays, ()),
+        ([state for state in State if state not in {on.STEPPING_AWAY, on.AWAY}], (Returned,), do.ignore, stays, ()),
         # The end.
-        (rejoining, (Stop,), do.go, on.LEAVING),
-        ((*owning, on.RELEASING), (Stop,), do.close, on.CLOSING),
-        ((on.CLOSING,), lost, do.close_lost, stays),
-        ((on.CLOSING,), (Released,), do.leave, on.LEAVING),
-        ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT),
-        (going, (Stop, Resubscribed), do.ignore, stays),
-        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED),
-        ((on.LEAVING,), (Failed,), do.tell, stays),
-        ([state for state in State if state is not on.STABLE], (PartitionsChanged,), do.ignore, stays),
+        (rejoining, (Stop,), do.go, on.LEAVING, (on.CLOSING, on.LEFT)),
+        ((*owning, on.RELEASING), (Stop,), do.close, on.CLOSING, ()),
+        ((on.CLOSING,), lost, do.close_lost, stays, ()),
+        ((on.CLOSING,), (Released,), do.leave, on.LEAVING, (on.LEFT,)),
+        ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT, ()),
+        (going, (Stop, Resubscribed), do.ignore, stays, ()),
+        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED, (on.LEAVING,)),
+        ((on.LEAVING,), (Failed,), do.tell, stays, ()),
+        ([state for state in State if state is not on.STABLE], (PartitionsChanged,), do.ignore, stays, ()),
     )
     return {
-        (state, event): Rule(step, then or state)
-        for states, events, step, then in rows
+        (state, event): Rule(step, then or state, elsewhere)
+        for states, events, step, then, elsewhere in rows
         for state in states
         for event in events
     }

@@ -44,6 +44,7 @@ __all__ = [
     "Release",
     "Released",
     "Resubscribed",
+    "Returned",
     "SendGroupHeartbeat",
     "SendHeartbeat",
     "SendJoin",
@@ -51,6 +52,7 @@ __all__ = [
     "SendSync",
     "SessionKnown",
     "SessionOver",
+    "Stalled",
     "Start",
     "Stop",
     "Synced",
@@ -246,6 +248,18 @@ class Failed(GroupEvent):
     """Nothing can heal this."""
 
     error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(GroupEvent):
+    """Nobody has come for records for so long that others should have them (KIP-62)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(GroupEvent):
+    """Somebody comes for records again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,11 @@ from penstock.core.membership import (
     Release,
     Released,
     Resubscribed,
+    Returned,
     SendLeave,
     SessionKnown,
     SessionOver,
+    Stalled,
     Start,
     Stop,
     TakenOver,
@@ -77,6 +79,10 @@ class State(StrEnum):
     """Start positions and the user's callbacks."""
     LOSING = "losing"
     """The user is told that all is lost; then join again."""
+    STEPPING_AWAY = "stepping away"
+    """Nobody reads: the user is told that the partitions are lost."""
+    AWAY = "away"
+    """Out of the group until somebody reads."""
     CLOSING = "closing"
     """Giving everything back for the last time."""
     LEAVING = "leaving"
@@ -98,6 +104,8 @@ class Rule:
 
     step: Step
     then: State
+    elsewhere: tuple[State, ...] = ()
+    """Where the step may lead besides."""
 
 
 class ReconcilingMember:
@@ -267,6 +275,13 @@ class ReconcilingMember:
             self.state = State.JOINING
             self.begin(event, now)
 
+    def step_away(self, event: GroupEvent, _now: float) -> None:
+        """Nobody reads: tell the group to go on without us, and drop what others will have."""
+        assert isinstance(event, Stalled)
+        self._epoch = _LEAVES if self._settings.instance_id is None else _WILL_BE_BACK
+        self._effects.append(SendLeave(self.identity, event.reason))
+        self._release(self._forget(event), is_lost=True, reason=event.reason)
+
     def join_later(self, event: GroupEvent, now: float) -> None:
         """The join itself was refused: the group may still have to forget who we were."""
         self._forget(event)
@@ -407,40 +422,56 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
     reconciling = (on.STABLE, on.RELEASING, on.TAKING_OVER)
     speaking = (on.JOINING, *reconciling, on.CLOSING)
     lost = (GenerationLost, MemberLost, SessionOver)
-    rows: Sequence[tuple[Sequence[State], Sequence[type[GroupEvent]], Step, State | None]] = (
-        ((on.IDLE,), (Start,), do.begin, on.JOINING),
-        ((on.IDLE,), (Stop,), do.end, on.LEFT),
+    # A step that reconciles may find something to give back or to take over.
+    moves = (on.RELEASING, on.TAKING_OVER)
+    rows: Sequence[tuple[Sequence[State], Sequence[type[GroupEvent]], Step, State | None, tuple[State, ...]]] = (
+        ((on.IDLE,), (Start,), do.begin, on.JOINING, ()),
+        ((on.IDLE,), (Stop,), do.end, on.LEFT, ()),
         # Heartbeats and what becomes of them.
-        ((on.JOINING,), (GroupHeartbeatAnswered,), do.hear, on.STABLE),
-        (reconciling, (GroupHeartbeatAnswered,), do.hear, stays),
-        ((on.CLOSING,), (GroupHeartbeatAnswered,), do.acknowledge, stays),
-        (speaking, (NotNow, RebalanceCalled), do.retry, stays),
-        (speaking, (CoordinatorGone,), do.look_up, stays),
-        ((on.JOINING,), (GenerationLost, MemberLost), do.join_later, stays),
-        ((on.IDLE, on.JOINING, *reconciling, on.LOSING), (Resubscribed,), do.resubscribe, stays),
-        (tuple(State), (SessionKnown,), do.know_session, stays),
+        ((on.JOINING,), (GroupHeartbeatAnswered,), do.hear, on.STABLE, (on.TAKING_OVER,)),
+        (reconciling, (GroupHeartbeatAnswered,), do.hear, stays, moves),
+        ((on.CLOSING,), (GroupHeartbeatAnswered,), do.acknowledge, stays, ()),
+        (speaking, (NotNow, RebalanceCalled), do.retry, stays, ()),
+        (speaking, (CoordinatorGone,), do.look_up, stays, ()),
+        ((on.JOINING,), (GenerationLost, MemberLost), do.join_later, stays, ()),
+        (
+            (on.IDLE, on.JOINING, *reconciling, on.LOSING, on.STEPPING_AWAY, on.AWAY),
+            (Resubscribed,),
+            do.resubscribe,
+            stays,
+            (),
+        ),
+        (tuple(State), (SessionKnown,), do.know_session, stays, ()),
         # Towards the target.
-        (reconciling, (TopicsNamed,), do.name, stays),
-        (reconciling, (PartitionsChanged,), do.look_again, stays),
-        ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE),
-        ((on.RELEASING,), (Released,), do.released, on.STABLE),
-        (reconciling, lost, do.lose, on.LOSING),
-        ((on.LOSING,), (Released,), do.begin, on.JOINING),
+        (reconciling, (TopicsNamed,), do.name, stays, moves),
+        (reconciling, (PartitionsChanged,), do.look_again, stays, ()),
+        ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE, (on.TAKING_OVER,)),
+        ((on.RELEASING,), (Released,), do.released, on.STABLE, moves),
+        (reconciling, lost, do.lose, on.LOSING, (on.JOINING,)),
+        ((on.LOSING,), (Released,), do.begin, on.JOINING, ()),
+        # Nobody reads, until somebody does.
+        ((on.STABLE,), (Stalled,), do.step_away, on.STEPPING_AWAY, ()),
+        ((on.STEPPING_AWAY,), (Released,), do.ignore, on.AWAY, ()),
+        ((on.STEPPING_AWAY,), (Returned,), do.ignore, on.LOSING, ()),
+        ((on.AWAY,), (Returned,), do.begin, on.JOINING, ()),
+        ((on.AWAY,), (Stop,), do.end, on.LEFT, ()),
+        ([state for state in State if state is not on.STABLE], (Stalled,), do.ignore, stays, ()),
+        ([state for state in State if state not in {on.STEPPING_AWAY, on.AWAY}], (Returned,), do.ignore, stays, ()),
         # The end.
-        ((on.JOINING,), (Stop,), do.leave, on.LEAVING),
-        (reconciling, (Stop,), do.close, on.CLOSING),
-        ((on.LOSING,), (Stop,), do.ignore, on.CLOSING),
-        ((on.CLOSING,), lost, do.close_lost, stays),
-        ((on.CLOSING,), (Released,), do.leave, on.LEAVING),
-        ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT),
-        ((on.CLOSING, on.LEAVING), (Stop, Resubscribed), do.ignore, stays),
-        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED),
-        ((on.LEAVING,), (Failed,), do.tell, stays),
-        ([state for state in State if state not in reconciling], (PartitionsChanged,), do.ignore, stays),
+        ((on.JOINING,), (Stop,), do.leave, on.LEAVING, (on.LEFT,)),
+        (reconciling, (Stop,), do.close, on.CLOSING, ()),
+        ((on.LOSING, on.STEPPING_AWAY), (Stop,), do.ignore, on.CLOSING, ()),
+        ((on.CLOSING,), lost, do.close_lost, stays, ()),
+        ((on.CLOSING,), (Released,), do.leave, on.LEAVING, (on.LEFT,)),
+        ((on.LEAVING,), (LeaveAnswered,), do.end, on.LEFT, ()),
+        ((on.CLOSING, on.LEAVING), (Stop, Resubscribed), do.ignore, stays, ()),
+        ([state for state in State if state is not on.LEAVING], (Failed,), do.fail, on.FAILED, (on.LEAVING,)),
+        ((on.LEAVING,), (Failed,), do.tell, stays, ()),
+        ([state for state in State if state not in reconciling], (PartitionsChanged,), do.ignore, stays, ()),
     )
     return {
-        (state, event): Rule(step, then or state)
-        for states, events, step, then in rows
+        (state, event): Rule(step, then or state, elsewhere)
+        for states, events, step, then, elsewhere in rows
         for state in states
         for event in events
     }

@@ -1,0 +1,27 @@
+"""Looks whether the user still comes for records, and tells the membership: performs what ``core.stalls`` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from penstock.consumer.reader import Reader
+from penstock.core.membership import GroupEvent, Returned, Stalled
+from penstock.core.stalls import StallClock
+
+__all__ = ["run_stall_watch"]
+
+
+async def run_stall_watch(reader: Reader, limit_s: float, tell: Callable[[GroupEvent], None]) -> None:
+    """Tell of a reader that has not come for ``limit_s``, and of its return at once, for ever."""
+    loop, clock = asyncio.get_running_loop(), StallClock(limit_s)
+    while True:
+        clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)
+        if clock.is_stuck:
+            tell(Stalled(f"nobody came for a record within max_poll_interval_ms ({limit_s:g} s)"))
+            await reader.asked.wait(clock.next_at(loop.time()))
+        else:
+            tell(Returned())
+            await anyio.sleep_until(clock.next_at(loop.time()))

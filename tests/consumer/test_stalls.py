@@ -1,0 +1,79 @@
+"""A reader that does not come back: others have its partitions, and it has its share again when it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from crew import Crew, until
+from recorder import Recorder
+
+from penstock import TopicPartition
+from penstock.observe.events import GroupJoined, GroupLeft, PartitionsLost
+
+LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consumer, witness, group, protocol):
+    """With a record in hand for longer than max_poll_interval_ms the member leaves, and joins when it is read again."""
+    topic, events, told = new_topic(2), Recorder(), []
+    witness.produce(topic, (b"%d" % n for n in range(100)))
+
+    class Listener:
+        def on_partitions_lost(self, lost):
+            told.append(lost)
+
+    options = {"group_id": group, "group_protocol": protocol, "max_poll_interval_ms": 1_000}
+    async with (
+        new_consumer(topic, hooks=[events], rebalance_listener=Listener(), **options) as stuck,
+        Crew(new_consumer, topic, **{**options, "max_poll_interval_ms": 60_000}) as crew,
+    ):
+        in_hand = await stuck.getone()
+        lost = await events.wait_for(PartitionsLost)
+        await events.wait_for(GroupLeft)
+        await until(lambda: stuck.assignment() == frozenset())
+        await crew.join()
+        await crew.shares(2)
+        await crew.handle(100)
+        assert (in_hand.partition, in_hand.offset) in crew.handled
+
+        coming_back = asyncio.create_task(stuck.getone())
+        await until(lambda: len(stuck.assignment()) == 1)
+        for partition in range(2):
+            witness.produce(topic, [b"after"], partition=partition)
+        assert (await coming_back).value == b"after"
+
+    assert lost.partitions == told[0] == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
+    assert "max_poll_interval_ms" in lost.reason
+
+
+async def test_who_waits_for_records_is_not_stuck(new_topic, new_consumer, witness, group):
+    """A reader that waits, however long, and one that has nothing to read stay in the group."""
+    topic, events = new_topic(), Recorder()
+
+    async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
+        assert await consumer.getone(timeout_ms=2_500) is None
+        # Nobody asks, and there is nothing to be had.
+        await asyncio.sleep(2.5)
+        witness.produce(topic, [b"0"])
+        assert (await consumer.getone()).value == b"0"
+
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topic, new_consumer, witness, group):
+    """A cancelled or timed-out getone leaves nothing behind that would keep a stuck member in the group (B3)."""
+    topic, events = new_topic(), Recorder()
+
+    async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
+        waiting = asyncio.create_task(consumer.getone())
+        await until(lambda: len(consumer.assignment()) == 1)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert await consumer.getone(timeout_ms=10) is None
+        witness.produce(topic, [b"nobody comes for it"])
+
+        await events.wait_for(PartitionsLost)
+
+        assert (await consumer.getone()).offset == 0
