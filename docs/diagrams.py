@@ -17,8 +17,10 @@ from penstock.core import classic, reconciling
 PAGE = Path(__file__).parent / "explanation" / "group-membership.md"
 TABLES = {"classic": classic.TABLE, "consumer": reconciling.TABLE}
 
-_EVERYWHERE = {"Failed"}
-"""Left out, or every state had an arrow to the last."""
+
+def is_drawn(state: str, event: str) -> bool:
+    """Left out is what leads from every state the same way: a failure, and a stop but from where it is usual."""
+    return event != "Failed" and (event != "Stop" or state == "STABLE")
 
 
 def diagram(table: Mapping[tuple[Any, type], Any]) -> str:
@@ -26,7 +28,7 @@ def diagram(table: Mapping[tuple[Any, type], Any]) -> str:
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, event), rule in table.items():
         for then in (rule.then, *rule.elsewhere):
-            if then is not state and event.__name__ not in _EVERYWHERE:
+            if then is not state and is_drawn(state.name, event.__name__):
                 arrows.setdefault((state.name, then.name), []).append(event.__name__)
     states = list(dict.fromkeys(state for state, _ in table)) + [
         then for rule in table.values() for then in (rule.then, *rule.elsewhere)
@@ -50,4 +52,4 @@ def drawn(text: str) -> str:
 if __name__ == "__main__":
     before = PAGE.read_text()
     PAGE.write_text(drawn(before))
-    print(f"{PAGE}: {'as it was' if PAGE.read_text() == before else 'drawn anew'}", file=sys.stderr)
+    sys.stderr.write(f"{PAGE}: {'as it was' if PAGE.read_text() == before else 'drawn anew'}\n")

@@ -17,6 +17,7 @@ from penstock.core.membership import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     Identity,
+    JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
@@ -56,6 +57,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
     for one in (
         Start(),
         Resubscribed(frozenset("u")),
+        JoinDue(),
         MemberIdGiven("me"),
         JoinedAsFollower("me", 7, "range"),
         JoinedAsLeader("me", 7, "range", {"me": MemberSubscription(("t",))}, {}),

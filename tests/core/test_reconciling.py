@@ -22,6 +22,7 @@ from penstock.core.membership import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     Identity,
+    JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
@@ -81,6 +82,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
     for one in (
         Start(),
         Resubscribed(frozenset("u")),
+        JoinDue(),
         MemberIdGiven("me"),
         JoinedAsFollower("me", 7, "range"),
         JoinedAsLeader("me", 7, "range", {}, {}),

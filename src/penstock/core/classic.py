@@ -33,6 +33,7 @@ from penstock.core.membership import (
     GroupEvent,
     HeartbeatAnswered,
     Identity,
+    JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
@@ -182,12 +183,7 @@ class ClassicMember:
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
         if self.state is State.WAITING and now >= self._join_at:
-            # A join claims what is owned.
-            if unwanted := frozenset(one for one in self._owned if one.topic not in self._topics):
-                self._release(unwanted)
-            else:
-                self.state = State.JOINING
-                self._send_join()
+            self.receive(JoinDue(), now)
         if self.is_member and self._heartbeat.should_heartbeat(now):
             self._heartbeat.sent(now)
             self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
@@ -215,6 +211,13 @@ class ClassicMember:
         """Take note; the next join says so."""
         assert isinstance(event, Resubscribed)
         self._topics, self._reason = event.topics, "the subscription changed"
+
+    def join(self, _event: GroupEvent, _now: float) -> None:
+        """Ask for a place in the next generation; what is owned is claimed, so it has to be wanted still."""
+        if unwanted := frozenset(one for one in self._owned if one.topic not in self._topics):
+            self._release(unwanted)
+        else:
+            self._send_join()
 
     def take_id(self, event: GroupEvent, _now: float) -> None:
         """Join once more, under the name that the coordinator gave (KIP-394)."""
@@ -483,6 +486,7 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.IDLE,), (Stop,), do.end, on.LEFT, ()),
         ((on.IDLE, *rejoining, on.RELEASING), (Resubscribed,), do.resubscribe, stays, ()),
         # To the next generation.
+        ((on.WAITING,), (JoinDue,), do.join, on.JOINING, (on.RELEASING,)),
         ((on.JOINING,), (MemberIdGiven,), do.take_id, stays, ()),
         ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING, ()),
         ((on.JOINING,), (JoinedAsLeader,), do.lead, on.DEALING, ()),

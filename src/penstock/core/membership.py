@@ -28,6 +28,7 @@ __all__ = [
     "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
     "Identity",
+    "JoinDue",
     "JoinedAsFollower",
     "JoinedAsLeader",
     "LeaveAnswered",
@@ -94,6 +95,11 @@ class Resubscribed(GroupEvent):
     """The user wants other topics."""
 
     topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinDue(GroupEvent):
+    """The pause before a join is over; the membership tells itself so."""
 
 
 @dataclass(frozen=True, slots=True)

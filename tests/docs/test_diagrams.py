@@ -1,0 +1,38 @@
+"""Diagrams are drawn from the tables that run, and are as the tables are now."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def diagrams():
+    spec = importlib.util.spec_from_file_location("diagrams", DOCS / "diagrams.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_what_runs(diagrams):
+    """A table that changes without its diagram fails here: `python docs/diagrams.py` draws it anew."""
+    page = diagrams.PAGE.read_text()
+
+    assert page == diagrams.drawn(page)
+    assert page.count("stateDiagram-v2") == len(diagrams.TABLES)
+
+
+@pytest.mark.parametrize("name", ["classic", "consumer"])
+def test_every_state_can_be_come_to_and_left(diagrams, name):
+    """In each diagram each state is named, has a way in, and a way out."""
+    drawn = diagrams.diagram(diagrams.TABLES[name])
+
+    named = set(re.findall(r"^    (\w+): ", drawn, re.MULTILINE))
+    arrows = re.findall(r"^    (\S+) --> (\w+|\[\*\])", drawn, re.MULTILINE)
+    assert {end for _, end in arrows} >= named - {"FAILED"}
+    assert {start for start, _ in arrows} >= named
