@@ -237,10 +237,13 @@ class Consumer:
             ConsumerStateError: not started, stopped, or without a group.
             CommitFailedError: the group has gone on without this consumer, or nobody answered in time.
             BrokerError: the broker does not allow it.
+            PenstockError: what has ended this consumer; it has nothing to commit any more.
         """
         engine = self._started
         if engine.committer is None:
             raise ConsumerStateError("commit() needs a group_id - there is no group to commit for")
+        if engine.failure is not None:
+            raise engine.failure
         timeout_s = engine.config.default_api_timeout_ms / 1000
         if offsets is None:
             engine.reader.finish_all()
