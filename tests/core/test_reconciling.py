@@ -185,12 +185,31 @@ def asking(one: ReconcilingMember, now: float = NOW) -> ReconcilingMember:
     return one
 
 
+THEN: dict[State, list[GroupEvent]] = {
+    State.LOSING: [MemberLost("late")],
+    State.CLOSING: [Stop()],
+    State.LEAVING: [Stop(), Released()],
+    State.LEFT: [Stop(), Released(), LeaveAnswered()],
+    State.FAILED: [FENCED],
+}
+"""What leads from an owner to the states in which there is nothing more to be owned."""
+
+
+def not_read_from(*then: GroupEvent, **changes) -> ReconcilingMember:
+    """One that steps out of the group, or has."""
+    one = owning("t0", "t1", **changes)
+    told(one, Stalled("nobody reads"), *then)
+    return one
+
+
 def member_in(state: State, **changes) -> ReconcilingMember:
     """One that has come to ``state``, owns t0 and t1 where it may own, and has asked all that may be asked there."""
     if state is State.IDLE:
         return member(**changes)
     if state is State.JOINING:
         return joining(**changes)
+    if state in {State.STEPPING_AWAY, State.AWAY}:
+        return not_read_from(*[Released()] * (state is State.AWAY), **changes)
     if state is State.TAKING_OVER:
         one = joining(**changes)
         assign(one, "t0", "t1", "v0", epoch=7)
@@ -202,21 +221,7 @@ def member_in(state: State, **changes) -> ReconcilingMember:
         assign(one, *(("t0", "v0") if state is State.RELEASING else ("t0", "t1", "v0")), epoch=7)
     if one.state in RECONCILING:
         asking(one)
-    if state is State.LOSING:
-        told(one, MemberLost("late"))
-    if state in {State.STEPPING_AWAY, State.AWAY}:
-        one = owning("t0", "t1", **changes)
-        told(one, Stalled("nobody reads"))
-    if state is State.AWAY:
-        told(one, Released())
-    if state in {State.CLOSING, State.LEAVING, State.LEFT}:
-        told(one, Stop())
-    if state in {State.LEAVING, State.LEFT}:
-        told(one, Released())
-    if state is State.LEFT:
-        told(one, LeaveAnswered())
-    if state is State.FAILED:
-        told(one, FENCED)
+    told(one, *THEN.get(state, ()))
     assert one.state is state
     return one
 
