@@ -8,7 +8,7 @@ import pytest
 from crew import Crew, until
 from recorder import Recorder
 
-from penstock import TopicPartition
+from penstock import RebalanceError, TopicPartition
 from penstock.observe.events import GroupJoined, GroupLeft, PartitionsLost
 
 LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
@@ -16,7 +16,7 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consumer, witness, group, protocol):
-    """With a record in hand for longer than max_poll_interval_ms the member leaves, and joins when it is read again."""
+    """With a record in hand for longer than max_poll_interval_ms the member leaves, says so, and joins when it is read again."""
     topic, events, told = new_topic(2), Recorder(), []
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -38,6 +38,8 @@ async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consu
         await crew.handle(100)
         assert (in_hand.partition, in_hand.offset) in crew.handled
 
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms .* the next call joins again"):
+            await stuck.getone()
         coming_back = asyncio.create_task(stuck.getone())
         await until(lambda: len(stuck.assignment()) == 1)
         for partition in range(2):
@@ -76,4 +78,6 @@ async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topi
 
         await events.wait_for(PartitionsLost)
 
+        with pytest.raises(RebalanceError, match="left the group"):
+            await consumer.getone()
         assert (await consumer.getone()).offset == 0

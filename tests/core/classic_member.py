@@ -41,7 +41,7 @@ from penstock.core.membership import (
     TopicsNamed,
 )
 from penstock.core.strategies import UserAssignor, strategies_of
-from penstock.errors import FencedMemberError
+from penstock.errors import FencedMemberError, RebalanceError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.records import TopicPartition
 
@@ -50,6 +50,7 @@ SESSION_S, INTERVAL_S = 10.0, 3.0
 MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
 ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
 ME = Identity("me", 7)
+UNREAD = RebalanceError("nobody reads")
 FENCED = Failed(FencedMemberError("fenced"))
 
 EVENTS: dict[type[GroupEvent], GroupEvent] = {
@@ -76,7 +77,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         MemberLost("lost"),
         SessionOver("over"),
         FENCED,
-        Stalled("nobody reads"),
+        Stalled(UNREAD),
         Returned(),
         Stop(),
         # Of the other protocol.

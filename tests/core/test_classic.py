@@ -15,6 +15,7 @@ from classic_member import (
     NOW,
     REJOINING,
     SESSION_S,
+    UNREAD,
     done,
     member,
     picture,
@@ -58,6 +59,7 @@ from penstock.core.membership import (
     Synced,
     TakenOver,
     TakeOver,
+    Tell,
 )
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 
@@ -784,9 +786,9 @@ def test_who_is_not_read_from_steps_aside():
     """It says good-bye, drops what others will have, sends no heartbeat, and joins as a new member when it is read."""
     one = member_in(State.STABLE)
 
-    leave, release = told(one, Stalled("nobody reads"))
+    *telling, release = told(one, Stalled(UNREAD))
 
-    assert leave == SendLeave(Identity("me", 7), "nobody reads")
+    assert telling == [Tell(UNREAD), SendLeave(Identity("me", 7), "nobody reads")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="nobody reads")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
@@ -799,7 +801,7 @@ def test_a_static_member_that_is_not_read_from_is_silent():
     """It says no good-bye: its session ends by itself, and until then it may be back under its name."""
     one = member_in(State.STABLE, instance_id="i", leaves_on_stop=False)
 
-    (release,) = told(one, Stalled("nobody reads"))
+    _, release = told(one, Stalled(UNREAD))
 
     assert release.is_lost
     told(one, Released(), Returned())

@@ -48,6 +48,7 @@ from penstock.core.membership import (
     Synced,
     TakenOver,
     TakeOver,
+    Tell,
     TopicsNamed,
 )
 from penstock.core.reconciling import ALIVE, OVER, TABLE, ReconcilingMember, State
@@ -60,6 +61,7 @@ SESSION_S, INTERVAL_S = 45.0, 5.0
 T, U, V = (UUID(int=n) for n in (1, 2, 3))
 NAMES = {T: "t", U: "u"}
 """V has none: the picture does not know it."""
+UNREAD = RebalanceError("nobody reads")
 FENCED = Failed(FencedMemberError("fenced"))
 
 RECONCILING = (State.STABLE, State.RELEASING, State.TAKING_OVER)
@@ -104,7 +106,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         MemberLost("lost"),
         SessionOver("over"),
         FENCED,
-        Stalled("nobody reads"),
+        Stalled(UNREAD),
         Returned(),
         Stop(),
     )
@@ -198,7 +200,7 @@ THEN: dict[State, list[GroupEvent]] = {
 def not_read_from(*then: GroupEvent, **changes) -> ReconcilingMember:
     """One that steps out of the group, or has."""
     one = owning("t0", "t1", **changes)
-    told(one, Stalled("nobody reads"), *then)
+    told(one, Stalled(UNREAD), *then)
     return one
 
 
@@ -338,9 +340,9 @@ def test_who_is_not_read_from_steps_aside():
     """It says good-bye, drops what others will have, and joins again under its id when somebody reads."""
     one = owning("t0", "t1")
 
-    leave, release = told(one, Stalled("nobody reads"))
+    *telling, release = told(one, Stalled(UNREAD))
 
-    assert leave == SendLeave(Identity("me", -1), "nobody reads")
+    assert telling == [SendLeave(Identity("me", -1), "nobody reads"), Tell(UNREAD)]
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="nobody reads")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
@@ -351,7 +353,7 @@ def test_who_is_not_read_from_steps_aside():
 def test_who_comes_back_at_once_joins_at_once():
     """A reader that returns while the loss is being told is not forgotten."""
     one = owning("t0")
-    told(one, Stalled("nobody reads"), Returned(), Released())
+    told(one, Stalled(UNREAD), Returned(), Released())
 
     assert beat(one).identity == Identity("me", 0)
 

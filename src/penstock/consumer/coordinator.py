@@ -54,6 +54,7 @@ from penstock.core.membership import (
     Stop,
     TakenOver,
     TakeOver,
+    Tell,
 )
 from penstock.core.reconciling import ReconcilingMember
 from penstock.core.strategies import strategies_of
@@ -177,6 +178,8 @@ class Coordinator:
                 tasks.start_soon(self._work, effect, scope)
             case ForgetCoordinator():
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
+            case Tell():
+                self._reader.report(effect.error)
             case Fail():
                 self._on_failure(effect.error)
             case _:

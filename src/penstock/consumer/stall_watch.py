@@ -10,8 +10,14 @@ import anyio
 from penstock.consumer.reader import Reader
 from penstock.core.membership import GroupEvent, Returned, Stalled
 from penstock.core.stalls import StallClock
+from penstock.errors import RebalanceError
 
 __all__ = ["run_stall_watch"]
+
+_LEFT = (
+    "nobody came for a record within max_poll_interval_ms ({:g} s), so this consumer left the group and others have its"
+    " partitions - the next call joins again; raise max_poll_interval_ms if handling a record takes that long"
+)
 
 
 async def run_stall_watch(reader: Reader, limit_s: float, tell: Callable[[GroupEvent], None]) -> None:
@@ -20,7 +26,7 @@ async def run_stall_watch(reader: Reader, limit_s: float, tell: Callable[[GroupE
     while True:
         clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)
         if clock.is_stuck:
-            tell(Stalled(f"nobody came for a record within max_poll_interval_ms ({limit_s:g} s)"))
+            tell(Stalled(RebalanceError(_LEFT.format(limit_s))))
             await reader.asked.wait(clock.next_at(loop.time()))
         else:
             tell(Returned())

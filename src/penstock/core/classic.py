@@ -60,6 +60,7 @@ from penstock.core.membership import (
     Synced,
     TakenOver,
     TakeOver,
+    Tell,
 )
 from penstock.core.strategies import Strategy, are_cooperative
 from penstock.errors import PenstockError, RebalanceError
@@ -304,9 +305,10 @@ class ClassicMember:
     def step_away(self, event: GroupEvent, _now: float) -> None:
         """Nobody reads: tell the group to go on without us, and drop what others will have."""
         assert isinstance(event, Stalled)
-        self._reason, self._comes_back = event.reason, False
+        self._reason, self._comes_back = str(event.error), False
+        self._effects.append(Tell(event.error))
         if self._settings.leaves_on_stop:
-            self._effects.append(SendLeave(self.identity, event.reason))
+            self._effects.append(SendLeave(self.identity, "nobody reads"))
             self._member_id = ""
         self._generation = -1
         self._give_up(self._owned, is_last=False)

@@ -59,6 +59,7 @@ __all__ = [
     "Synced",
     "TakeOver",
     "TakenOver",
+    "Tell",
     "TopicsNamed",
 ]
 
@@ -260,7 +261,7 @@ class Failed(GroupEvent):
 class Stalled(GroupEvent):
     """Nobody has come for records for so long that others should have them (KIP-62)."""
 
-    reason: str
+    error: PenstockError
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +375,13 @@ class ForgetCoordinator:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Have the user's next call raise this; the membership goes on."""
+
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """Tell the user; the membership is over."""
 
@@ -391,6 +399,7 @@ Effect: TypeAlias = (
     | TakeOver
     | Release
     | ForgetCoordinator
+    | Tell
     | Fail
 )
 

@@ -51,6 +51,7 @@ from penstock.core.membership import (
     Stop,
     TakenOver,
     TakeOver,
+    Tell,
     TopicsNamed,
 )
 from penstock.core.topic_names import TopicNames
@@ -279,8 +280,9 @@ class ReconcilingMember:
         """Nobody reads: tell the group to go on without us, and drop what others will have."""
         assert isinstance(event, Stalled)
         self._epoch = _LEAVES if self._settings.instance_id is None else _WILL_BE_BACK
-        self._effects.append(SendLeave(self.identity, event.reason))
-        self._release(self._forget(event), is_lost=True, reason=event.reason)
+        self._effects.append(SendLeave(self.identity, "nobody reads"))
+        self._effects.append(Tell(event.error))
+        self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
     def join_later(self, event: GroupEvent, now: float) -> None:
         """The join itself was refused: the group may still have to forget who we were."""
