@@ -37,7 +37,7 @@ def test_what_is_done_is_committed(positions):
 def test_nothing_new_is_no_commit(positions):
     """An empty snapshot is false, so no request goes out."""
     assert not Commits(positions).snapshot([TWO])
-    assert not Snapshot({}, {})
+    assert not Snapshot({}, {}, {})
 
 
 def test_some_partitions_may_be_committed_alone(positions):
