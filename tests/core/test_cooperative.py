@@ -165,9 +165,13 @@ ELSEWHERE: dict[tuple[State, type[GroupEvent]], State] = {
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("state", FROM)
-@pytest.mark.parametrize("event", TOLD.values(), ids=lambda one: type(one).__name__)
-def test_every_event_in_every_state(state, event, is_ready):
+def test_every_event_in_every_state(state, is_ready):
     """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    for event in TOLD.values():
+        check_event(state, event, is_ready)
+
+
+def check_event(state, event, is_ready):
     one = owner_in(state, is_ready=is_ready)
     before = picture(one)
     rule = TABLE.get((state, type(event)))
