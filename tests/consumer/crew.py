@@ -24,6 +24,9 @@ class Member:
         self._reading = asyncio.create_task(self._read())
 
     async def stop(self) -> None:
+        if self.records:
+            # It is handled, though nobody has asked for the next one yet.
+            self.consumer.ack(self.records[-1])
         await self.consumer.stop()
         if self._reading is not None:
             await self._reading

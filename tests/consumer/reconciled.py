@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from crew import Crew
 from proxied import ProxiedWitness
 
 from penstock import Consumer
@@ -20,14 +21,11 @@ from penstock.messages import (
 from penstock.net.cluster import Cluster
 from penstock.testing import FaultProxy
 
-__all__ = ["BEAT_S", "QUICK", "ReconcilingWitness", "is_full", "says_nothing"]
-
-BEAT_S = 0.3
-"""The heartbeat interval of every group, where a test does not set another."""
+__all__ = ["QUICK", "ReconcilingWitness", "is_full", "says_nothing"]
 
 QUICK: Mapping[str, object] = {
     "group.consumer.min.heartbeat.interval.ms": 100,
-    "group.consumer.heartbeat.interval.ms": round(BEAT_S * 1000),
+    "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.session.timeout.ms": 500,
     "group.consumer.session.timeout.ms": 10_000,
     # The group's next assignment is not put off, so that a test need not wait for it.
@@ -59,6 +57,13 @@ class ReconcilingWitness(ProxiedWitness):
     def commits(self, client_id: str) -> list[OffsetCommitRequest]:
         """The commits of one client, in order."""
         return [frame.message for frame in self.proxy.requests(OffsetCommitRequest, client_id=client_id)]
+
+    async def confirms(self, group: str, crew: Crew) -> None:
+        """Wait until the broker says of every member's partitions what the members say."""
+        async with asyncio.timeout(20):
+            theirs = await self.members(group)
+            while {one.consumer.assignment() for one in crew.members} != set(theirs.values()):
+                theirs = await self.members(group)
 
     async def configure(self, group: str, **config: int) -> None:
         """Set a group's own configuration, such as ``consumer_session_timeout_ms=1000``."""

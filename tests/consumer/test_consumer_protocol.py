@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 from crew import Crew, until
-from reconciled import is_full, says_nothing
 from recorder import Recorder
 
 from penstock import TopicPartition
-from penstock.messages import ConsumerGroupHeartbeatRequest, DescribeConfigsRequest, FetchRequest, OffsetCommitRequest
-from penstock.observe.events import (
-    GroupJoined,
-    PartitionsLost,
-    PartitionsRevoked,
-)
+from penstock.messages import ConsumerGroupHeartbeatRequest, FetchRequest, OffsetCommitRequest
+from penstock.observe.events import PartitionsRevoked
 
 
 async def produce_until(done, quick, topic):
@@ -27,12 +21,6 @@ async def produce_until(done, quick, topic):
     return count
 
 
-async def agrees(quick, group, crew):
-    """Whether the broker says the same of every member's partitions as the members do."""
-    ours = {member.consumer.assignment() for member in crew.members}
-    return ours == set((await quick.members(group)).values())
-
-
 async def test_members_come_and_go_and_every_record_comes_once(quick, group):
     """Two share six partitions, a third joins, one leaves: the broker agrees at every step, each record comes once."""
     topic, done = quick.topic(6), asyncio.Event()
@@ -41,16 +29,16 @@ async def test_members_come_and_go_and_every_record_comes_once(quick, group):
         first = await crew.join()
         await crew.join()
         await crew.shares(3, 3)
-        assert await agrees(quick, group, crew)
+        await quick.confirms(group, crew)
         producing = asyncio.create_task(produce_until(done, quick, topic))
         await crew.handle(1_000)
         await crew.join()
         await crew.shares(2, 2, 2)
-        assert await agrees(quick, group, crew)
+        await quick.confirms(group, crew)
         await crew.handle(2_000)
         await crew.leave(first)
         await crew.shares(3, 3)
-        assert await agrees(quick, group, crew)
+        await quick.confirms(group, crew)
         done.set()
         await crew.handle(await producing)
         assert len(await quick.members(group)) == 2
@@ -161,29 +149,6 @@ async def test_partitions_are_given_back_in_order(quick, group):
     assert ends == {TopicPartition(one.topic, one.partition): one.offset for one in commit[1].partitions}
 
 
-async def test_heartbeats_say_only_what_has_changed(quick, group):
-    """The join says everything; after that each field is null, but for the partitions when they are others."""
-    topic = quick.topic(4)
-
-    async with quick.consumer(topic, group_id=group, client_id=group) as first:
-        await until(lambda: len(first.assignment()) == 4)
-        async with quick.consumer(topic, group_id=group) as second:
-            await until(lambda: len(second.assignment()) == 2)
-            await until(lambda: any(map(says_nothing, quick.said(group)[-2:])))
-        await until(lambda: len(first.assignment()) == 4)
-        await until(lambda: len(quick.said(group)) > 8 and says_nothing(quick.said(group)[-1]))
-
-    join, *others, farewell = quick.said(group)
-    owned = [owned_by(beat) for beat in (join, *others) if beat.topic_partitions is not None]
-    assert is_full(join)
-    assert join.member_epoch == 0
-    assert join.subscribed_topic_names == (topic,)
-    assert all(says_nothing(replace(beat, topic_partitions=None)) for beat in others)
-    assert owned == [0, 4, 2, 4]
-    assert says_nothing(farewell)
-    assert farewell.member_epoch == -1
-
-
 async def test_kept_partitions_never_stop(quick, group):
     """While others are given back, what is kept is read on from where it was and what was fetched, or stays paused."""
     topic, diary, events = quick.topic(4), Diary(), Recorder()
@@ -226,64 +191,24 @@ async def test_kept_partitions_never_stop(quick, group):
     assert len(events.of(PartitionsRevoked)) == 2
 
 
-async def test_the_override_decides_while_heartbeats_go_on(quick, group):
-    """A callback longer than the session keeps the membership; nothing is fetched before it, and then where it says."""
-    topic, proxy, events, seen = quick.topic_with(20), quick.proxy, Recorder(), {}
-    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=500)
+async def test_the_callback_sees_where_partitions_stood_and_stand(quick, group):
+    """When a second member joins, the first one's callback gets six positions before and three after, as they were."""
+    topic, calls = quick.topic(6), []
+    for partition in range(6):
+        quick.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
 
-    async def choose(_consumer, old, new):
-        beats = len(quick.said(group))
-        await until(lambda: len(quick.said(group)) >= beats + 8)
-        seen["fetches"], seen["old"] = len(proxy.requests(FetchRequest, client_id=group)), dict(old)
-        return dict.fromkeys(new, 7)
+    async def note(_consumer, old, new):
+        calls.append((dict(old), dict(new)))
 
-    options = {"group_id": group, "client_id": group, "post_rebalance_callback": choose, "hooks": [events]}
-    async with quick.consumer(topic, **options) as consumer:
-        record = await consumer.getone()
-        assert len(await quick.members(group)) == 1
+    async with Crew(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(post_rebalance_callback=note)
+        await crew.handle(60)
+        before = len(calls)
+        await crew.join()
+        await crew.shares(3, 3)
+        await until(lambda: len(calls) > before)
 
-    assert record.offset == 7
-    assert seen == {"fetches": 0, "old": {}}
-    assert proxy.requests(FetchRequest, client_id=group)[0].message.partitions[0].fetch_offset == 7
-    assert len(events.of(GroupJoined)) == 1
-    assert not events.of(PartitionsLost)
-
-
-async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group):
-    """The pause before each heartbeat is what the answer before said, also when that is set anew."""
-    topic = quick.topic()
-    pauses = {}
-
-    async with quick.consumer(topic, group_id=group, client_id=group):
-        for interval_ms in (150, 500):
-            await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
-            await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-3:]] == [ms] * 3)
-            answers = quick.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=group)
-            beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)
-            pauses[interval_ms] = beats[len(answers) - 1].at - answers[-2].at
-
-    assert all(ms / 1000 <= pause < ms / 1000 + 0.2 for ms, pause in pauses.items()), pauses
-
-
-async def test_the_session_is_what_the_group_is_configured_to(quick, group):
-    """A heartbeat without an answer is given up after a third of the group's session, also when that is set anew."""
-    topic, client = quick.topic(), {"group_id": group, "client_id": group}
-    await quick.configure(group, consumer_session_timeout_ms=6_000)
-
-    async with quick.consumer(topic, **client, metadata_max_age_ms=200) as consumer:
-        await until(lambda: bool(consumer.assignment()))
-        await quick.configure(group, consumer_session_timeout_ms=1_500)
-        await until(lambda: "1500" in sessions_told(quick.proxy, group))
-        with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
-            await dropped.took_place()
-            beats = len(quick.said(group))
-            await until(lambda: len(quick.said(group)) > beats)
-        last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]
-
-    assert 0.5 <= again.at - last.at < 1.2
-    assert is_full(again.message)
-
-
-def sessions_told(proxy, client_id):
-    answers = [frame.message for frame in proxy.answers(DescribeConfigsRequest, client_id=client_id)]
-    return {config.value for answer in answers for result in answer.results for config in result.configs}
+    old, new = calls[before]
+    assert {TopicPartition(topic, p): 10 for p in range(6)} == old
+    assert len(new) == 3
+    assert set(new.items()) <= set(old.items())

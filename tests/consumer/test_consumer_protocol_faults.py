@@ -40,6 +40,9 @@ def own_server():
 
 @pytest.fixture
 def own(own_server):
+    """That broker, running."""
+    if not own_server.node.is_running:
+        own_server.restart()
     return ReconcilingWitness(own_server)
 
 
@@ -139,13 +142,13 @@ async def test_a_coordinator_that_cannot_answer_now_is_asked_again(quick, group,
         proxy.edit_answer(FindCoordinatorRequest, nobody_coordinates(code)),
         proxy.edit_answer(OffsetFetchRequest, lambda one: replace(one, error_code=code, partitions=())),
         proxy.edit_answer(OffsetCommitRequest, each_refused(code), times=2),
-        proxy.edit_answer(ConsumerGroupHeartbeatRequest, refused(code), times=3),
+        proxy.edit_answer(ConsumerGroupHeartbeatRequest, refused(code), times=2),
     ):
         async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
             got = [await consumer.getone() for _ in range(19)]
             await consumer.commit()
             beats = len(quick.said(group))
-            await until(lambda: len(quick.said(group)) > beats + 2)
+            await until(lambda: len(quick.said(group)) > beats)
 
     assert [record.offset for record in got] == list(range(1, 20))
     assert len(events.of(GroupJoined)) == 1
@@ -208,7 +211,6 @@ async def test_stop_is_bounded_with_the_cluster_down(own, group):
     began = time.monotonic()
     await consumer.stop()
     took = time.monotonic() - began
-    await asyncio.to_thread(own.server.restart)
 
     assert took < 2.5
     assert {asyncio.current_task()} == asyncio.all_tasks()
@@ -221,15 +223,15 @@ async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, g
     options = {"group_id": group, "max_queued_records": 10}
 
     async with Crew(quick.consumer, topic, **options, bootstrap_servers=quick.direct, hooks=[others]) as crew:
-        await crew.join()
-        async with quick.consumer(topic, **options, hooks=[events]) as cut_off:
+        other = await crew.join()
+        async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
             await until(lambda: len(cut_off.assignment()) == 1)
             quick.produce(topic, (b"%d" % n for n in range(5_000)))
             handed_out = [await cut_off.getone() for _ in range(100)]
             await until(lambda: bool(cut_off.statistics().buffered_bytes))
             quick.proxy.black_hole()
-            await events.wait_for(PartitionsLost)
-            assert not others.of(PartitionsAssigned)[-1].kept
+            lost = await events.wait_for(PartitionsLost)
+            assert len(other.consumer.assignment()) == 1
             assert not cut_off.assignment()
             assert await cut_off.getone(timeout_ms=100) is None
             await crew.handle(5_000)
@@ -237,4 +239,4 @@ async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, g
             await until(lambda: len(cut_off.assignment()) == 1)
 
     assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
-    assert others.of(PartitionsAssigned)[-1].kept
+    assert lost.partitions in [one.added for one in others.of(PartitionsAssigned)]

@@ -710,7 +710,7 @@ def test_a_name_that_is_known_is_not_asked_for():
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one)
-    told(one, Released())
+    told(one, Released(), TakenOver())
     beat(one, NOW + 6)
 
     (take_over,) = assign(one, "t1")
@@ -799,6 +799,20 @@ def test_what_is_revoked_is_given_back_before_anything_is_taken():
     assert (take_over.added, take_over.kept) == (parts("u0"), parts("t0"))
     assert one.owned == parts("t0", "u0")
     assert beat(one, NOW + 7).owned == {T: (0,), U: (0,)}
+
+
+def test_after_a_release_the_user_hears_what_is_left():
+    """The callbacks run once after every rebalance, also after one that only took something away."""
+    one = owning("t0", "t1")
+    beat(one, NOW + 5)
+    assign(one, "t0", now=NOW + 5)
+
+    (take_over,) = told(one, Released(), now=NOW + 6)
+
+    assert (take_over.added, take_over.kept) == (parts(), parts("t0"))
+    assert beat(one, NOW + 6).owned == {T: (0,)}
+    assert told(one, TakenOver(), answer(), now=NOW + 7) == []
+    assert one.state is State.STABLE
 
 
 def test_heartbeats_go_on_during_both():

@@ -134,7 +134,7 @@ class ReconcilingMember:
         self._moving: Places = NOWHERE
         """What the work is about."""
         self._is_introduced = False
-        """Whether the user has heard of an assignment since the last join."""
+        """Whether the user has heard of an assignment since the last join or release."""
         self.state = State.IDLE
 
     def __repr__(self) -> str:
@@ -264,8 +264,9 @@ class ReconcilingMember:
         self._moved(now)
 
     def released(self, _event: GroupEvent, now: float) -> None:
-        """The partitions are given back: say so, and go on."""
+        """The partitions are given back: say so, and go on; the user hears what is left, as after any rebalance."""
         self._owned -= self._moving
+        self._is_introduced = False
         self._moved(now)
 
     def lose(self, event: GroupEvent, now: float) -> None:
