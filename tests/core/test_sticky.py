@@ -423,8 +423,9 @@ def many_members(*, is_equal: bool) -> list[GroupMember]:
     return [GroupMember(f"m{number:03}", frozenset(some()), rack=random.choice(RACKS)) for number in range(1000)]
 
 
-@pytest.mark.parametrize("has_racks", [False, True], ids=["nowhere", "in racks"])
-@pytest.mark.parametrize(("is_equal", "bound_s"), [(True, 1.0), (False, 3.0)], ids=["equal", "mixed"])
+@pytest.mark.parametrize(
+    ("is_equal", "has_racks", "bound_s"), [(True, False, 1.0), (False, True, 3.0)], ids=["equal", "mixed, in racks"]
+)
 def test_a_thousand_members_share_ten_thousand_partitions_in_no_time(is_equal, bound_s, has_racks):
     """From scratch, when one leaves, when one joins, and when one of them had everything: the leader's loop goes on."""
     group = many_members(is_equal=is_equal)

@@ -38,7 +38,7 @@ from penstock.wire.schema import Array, ByTopic, Field, Sole, Struct, field
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]
 FLEXIBLE = [case for case in SPOKEN if case.values[1] >= case.values[0].flexible]
 
-few = settings(max_examples=5)
+few = settings(max_examples=3)
 
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
@@ -74,7 +74,7 @@ def test_a_newer_peer_may_say_more(api, version):
     """A tag that we do not know, in any structure of any flexible message, is passed over."""
     newer = from_the_future(api)
 
-    @settings(few, max_examples=3)
+    @settings(few, max_examples=2)
     @given(requests(api, version), responses(api, version))
     def check(request, response):
         asked = newer.encode_request(request, version, correlation_id=7, client_id=None)
