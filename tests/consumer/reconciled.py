@@ -27,7 +27,7 @@ QUICK: Mapping[str, object] = {
     "group.consumer.min.heartbeat.interval.ms": 100,
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.session.timeout.ms": 500,
-    "group.consumer.session.timeout.ms": 10_000,
+    "group.consumer.session.timeout.ms": 30_000,
     # The group's next assignment is not put off, so that a test need not wait for it.
     "group.consumer.assignment.interval.ms": 0,
 }
