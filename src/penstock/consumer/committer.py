@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import NoReturn
 
 from penstock.config import ConsumerConfig
+from penstock.consumer.offsets import coordinator_patience_s
 from penstock.consumer.reactions import Reactions
 from penstock.consumer.reader import Reader
 from penstock.consumer.wake import Wake
@@ -191,7 +192,8 @@ class Committer:
                     identity.generation,
                     identity.member_id,
                     identity.instance_id,
-                )
+                ),
+                timeout_s=coordinator_patience_s(self._config),
             )
         except BrokerConnectionError as error:
             self._cluster.forget_coordinator(self._group_id, str(error))

@@ -61,7 +61,7 @@ from penstock.core.strategies import strategies_of
 from penstock.error_codes import ErrorCode
 from penstock.errors import PenstockError
 from penstock.net.cluster import Cluster
-from penstock.observe.events import GroupJoined, GroupRequestFailed, RebalanceStarted
+from penstock.observe.events import GroupJoined, GroupRequestFailed, RebalanceStarted, SessionExpired
 from penstock.observe.hooks import Observer
 
 __all__ = ["Coordinator"]
@@ -154,7 +154,7 @@ class Coordinator:
             if self._is_brokers_choice:
                 tasks.start_soon(self._learn_sessions)
             while not self._machine.is_over:
-                self._machine.handle_timer(self._loop.time())
+                self._look_at_the_clock()
                 for effect in self._machine.effects():
                     self._perform(effect, tasks)
                 await self._news.wait(self._machine.next_deadline())
@@ -164,6 +164,13 @@ class Coordinator:
             while self._own_work is not None:
                 await self._news.wait()
             tasks.cancel_scope.cancel()
+
+    def _look_at_the_clock(self) -> None:
+        now = self._loop.time()
+        was_member, silent_s = self._machine.is_member, self._machine.heartbeat_age_s(now)
+        self._machine.handle_timer(now)
+        if was_member and not self._machine.is_member:
+            self._observer.tell(SessionExpired(self._group_id, silent_s))
 
     def _perform(self, effect: Effect, tasks: TaskGroup) -> None:
         match effect:

@@ -6,6 +6,7 @@ makes of it, a broker that is gone is ``CoordinatorGone``, and what no other try
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Mapping
 from typing import TypeAlias, assert_never
 from uuid import UUID
@@ -52,6 +53,7 @@ from penstock.messages import (
     ConfigsToDescribe,
     ConsumerGroupHeartbeatRequest,
     DescribeConfigsRequest,
+    FindCoordinatorRequest,
     HeartbeatRequest,
     JoinGroupProtocol,
     JoinGroupRequest,
@@ -147,7 +149,10 @@ class GroupRequests:
             self._config.group_instance_id,
             effect.reason,
         )
-        answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+        return await self._while_it_lives(coordinator, self._ask_to_join(coordinator, request, effect.timeout_s))
+
+    async def _ask_to_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
+        answer = await coordinator.send(request, member=self._member, timeout_s=timeout_s)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return MemberIdGiven(answer.member_id)
         if answer.error_code:
@@ -156,6 +161,38 @@ class GroupRequests:
             return _joined(answer)
         except MalformedMessageError as error:
             return Failed(error)
+
+    async def _while_it_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
+        """What comes of ``work``, unless the coordinator falls silent or is no coordinator any more before."""
+        outcomes: list[GroupEvent] = []
+
+        async def watch() -> None:
+            outcomes.append(await self._loss_of(coordinator))
+            # What is still asked there must not stand before what is asked there later.
+            coordinator.forget(self._member)
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            outcomes.append(await outcome_of(work))
+            tasks.cancel_scope.cancel()
+        return outcomes[0]
+
+    async def _loss_of(self, coordinator: Broker) -> CoordinatorGone:
+        """Ask it now and then who coordinates, until it says another's name, or nothing for a session."""
+        session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
+        heard_at = asked_at = anyio.current_time()
+        while heard_at + session_s > anyio.current_time():
+            await anyio.sleep_until(asked_at + session_s / 3)
+            asked_at = anyio.current_time()
+            with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
+                answer = await coordinator.send(question, key=self._heartbeats, timeout_s=session_s / 3)
+                heard_at = asked_at
+                if not answer.only.error_code and answer.only.node_id != coordinator.id:
+                    return CoordinatorGone(f"broker {answer.only.node_id} is the coordinator now")
+            if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:
+                return CoordinatorGone(f"{coordinator.address} is not the coordinator any more")
+        return CoordinatorGone(f"{coordinator.address} holds a join and has not answered for {session_s:g} s")
 
     async def _find_partitions(self, effect: FindPartitions) -> GroupEvent:
         self._cluster.watch((self._member, "group"), effect.topics)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from penstock.config import ConsumerConfig
 from penstock.core.group_errors import Asked, Reaction, reaction_to
 from penstock.core.topology import Topology
 from penstock.error_codes import ErrorCode
@@ -25,10 +26,18 @@ from penstock.messages import (
 from penstock.net.cluster import Cluster
 from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "by_leader", "committed_offsets", "list_offsets"]
+__all__ = ["EARLIEST", "LATEST", "by_leader", "committed_offsets", "coordinator_patience_s", "list_offsets"]
 
 LATEST, EARLIEST = -1, -2
 """What to ask ListOffsets for in place of a time."""
+
+
+def coordinator_patience_s(config: ConsumerConfig) -> float:
+    """How long one attempt may take at the coordinator.
+
+    As long as a heartbeat's: one that hangs is replaced by another within the session, and that one has to be asked.
+    """
+    return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
 
 
 async def committed_offsets(
@@ -46,7 +55,7 @@ async def committed_offsets(
     coordinator = await cluster.coordinator(group_id)
     request = OffsetFetchRequest(group_id, tuple(OffsetFetchPartition(*one) for one in wanted))
     try:
-        found = _checked(await coordinator.send(request), wanted)
+        found = _checked(await coordinator.send(request, timeout_s=coordinator_patience_s(cluster.config)), wanted)
     except BrokerConnectionError as error:
         cluster.forget_coordinator(group_id, str(error))
         raise

@@ -1,0 +1,354 @@
+"""The group's coordinator dies, freezes, moves, falls silent: who stays a member, what repeats, how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from crew import Crew, until
+from recorder import Recorder
+from stranger import Stranger
+from witness import Witness
+
+from penstock import Consumer, TopicPartition
+from penstock.messages import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
+from penstock.observe.events import (
+    ConsumerFailed,
+    CoordinatorFound,
+    CoordinatorLost,
+    GroupJoined,
+    GroupRequestFailed,
+    OffsetsCommitted,
+    PartitionsLost,
+    SessionExpired,
+)
+from penstock.testing import KafkaCluster
+
+
+@pytest.fixture(scope="module")
+def brokers():
+    """Three brokers that this module may kill, each the coordinator of some groups."""
+    with KafkaCluster(3, config={"offsets.topic.num.partitions": 12}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(brokers):
+    """The three, all of which live again after the test."""
+    yield brokers
+    for node in brokers.nodes:
+        node.resume()
+        if not node.is_running:
+            brokers.restart(node)
+    brokers.wait_until_ready()
+
+
+@pytest.fixture
+def topic(cluster, group):
+    cluster.create_topic(group, 4, replication_factor=3)
+    return group
+
+
+@pytest.fixture
+def witness(cluster):
+    return Witness(cluster.bootstrap_servers)
+
+
+@pytest.fixture
+def new_consumer(cluster):
+    return lambda *topics, **options: Consumer(*topics, **{"bootstrap_servers": cluster.bootstrap_servers, **options})
+
+
+def coordinator_of(cluster, consumer, group):
+    """The node that coordinates the group, as the consumer believes."""
+    node_id = consumer._engine.cluster.coordinator_id(group)
+    return next(node for node in cluster.nodes if node.node_id == node_id)
+
+
+async def produce_until(done, witness, topic):
+    """Keep records coming; gives how many there were."""
+    count = 0
+    while not done.is_set():
+        count += await asyncio.to_thread(witness.produce, topic, [b"%d" % n for n in range(200)])
+    return count
+
+
+@pytest.fixture
+async def apart(cluster, group):
+    """A topic and a group, the coordinator of which leads none of the topic's partitions."""
+    for name in (f"{group}-{n}" for n in range(100)):
+        cluster.create_topic(name, 2, replication_factor=3)
+        leaders = {cluster.leader_of(name, p).node_id for p in range(2)}
+        async with Stranger(cluster.bootstrap_servers, name) as anybody:
+            if await anybody.coordinator_id() not in leaders:
+                return name, name
+    raise AssertionError("where two of three brokers lead, the third coordinates some groups")
+
+
+FAULTS = {
+    "killed": lambda node: node.kill(),
+    "stopped in order": lambda node: node.stop(),
+    "frozen": lambda node: node.pause(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_coordinator_that_goes_is_replaced_without_a_rebalance(cluster, apart, witness, new_consumer, fault):
+    """Under load, within the session: nobody rebalances, nothing is lost or repeated, commits go on at the next one."""
+    (topic, group), events, done = apart, (Recorder(), Recorder()), asyncio.Event()
+    options = {"session_timeout_ms": 12_000, "heartbeat_interval_ms": 300, "auto_commit_interval_ms": 200}
+
+    async with Crew(new_consumer, topic, group_id=group, **options) as crew:
+        first = await crew.join(hooks=[events[0]])
+        await crew.join(hooks=[events[1]])
+        await crew.shares(1, 1)
+        producing = asyncio.create_task(produce_until(done, witness, topic))
+        await crew.handle(1_000)
+        victim = coordinator_of(cluster, first.consumer, group)
+        joined = [len(one.of(GroupJoined)) for one in events]
+        began = time.monotonic()
+        await asyncio.to_thread(FAULTS[fault], victim)
+        for one in events:
+            await one.wait_for(CoordinatorLost)
+            await one.wait_for(CoordinatorFound, where=lambda event: event.address != victim.address, timeout_s=20)
+            seen = len(one.of(OffsetsCommitted))
+            await one.wait_for(OffsetsCommitted, seen + 2)
+        took = time.monotonic() - began
+        done.set()
+        await crew.handle(await producing)
+    victim.resume()
+
+    assert {1} == set(crew.handled.values())
+    assert [len(one.of(GroupJoined)) for one in events] == joined
+    assert not [event for one in events for event in (*one.of(PartitionsLost), *one.of(ConsumerFailed))]
+    await is_committed(witness, group, topic, len(crew.handled))
+    assert took < 12
+
+
+async def is_committed(witness, group, topic, count):
+    """Until the broker says so: for a moment one that was frozen believes that it is the coordinator still."""
+    async with asyncio.timeout(20):
+        while sum((await witness.committed(group, topic, 2)).values()) != count:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_a_session_too_short_for_it_repeats_only_what_was_not_committed(cluster, apart, witness, new_consumer):
+    """The coordinator freezes for longer than the session: partitions are lost and joined for, and nothing is missing.
+
+    What comes a second time was handled after the last commit that was acknowledged.
+    """
+    (topic, group), events, done = apart, Recorder(), asyncio.Event()
+    options = {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 300, "auto_commit_interval_ms": 100}
+
+    async with Crew(new_consumer, topic, group_id=group, hooks=[events], **options) as crew:
+        member = await crew.join()
+        await crew.shares(2)
+        producing = asyncio.create_task(produce_until(done, witness, topic))
+        await crew.handle(1_000)
+        frozen = coordinator_of(cluster, member.consumer, group)
+        frozen.pause()
+        lost = await events.wait_for(PartitionsLost)
+        commits = [event.offsets for event in events.events[: events.events.index(lost)] if is_commit(event)]
+        await crew.shares(2, timeout_s=40)
+        done.set()
+        await crew.handle(await producing)
+    frozen.resume()
+
+    committed = {}
+    for one in commits:
+        committed |= {tp.partition: offset for tp, offset in one.items()}
+    repeated = {where for where, times in crew.handled.items() if times > 1}
+    assert set(crew.handled.values()) <= {1, 2}
+    assert all(offset >= committed[partition] for partition, offset in repeated)
+    await is_committed(witness, group, topic, len(crew.handled))
+
+
+def is_commit(event):
+    return isinstance(event, OffsetsCommitted)
+
+
+@pytest.mark.slow
+async def test_a_join_that_hangs_at_a_frozen_coordinator_is_given_up(cluster, apart, witness, new_consumer):
+    """A join may be held for minutes, but not by a broker that says nothing: it is sent to the next coordinator."""
+    (topic, group), events = apart, Recorder()
+    options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 300, "partition_assignment_strategy": "range"}
+    witness.produce(topic, [b"first"])
+
+    async with Stranger(cluster.bootstrap_servers, group) as stranger:
+        await stranger.join(topic)
+        async with new_consumer(topic, group_id=group, hooks=[events], **options) as consumer:
+            await waits_for_members(witness, group)
+            began = time.monotonic()
+            coordinator_of(cluster, consumer, group).pause()
+            await events.wait_for(CoordinatorLost)
+            given_up = time.monotonic() - began
+            await stranger.leave()
+            assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"first"
+
+    assert given_up < 4
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def waits_for_members(witness, group):
+    """Until the coordinator holds a join, since somebody has not joined yet."""
+    async with asyncio.timeout(20):
+        while await witness.state(group) != "PREPARING_REBALANCING":  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_who_rejoins_while_the_coordinator_freezes_keeps_what_it_has(cluster, apart, witness, new_consumer):
+    """Heartbeats find the next coordinator, so the session goes on, and the join that hangs is sent there too."""
+    (topic, group), events = apart, Recorder()
+    options = {"session_timeout_ms": 9_000, "heartbeat_interval_ms": 300, "group_id": group, "hooks": [events]}
+
+    async with new_consumer(topic, **options) as consumer, Stranger(cluster.bootstrap_servers, group) as stranger:
+        await until(lambda: len(consumer.assignment()) == 2)
+        # It is dealt a partition, and the group waits for it to join once more and take it.
+        await stranger.join(topic, protocol="cooperative-sticky")
+        await until(lambda: len(consumer.assignment()) == 1)
+        await waits_for_members(witness, group)
+        (kept,) = consumer.assignment()
+        frozen = coordinator_of(cluster, consumer, group)
+        began = time.monotonic()
+        frozen.pause()
+        await events.wait_for(CoordinatorFound, where=lambda event: event.address != frozen.address)
+        await events.wait_for(GroupRequestFailed, where=lambda event: event.request == "Join")
+        await stranger.leave()
+        await until(lambda: len(consumer.assignment()) == 2)
+        took = time.monotonic() - began
+        witness.produce(topic, [b"first"], partition=kept.partition)
+        assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"first"
+
+    assert took < 12
+    assert not events.of(PartitionsLost)
+
+
+# ---- the session --------------------------------------------------------------------------------------------------
+
+
+class Clocked(Recorder):
+    """Notes when each event was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def on_event(self, event):
+        self.times.append(time.monotonic())
+        super().on_event(event)
+
+    def at(self, event):
+        return self.times[self.events.index(event)]
+
+
+async def test_a_session_that_is_over_is_noticed_before_the_group_does(witness_of, group):
+    """In a network that swallows everything, partitions are lost a session after the last heartbeat that was heard.
+
+    It counts from the sending of that one, and no record is handed out from then on, though thousands are buffered.
+    """
+    topic, events, proxy, handed_out = witness_of.topic(), Clocked(), witness_of.proxy, []
+    witness_of.produce(topic, (b"%d" % n for n in range(50_000)))
+    options = {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 200, "client_id": group, "hooks": [events]}
+
+    async with witness_of.consumer(topic, group_id=group, stop_timeout_ms=500, **options) as consumer:
+        reading = asyncio.create_task(note_times(consumer, handed_out))
+        await until(lambda: len(proxy.answers(HeartbeatRequest, client_id=group)) > 2)
+        proxy.black_hole()
+        hole_at = time.monotonic()
+        lost = await events.wait_for(PartitionsLost)
+        expired = await events.wait_for(SessionExpired)
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert await consumer.getone(timeout_ms=500) is None
+        assert consumer.assignment() == frozenset()
+        assert consumer.statistics().buffered_bytes == 0
+
+    answered = [f.correlation_id for f in proxy.answers(HeartbeatRequest, client_id=group) if f.at < hole_at]
+    sent = [f.at for f in proxy.requests(HeartbeatRequest, client_id=group) if f.correlation_id in answered]
+    assert lost.partitions == {TopicPartition(topic, 0)}
+    assert 1.5 < events.at(lost) - max(sent) <= 2.1
+    assert 2 <= expired.silent_s < 2.1
+    assert hole_at < max(handed_out) <= events.at(lost)
+    assert len(handed_out) < 50_000
+
+
+async def note_times(consumer, times):
+    async for _ in consumer:
+        times.append(time.monotonic())
+        await asyncio.sleep(0.001)
+
+
+# ---- stopping -----------------------------------------------------------------------------------------------------
+
+
+HELD = {"joining": (JoinGroupRequest, 1), "syncing": (SyncGroupRequest, 0), "committing": (OffsetCommitRequest, 0)}
+
+
+class Witnessing:
+    """A callback or listener that tells when it is called, and may not end."""
+
+    def __init__(self, *, ends: bool) -> None:
+        self.called, self._ends = asyncio.Event(), ends
+
+    async def on_partitions_revoked(self, _partitions):
+        self.called.set()
+        if not self._ends:
+            await asyncio.Event().wait()
+
+    async def choose(self, *_):
+        self.called.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("fault", ["refuse", "black_hole"])
+@pytest.mark.parametrize("phase", [*HELD, "calling back", "reading", "giving back"])
+async def test_b4_stop_ends_whatever_is_going_on(witness_of, group, phase, fault):
+    """B4: with the cluster gone, stop() ends within stop_timeout_ms and leaves no task; what was had is revoked."""
+    topic, proxy = witness_of.topic_with(10), witness_of.proxy
+    listener = Witnessing(ends=phase != "giving back")
+    options = {"stop_timeout_ms": 1_500, "auto_commit_interval_ms": 50, "rebalance_listener": listener}
+    if phase == "calling back":
+        options["post_rebalance_callback"] = (callback := Witnessing(ends=False)).choose
+    consumer = witness_of.consumer(topic, group_id=group, **options)
+
+    with contextlib.ExitStack() as stack:
+        if phase in HELD:
+            kind, skip = HELD[phase]
+            held = stack.enter_context(proxy.hold_answer(kind, skip=skip))
+        await consumer.start()
+        if phase not in {"joining", "syncing", "calling back"}:
+            await consumer.getmany()
+        await (held.took_place() if phase in HELD else callback.called.wait() if phase == "calling back" else nothing())
+        getattr(proxy, fault)()
+        began = time.monotonic()
+        await consumer.stop()
+        took = time.monotonic() - began
+
+    assert took < 2
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+    assert listener.called.is_set() is (phase not in {"joining", "syncing"})
+
+
+async def nothing():
+    """There is nothing to wait for."""
+
+
+async def test_b4_a_clean_stop_gives_everything_back(witness_of, group):
+    """B4: stop() calls on_partitions_revoked, when what is done is committed and nobody else has the partitions yet."""
+    topic, told = witness_of.topic_with(10), []
+
+    class Listener:
+        async def on_partitions_revoked(self, partitions):
+            told.append((partitions, await witness_of.committed(group, topic, 1), len(await witness_of.members(group))))
+
+    async with witness_of.consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
+        for _ in range(6):
+            await consumer.getone()
+
+    assert told == [({TopicPartition(topic, 0)}, {0: 5}, 1)]
+    assert await witness_of.members(group) == {}
