@@ -39,15 +39,18 @@ from penstock.core.membership import (
     Release,
     Released,
     Resubscribed,
+    Returned,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
+    Stalled,
     Start,
     Stop,
     Synced,
     TakenOver,
     TakeOver,
+    Tell,
 )
 from penstock.core.strategies import are_cooperative, strategies_of
 from penstock.error_codes import ErrorCode
@@ -56,6 +59,7 @@ from penstock.records import TopicPartition
 
 LOST = CoordinatorGone("the connection broke")
 FAULT = Failed(RebalanceError("the callback raised"))
+UNREAD = Stalled(RebalanceError("nobody reads"))
 
 AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, Fail)
 """All that a member still does when it was stopped: give back, say good-bye, and live until then."""
@@ -92,6 +96,8 @@ class Consumer:
     """What was the machine's when last looked at."""
     heard_at: float = 0.0
     """When the last thing was sent that the coordinator has acknowledged."""
+    beats: set[Identity] = field(default_factory=set)
+    """As whom it has sent a heartbeat that is not answered yet."""
     is_stopped: bool = False
     is_dead: bool = False
     """Whether its process is gone, with all that it had and without a word."""
@@ -127,7 +133,7 @@ class World:
     """One group, from its first member on.
 
     ``on_letter`` is told of each request that is sent and of each that is answered, ``on_work`` of each consumer that
-    begins to take over or to give back: what comes of it is for them to say.
+    begins to take over or to give back, ``on_told`` of each that may have something else to do at another time.
     """
 
     topics: dict[str, int]
@@ -135,6 +141,7 @@ class World:
     interval_s: float
     on_letter: Callable[[Letter], None] = nobody
     on_work: Callable[[Consumer], None] = nobody
+    on_told: Callable[[Consumer], None] = nobody
     now: float = 0.0
     consumers: list[Consumer] = field(default_factory=list)
     letters: dict[Letter, None] = field(default_factory=dict)
@@ -187,6 +194,14 @@ class World:
         consumer.topics = topics
         self.tell(consumer, Resubscribed(topics))
 
+    def stall(self, consumer: Consumer) -> None:
+        """Nobody reads from it."""
+        self.tell(consumer, UNREAD)
+
+    def resume(self, consumer: Consumer) -> None:
+        """Somebody does again."""
+        self.tell(consumer, Returned())
+
     def refresh(self) -> None:
         """Everybody sees the cluster as it is."""
         for consumer in self.consumers:
@@ -224,6 +239,7 @@ class World:
             consumer.machine.handle_timer(self.now)
             self._perform(consumer)
             self.check(consumer)
+            self.on_told(consumer)
 
     # ---- what the network does ---------------------------------------------------------------------------------
 
@@ -253,6 +269,7 @@ class World:
         del self.letters[letter]
         sender, effect = letter.sender, letter.effect
         if isinstance(effect, SendHeartbeat):
+            sender.beats.remove(effect.identity)
             if isinstance(event, HeartbeatAnswered | RebalanceCalled):
                 self._heard(letter)
             self.tell(sender, Beat(effect.identity, event))
@@ -307,8 +324,8 @@ class World:
                 assert consumer.is_cooperative or not told
             case SendHeartbeat(identity):
                 # The next one waits for the answer to the last.
-                under_way = (one.effect for one in self.letters if one.sender is consumer)
-                assert not any(isinstance(one, SendHeartbeat) and one.identity == identity for one in under_way)
+                assert identity not in consumer.beats
+                consumer.beats.add(identity)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -322,7 +339,7 @@ class World:
                     if isinstance(effect, Release) and effect.is_lost:
                         consumer.consuming.clear()
                     self.on_work(consumer)
-                case ForgetCoordinator() | Fail():
+                case ForgetCoordinator() | Fail() | Tell():
                     pass
                 case _:
                     self.joins += isinstance(effect, SendJoin)

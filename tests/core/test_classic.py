@@ -625,6 +625,21 @@ def test_a_subscription_that_changes_during_a_join_is_joined_with_next(state):
     assert isinstance(told(one, Synced(ASSIGNMENT))[0], TakeOver)
 
 
+def test_a_join_says_what_was_held_before():
+    """All was given back, but strategies that leave things as they were may know: the last assignment and its age."""
+    one = member("sticky")
+    told(one, Start())
+    one.handle_timer(NOW)
+    (first,) = done(one)
+    told(one, JoinedAsFollower("me", 7, "sticky"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released())
+    one.handle_timer(NOW)
+    (second,) = done(one)
+
+    assert (first.held_before, first.generation) == ((), -1)
+    assert (second.held_before, second.generation) == (ASSIGNMENT.assigned_partitions, 7)
+    assert second.subscriptions[0][1].owned_partitions == ()
+
+
 # ---- what still matters ----------------------------------------------------------------------------------------
 
 

@@ -192,6 +192,7 @@ def check_event(state, event, is_ready):
     else:
         one.receive(event, NOW)
         assert one.state is ELSEWHERE.get((state, type(event)), rule.then)
+        assert one.state in {rule.then, *rule.elsewhere}
     assert one.owned >= {p for effect in done(one) if isinstance(effect, TakeOver) for p in effect.added | effect.kept}
 
 
