@@ -111,14 +111,18 @@ async def test_partitions_are_given_back_in_order(quick, group):
     topic, done, diary = quick.topic(4), asyncio.Event(), Diary()
     options = {"group_id": group, "auto_commit_interval_ms": 60_000}
     producing = asyncio.create_task(produce_until(done, quick, topic))
+    diary.gate.clear()
 
     async with quick.consumer(topic, client_id=group, rebalance_listener=diary, **options) as first:
         reading = asyncio.create_task(write_down(first, diary))
         await until(lambda: len(diary.of("record")) > 500)
         async with quick.consumer(topic, **options) as second:
-            await until(lambda: len(second.assignment()) == 2)
+            await until(diary.releasing.is_set)
             before = len(diary.of("record"))
             await until(lambda: len(diary.of("record")) > before + 500)
+            diary.gate.set()
+            await until(lambda: len(second.assignment()) == 2)
+            await until(lambda: len(diary.of("record")) > before + 1_000)
             done.set()
             await producing
             (revoked,) = diary.of("revoked")
@@ -170,13 +174,13 @@ async def test_kept_partitions_never_stop(quick, group):
             assert kept == first.paused() & kept
             assert 0 < first.statistics().buffered_bytes <= held
             first.resume(*kept)
-            rest = [await waiting]
-            while len(rest) < 200 - sum(read[one] for one in kept):
-                rest.append(await first.getone())
+            rest = [await waiting, *[await first.getone() for _ in range(50)]]
             assert first.assignment() > kept
             diary.gate.set()
             await until(lambda: len(second.assignment()) == 2)
             assert first.assignment() == kept
+            while len(rest) < 200 - sum(read[one] for one in kept):
+                rest.append(await first.getone())
 
     fetched_again = {
         (one.partition, one.fetch_offset)
