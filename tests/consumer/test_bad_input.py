@@ -7,8 +7,18 @@ import gc
 import time
 
 import pytest
+from crew import until
 
-from penstock import BrokerConnectionError, ConfigurationError, Consumer, InvalidTopicError, UnknownTopicError
+from penstock import (
+    BrokerConnectionError,
+    ConfigurationError,
+    Consumer,
+    ConsumerStateError,
+    InvalidTopicError,
+    OffsetAndMetadata,
+    TopicPartition,
+    UnknownTopicError,
+)
 
 
 async def test_an_unknown_topic_is_told_by_name(new_consumer, group):
@@ -98,14 +108,26 @@ async def test_max_records_below_one_is_refused(new_topic, new_consumer):
 
 async def test_a_seek_that_cannot_be_is_refused(new_topic, new_consumer, group):
     """A partition of somebody else's and a negative offset are told."""
-    from penstock import ConsumerStateError, TopicPartition  # noqa: PLC0415 - the one use
-
     topic = new_topic()
     async with new_consumer(topic) as consumer:
         with pytest.raises(ConsumerStateError, match="not assigned"):
             await consumer.seek(TopicPartition(topic, 7), 0)
         with pytest.raises(ConfigurationError, match="offset=-1"):
             await consumer.seek(TopicPartition(topic, 0), -1)
+
+
+@pytest.mark.parametrize("offset", [-5, 2**63, "3", 1.5, True])
+async def test_what_is_no_offset_is_neither_committed_nor_sought(new_topic, new_consumer, group, offset):
+    """Whatever a broker would refuse, or take for another number, is told before anything is sent."""
+    partition = TopicPartition(new_topic(), 0)
+
+    async with new_consumer(partition.topic, group_id=group) as consumer:
+        for wrong in (offset, OffsetAndMetadata(offset)):
+            with pytest.raises(ConfigurationError, match=r"offset=.* will not do: it has to be a whole number"):
+                await consumer.commit({partition: wrong})
+        await until(lambda: bool(consumer.assignment()))
+        with pytest.raises(ConfigurationError, match=r"offset=.* will not do: it has to be a whole number"):
+            await consumer.seek(partition, offset)
 
 
 def test_a_consumer_that_was_never_stopped_is_told_of(new_topic, new_consumer, group):

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.engine import Engine
-from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.offsets import committed_offsets, is_offset
 from penstock.consumer.ownership import in_callback
 from penstock.consumer.patterns import TopicPattern, checked_pattern
 from penstock.consumer.reader import Reader
@@ -235,6 +235,7 @@ class Consumer:
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
+            ConfigurationError: one of ``offsets`` is none.
             CommitFailedError: the group has gone on without this consumer, or nobody answered in time.
             BrokerError: the broker does not allow it.
             PenstockError: what has ended this consumer; it has nothing to commit any more.
@@ -291,12 +292,11 @@ class Consumer:
 
         Raises:
             ConsumerStateError: not started, stopped, or the partition is not assigned.
-            ConfigurationError: the offset is negative.
+            ConfigurationError: it is no offset.
         """
         engine = self._started
         position = self._assigned(partition)
-        if offset < 0:
-            raise ConfigurationError(f"offset={offset} will not do: it has to be 0 or more")
+        _check_offset(offset)
         engine.reader.drop([partition])
         position.begin(offset)
         engine.positions_changed()
@@ -391,7 +391,15 @@ def _checked_subscription(
 def _with_metadata(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {
+    given = {
         partition: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
         for partition, one in offsets.items()
     }
+    for one in given.values():
+        _check_offset(one.offset)
+    return given
+
+
+def _check_offset(offset: object) -> None:
+    if not is_offset(offset):
+        raise ConfigurationError(f"offset={offset!r} will not do: it has to be a whole number, 0 or more")

@@ -26,10 +26,23 @@ from penstock.messages import (
 from penstock.net.cluster import Cluster
 from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["EARLIEST", "LATEST", "by_leader", "committed_offsets", "coordinator_patience_s", "list_offsets"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "by_leader",
+    "committed_offsets",
+    "coordinator_patience_s",
+    "is_offset",
+    "list_offsets",
+]
 
 LATEST, EARLIEST = -1, -2
 """What to ask ListOffsets for in place of a time."""
+
+
+def is_offset(given: object) -> bool:
+    """Whether a record may have this offset: a whole number of 63 bits."""
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
 
 
 def coordinator_patience_s(config: ConsumerConfig) -> float:

@@ -18,10 +18,10 @@ from typing import Any
 
 from penstock.config import ConsumerConfig
 from penstock.consumer.committer import Committer
-from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.offsets import committed_offsets, is_offset
 from penstock.consumer.reader import Reader
 from penstock.core.positions import Position, Positions
-from penstock.errors import PenstockError, RebalanceError
+from penstock.errors import RebalanceError
 from penstock.net.cluster import Cluster
 from penstock.observe.events import (
     DrainTimedOut,
@@ -112,14 +112,19 @@ class Ownership:
         old = MappingProxyType(dict(self._before))
         new = MappingProxyType({position.partition: position.delivered for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise RebalanceError(
+                f"post_rebalance_callback returned {overrides!r}"
+                " - let it return None or a mapping of partitions to offsets"
+            )
         for partition, offset in (overrides or {}).items():
             self._override(partition, offset)
 
-    def _override(self, partition: TopicPartition, offset: object) -> None:
+    def _override(self, partition: TopicPartition, offset: int) -> None:
         position = self._positions.get(partition)
         if position is None:
             self._refuse(partition, offset, "it is not this consumer's partition")
-        elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        elif not is_offset(offset):
             self._refuse(partition, offset, "an offset is a whole number, 0 or more")
         else:
             # On a kept partition this is a seek.
@@ -210,9 +215,9 @@ class Ownership:
         try:
             async with deadline:
                 return await _awaited(function(*arguments))
-        except PenstockError:
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RebalanceError(
                     f"{name} was not done within max_poll_interval_ms ({deadline_s:.0f} s) and was cancelled"
@@ -224,3 +229,9 @@ class Ownership:
 
 async def _awaited(result: Mapping[TopicPartition, int] | Awaitable[Any] | None) -> Any:  # noqa: ANN401
     return await result if inspect.isawaitable(result) else result
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled us; else what was cancelled is a task that the user's code waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
