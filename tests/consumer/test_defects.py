@@ -14,7 +14,7 @@ from crew import until
 from proxied import numbers
 from recorder import Recorder
 
-from penstock import CorruptRecordError, TopicPartition
+from penstock import CorruptRecordError, RebalanceError, TopicPartition
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
     FetchRequest,
@@ -24,7 +24,7 @@ from penstock.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
-from penstock.observe.events import BatchRefused, ConnectionOpened, FetchFailed, GroupJoined, OffsetReset
+from penstock.observe.events import BatchRefused, ConnectionOpened, FetchFailed, GroupJoined, GroupLeft, OffsetReset
 
 
 async def read(consumer, count):
@@ -86,6 +86,44 @@ async def test_b2_heartbeats_go_on_and_nothing_is_fetched_while_a_callback_runs(
     first_fetch = proxy.requests(FetchRequest, client_id=group)[0].message
     assert seen["fetches"] == 0
     assert first_fetch.partitions[0].fetch_offset == 7
+
+
+async def test_b3_a_cancelled_getone_loses_nothing(witness_of, group):
+    """Cancelled at any moment, it takes no record with it, and the next reader is not told that two read at once."""
+    topic, got = witness_of.topic_with(100), []
+
+    async with witness_of.consumer(topic, group_id=group, max_queued_records=7) as consumer:
+        for n in range(10_000):
+            reading = asyncio.create_task(consumer.getone())
+            for _ in range(n % 7):
+                await asyncio.sleep(0)
+            reading.cancel()
+            (result,) = await asyncio.gather(reading, return_exceptions=True)
+            if not isinstance(result, asyncio.CancelledError):
+                got.append(result)
+            if len(got) == 50:
+                break
+        got += await read(consumer, 50)
+
+    assert list(range(100)) == numbers(got)
+
+
+async def test_b3_a_cancelled_getone_leaves_the_watch_over_readers_on(witness_of, group):
+    """Nobody comes for a record after a getone that was cancelled: that is noticed within max_poll_interval_ms."""
+    topic, events = witness_of.topic(), Recorder()
+    options = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 200, "hooks": [events]}
+
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        reading = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait({reading})
+        witness_of.produce(topic, [b"waits"])
+        await events.wait_for(GroupLeft, timeout_s=10)
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
+            await consumer.getone()
+        assert (await consumer.getone()).value == b"waits"
 
 
 async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
