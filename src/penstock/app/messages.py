@@ -1,0 +1,30 @@
+"""What a handler returns when the value alone does not say enough.
+
+Rule of this file: a plain value; who publishes it encodes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record to publish, returned by a handler with ``publish=``, alone or in a list.
+
+    Attributes:
+        value: what the codec encodes; None is a tombstone.
+        key: text is UTF-8; without ``partition`` it decides the partition.
+        headers: names and values; text is UTF-8.
+        partition: where it goes, whatever its key.
+        topic: where it goes instead of the handler's ``publish=``.
+    """
+
+    value: object
+    key: bytes | str | None = None
+    headers: Sequence[tuple[str, bytes | str | None]] = ()
+    partition: int | None = None
+    topic: str | None = None

@@ -1,0 +1,207 @@
+"""A handler, looked at once: its signature becomes a call that does for a record no more than it has to.
+
+Rule of this file: ``prepare`` decides everything; what it returns is values and functions. No thread, no retry and no
+task starts here: whoever calls does that.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from penstock.app.annotations import parts
+from penstock.app.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
+from penstock.app.codecs import AnyCodec, Decode
+from penstock.app.dependencies import Dependency, Overrides, Plan, open_dependencies, open_into
+from penstock.app.parameters import Value
+from penstock.app.readers import ValueReader, check_codec, value_reader
+from penstock.app.signature import Kind, kind_of, name_of, read_signature
+from penstock.errors import ConfigurationError, ConsumerStateError, DecodeError
+from penstock.records import Record
+
+__all__ = ["NO_OVERRIDES", "Call", "Prepared", "caller", "check_handler", "not_async", "prepare"]
+
+NO_OVERRIDES: Overrides = types.MappingProxyType({})
+
+
+class Call(Protocol):
+    """Calls an async handler for a record, or for a batch, with what is open in the scope of the app."""
+
+    def __call__(self, subject: Any, opened: Opened = ..., /) -> Coroutine[Any, Any, object]: ...  # noqa: ANN401
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A handler of single records, ready to be called.
+
+    Every handler goes by ``await call(record, opened)``. The commonest, those of one value and nothing else
+    (``is_simple``), go without anything in between::
+
+        try:
+            value = prepared.decode(record.value)
+        except Exception as error:
+            raise prepared.decode_error(record, error) from error
+        await prepared.function(value)
+
+    One that is not ``is_async`` goes into a thread::
+
+        async with prepared.opened_for(record, opened) as everything:
+            args, kwargs = prepared.bind(record, everything)
+            await to_thread(prepared.function, *args, **kwargs)
+
+    Attributes:
+        name: the handler's, as errors have it.
+        function: the handler as it was given.
+        is_async: whether what it returns is awaited.
+        is_simple: whether ``function(decode(record.value))`` is the whole call.
+        takes_bytes: whether ``decode`` leaves bytes as they are.
+        takes_null: whether the value may be null.
+        decode: of the bytes of a value, or None, if ``is_simple``; what it raises is for ``decode_error``.
+        decode_error: the DecodeError for it.
+        bind: the arguments, of a record and what is open. Raises DecodeError.
+        call: the whole call of an async handler. Raises DecodeError and what the handler and its providers raise. A
+            generator that catches the handler's error and does not raise it again has dealt with it, as in contextlib.
+        app_dependencies: to be opened once, at start, each behind what it needs; see ``open_dependencies``.
+        record_dependencies: what ``opened_for`` opens.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    is_simple: bool
+    takes_bytes: bool
+    takes_null: bool
+    decode: Decode
+    decode_error: Callable[[Record, Exception], DecodeError]
+    bind: Bind
+    call: Call
+    app_dependencies: tuple[Dependency, ...]
+    record_dependencies: tuple[Dependency, ...]
+
+    def opened_for(
+        self, record: Record, opened: Opened = NOTHING_OPENED
+    ) -> AbstractAsyncContextManager[Opened, bool | None]:
+        """What ``bind`` needs for this record, open as long as the ``async with`` lasts."""
+        return open_dependencies(self.record_dependencies, record, opened)
+
+
+def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrides = NO_OVERRIDES) -> Prepared:
+    """Make a handler of single records ready to be called.
+
+    Args:
+        function: ``async def`` or plain; a function, a method, a partial or a callable object.
+        codec: decodes the value.
+        overrides: providers to call instead of those that ``Depends`` names.
+
+    Raises:
+        ConfigurationError: the signature asks for what no record has; naming the handler and what to write instead.
+    """
+    where, is_async = check_handler(function, codec)
+    parameters = read_signature(function, where)
+    if not parameters:
+        raise ConfigurationError(f"{where} takes nothing - give it a parameter for the value, such as `value: bytes`")
+    plan = Plan(where, overrides)
+    value: ValueReader | None = None
+    readers: list[Reader] = []
+    for one in parameters:
+        if isinstance(one.asks, Value):
+            value = _value(one.asks.annotation, codec, where, one.name)
+            readers.append(_of_subject(value.read))
+        else:
+            readers.append(plan.reader(one, where))
+    bound = binding(parameters, readers)
+    is_alone = len(bound.positional) == 1 and not bound.by_keyword
+    decode = value.decode if value is not None and is_alone else None
+    return Prepared(
+        name=name_of(function),
+        function=function,
+        is_async=is_async,
+        is_simple=decode is not None,
+        takes_bytes=value is not None and value.is_bytes,
+        takes_null=value is None or value.is_nullable,
+        decode=_not_simple if decode is None else decode,
+        decode_error=value.error if value is not None else _other_error,
+        bind=bound.bind,
+        call=caller(function, bound, plan.of_scope("record")) if is_async else not_async(where),
+        app_dependencies=plan.of_scope("app"),
+        record_dependencies=plan.of_scope("record"),
+    )
+
+
+def check_handler(function: object, codec: AnyCodec) -> tuple[str, bool]:
+    """What a handler is called in errors, and whether it is async.
+
+    Raises:
+        ConfigurationError: it is nothing that handles a record, or its codec is none.
+    """
+    where = f"handler {name_of(function)}"
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError(f"{where} is no function - give a function, a method, or an object that can be called")
+    kind = kind_of(function, where)
+    if kind not in {Kind.PLAIN, Kind.COROUTINE}:
+        raise ConfigurationError(f"{where} is {kind.value} - return what it publishes, one or a list, without `yield`")
+    check_codec(codec, where)
+    return where, kind is Kind.COROUTINE
+
+
+def caller(function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency]) -> Call:
+    """The call of an async function, with a frame and a stack only if there is something to put into them."""
+    bind = bound.bind
+
+    async def call_within(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
+        async with AsyncExitStack() as stack:
+            args, kwargs = bind(subject, await open_into(stack, record_dependencies, subject, opened))
+            return await function(*args, **kwargs)
+
+    async def call_by_name(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
+        args, kwargs = bind(subject, opened)
+        return await function(*args, **kwargs)
+
+    async def call(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
+        return await function(*[read(subject, opened) for read in bound.positional])
+
+    if record_dependencies:
+        return call_within
+    if bound.by_keyword:
+        return call_by_name
+    if len(bound.positional) > 1:
+        return call
+    (only,) = bound.positional
+
+    async def call_with_one(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
+        return await function(only(subject, opened))
+
+    return call_with_one
+
+
+def not_async(where: str) -> Call:
+    """What stands for the call of a plain function, which would hold up the event loop."""
+
+    async def refuse(_subject: object, _opened: Opened = NOTHING_OPENED, /) -> NoReturn:
+        raise ConsumerStateError(f"{where} is a plain function - bind() its arguments and call it in a thread")
+
+    return refuse
+
+
+def _value(annotation: object, codec: AnyCodec, where: str, name: str) -> ValueReader:
+    if any(part is Record for part in parts(annotation)):
+        raise ConfigurationError(
+            f"{where}: parameter {name!r}: `Record` stands alone, for it is never null - many of them, as"
+            " `list[Record]`, are for a batch handler"
+        )
+    return value_reader(annotation, codec, where, name)
+
+
+def _of_subject(read: Callable[[Record], object]) -> Reader:
+    return lambda record, _opened: read(record)
+
+
+def _not_simple(_data: object) -> NoReturn:
+    raise ConsumerStateError("the handler takes more than the bytes of a value - call() it, or bind() its arguments")
+
+
+def _other_error(_record: Record, error: Exception) -> DecodeError:
+    return DecodeError(str(error))
