@@ -38,11 +38,11 @@ async def test_heartbeats_say_only_what_has_changed(quick, group):
 async def test_the_override_decides_while_heartbeats_go_on(quick, group):
     """A callback longer than the session keeps the membership; nothing is fetched before it, and then where it says."""
     topic, proxy, events, seen = quick.topic_with(20), quick.proxy, Recorder(), {}
-    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=500)
+    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=1_000)
 
     async def choose(_consumer, old, new):
         beats = len(quick.said(group))
-        await until(lambda: len(quick.said(group)) >= beats + 8)
+        await until(lambda: len(quick.said(group)) >= beats + 12)
         seen["fetches"], seen["old"] = len(proxy.requests(FetchRequest, client_id=group)), dict(old)
         return dict.fromkeys(new, 7)
 
@@ -64,7 +64,7 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
     pauses = {}
 
     async with quick.consumer(topic, group_id=group, client_id=group):
-        for interval_ms in (150, 500):
+        for interval_ms in (100, 600):
             await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
             await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-3:]] == [ms] * 3)
             answers = quick.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=group)
@@ -89,7 +89,7 @@ async def test_the_session_is_what_the_group_is_configured_to(quick, group):
             await until(lambda: len(quick.said(group)) > beats)
         last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]
 
-    assert 0.5 <= again.at - last.at < 1.2
+    assert 0.5 <= again.at - last.at < 1.8
     assert is_full(again.message)
 
 
