@@ -288,7 +288,8 @@ class Life:
 @pytest.mark.parametrize("seed", range(5))
 def test_many_lives(seed, kind):
     """No partition is owned twice, every join ends, and who was stopped does nothing but leave."""
-    for number in range(20):
+    # There is more to go wrong when something is kept.
+    for number in range(20 if ("cooperative-sticky",) in KINDS[kind] else 8):
         life = Life(Random(seed * 1_000 + number).choice, KINDS[kind])
         for _ in range(50):
             life.step()
@@ -296,7 +297,7 @@ def test_many_lives(seed, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_a_life(kind, data):
     """The same, of which a failure is told in as few steps as there are."""
