@@ -32,6 +32,8 @@ __all__ = [
     "GroupJoined",
     "GroupLeft",
     "GroupRequestFailed",
+    "LoopBlocked",
+    "LoopFreed",
     "MetadataRefreshFailed",
     "OffsetReset",
     "OffsetsCommitted",
@@ -276,6 +278,32 @@ class BatchRefused(Event):
     partition: TopicPartition
     offset: int
     reason: str
+
+
+# ---- the event loop --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlocked(Event):
+    """Something keeps the event loop from turning, and heartbeats with it; told once, while it still does.
+
+    ``where`` is the innermost line of the user's own code, ``stack`` all that the loop runs, the innermost last. It is
+    told from the watchdog's thread, as the loop cannot.
+    """
+
+    level = logging.WARNING
+    seconds: float
+    handler: str | None
+    where: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFreed(Event):
+    """The event loop turns again, after ``seconds``; told from the watchdog's thread."""
+
+    level = logging.WARNING
+    seconds: float
 
 
 # ---- life ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,308 @@
+"""Dead letters: records that failed for good, each with what happened to it; and the names of a group's own topics.
+
+Rule of this file: pure. Key, value and headers of a record stay as they came; what is added stands in headers under
+one prefix, ``penstock-``. That prefix is reserved: headers of a record that begin with it are taken for ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from penstock.errors import ConfigurationError
+from penstock.records import Record
+
+__all__ = [
+    "DEAD",
+    "MOST_ADDED_BYTES",
+    "PREFIX",
+    "REPLAY",
+    "RETRY",
+    "DeadLetter",
+    "Failure",
+    "Header",
+    "Letter",
+    "Origin",
+    "dead_letter",
+    "origin_headers",
+    "origin_of",
+    "read_dead_letter",
+    "replay_letter",
+    "topic_name",
+    "without_ours",
+]
+
+Header: TypeAlias = tuple[str, bytes | None]
+
+PREFIX = "penstock-"
+"""Of every header that penstock adds."""
+MOST_ADDED_BYTES = 16_384
+"""A dead letter is larger than its record by this much at most."""
+
+_ERROR_TYPE = PREFIX + "error-type"
+_ERROR_MESSAGE = PREFIX + "error-message"
+_ERROR_TRACEBACK = PREFIX + "error-traceback"
+_ATTEMPTS = PREFIX + "attempts"
+_HANDLER = PREFIX + "handler"
+_GROUP = PREFIX + "group"
+_FAILED_AT = PREFIX + "failed-at"
+_DEATHS = PREFIX + "deaths"
+_REPLAYS = PREFIX + "replays"
+_ORIGIN = tuple(f"{PREFIX}origin-{part}" for part in ("topic", "partition", "offset", "timestamp"))
+
+_MOST_NAME_BYTES = 512
+_MOST_MESSAGE_BYTES = 4_096
+_MOST_TRACEBACK_BYTES = 8_192
+
+_NUMBER = re.compile(rb"-?[0-9]{1,18}")
+
+
+# ---- a letter --------------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """Where a record was read first, before any retry, death or replay."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since the epoch, as the record carried it."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a record is given up."""
+
+    error: BaseException
+    attempts: int
+    """The first included."""
+    handler: str
+    group_id: str
+    at_ms: int
+
+
+class Letter(NamedTuple):
+    """A record to be published."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A dead letter as it was read; what its headers do not say is empty."""
+
+    record: Record = field(repr=False)
+    """As it stands in the dead-letter topic."""
+    error_type: str
+    """With its module, such as ``httpx.ConnectError``; builtins without."""
+    reason: str
+    """The error's message."""
+    traceback: str = field(repr=False)
+    attempts: int
+    handler: str
+    group_id: str
+    at_ms: int
+    """When it failed; when the letter was written, if it does not say."""
+    origin: Origin | None
+    deaths: int
+    """How often it died, this time included."""
+    replays: int
+    """How often it had been replayed before."""
+    headers: tuple[Header, ...] = field(repr=False)
+    """Those that the record came with."""
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self.record.key
+
+    @property
+    def value(self) -> bytes | None:
+        """The record's value."""
+        return self.record.value
+
+
+def dead_letter(record: Record, failure: Failure) -> Letter:
+    """The dead letter of a record; one that died before keeps its first origin, and its deaths are counted."""
+    before = _ours(record.headers)
+    added: dict[str, bytes] = {
+        _ERROR_TYPE: _cut(_name_of(type(failure.error)), _MOST_NAME_BYTES),
+        _ERROR_MESSAGE: _cut(_message_of(failure.error), _MOST_MESSAGE_BYTES),
+        _ERROR_TRACEBACK: _cut("".join(traceback.format_exception(failure.error)), _MOST_TRACEBACK_BYTES),
+        _ATTEMPTS: _digits(failure.attempts),
+        _HANDLER: _cut(failure.handler, _MOST_NAME_BYTES),
+        _GROUP: _cut(failure.group_id, _MOST_NAME_BYTES),
+        _FAILED_AT: _digits(failure.at_ms),
+        _DEATHS: _digits(_number(before, _DEATHS) + 1),
+    }
+    if replays := _number(before, _REPLAYS):
+        added[_REPLAYS] = _digits(replays)
+    headers = (*without_ours(record.headers), *added.items(), *origin_headers(origin_of(record)))
+    return Letter(record.key, record.value, headers)
+
+
+def read_dead_letter(record: Record) -> DeadLetter | None:
+    """What a record of a dead-letter topic says; None when it is no dead letter. No header is too broken to be read."""
+    found = _ours(record.headers)
+    if _ERROR_TYPE not in found:
+        return None
+    at_ms = _number(found, _FAILED_AT, -1)
+    return DeadLetter(
+        record=record,
+        error_type=_text(found, _ERROR_TYPE),
+        reason=_text(found, _ERROR_MESSAGE),
+        traceback=_text(found, _ERROR_TRACEBACK),
+        attempts=_number(found, _ATTEMPTS),
+        handler=_text(found, _HANDLER),
+        group_id=_text(found, _GROUP),
+        at_ms=at_ms if at_ms >= 0 else record.timestamp,
+        origin=_origin_in(found),
+        deaths=max(_number(found, _DEATHS), 1),
+        replays=_number(found, _REPLAYS),
+        headers=without_ours(record.headers),
+    )
+
+
+def replay_letter(dead: DeadLetter) -> Letter:
+    """The record once more, as it came; of ours it has its origin, its deaths and its replays, this one included."""
+    added = {_DEATHS: _digits(dead.deaths), _REPLAYS: _digits(dead.replays + 1)}
+    origin = origin_headers(dead.origin) if dead.origin is not None else ()
+    return Letter(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
+
+
+def origin_of(record: Record) -> Origin:
+    """Where a record was read first: as its headers say, or else where it stands."""
+    known = _origin_in(_ours(record.headers))
+    return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
+
+
+def origin_headers(origin: Origin) -> tuple[Header, ...]:
+    """The headers that a record takes along to another topic, so that ``origin_of`` knows it there."""
+    return tuple((name, str(part).encode()) for name, part in zip(_ORIGIN, origin, strict=True))
+
+
+def without_ours(headers: Iterable[Header]) -> tuple[Header, ...]:
+    """The headers that penstock did not add."""
+    return tuple((name, value) for name, value in headers if not name.startswith(PREFIX))
+
+
+# ---- headers ---------------------------------------------------------------------------------------------------
+
+
+def _ours(headers: Iterable[Header]) -> dict[str, bytes]:
+    return {name: value for name, value in headers if value is not None and name.startswith(PREFIX)}
+
+
+def _origin_in(found: Mapping[str, bytes]) -> Origin | None:
+    topic, (partition, offset, timestamp) = _text(found, _ORIGIN[0]), (_number(found, name, -1) for name in _ORIGIN[1:])
+    return Origin(topic, partition, offset, timestamp) if topic and partition >= 0 and offset >= 0 else None
+
+
+def _text(found: Mapping[str, bytes], name: str) -> str:
+    return found.get(name, b"").decode("utf-8", "replace")
+
+
+def _number(found: Mapping[str, bytes], name: str, otherwise: int = 0) -> int:
+    digits = found.get(name, b"")
+    return int(digits) if _NUMBER.fullmatch(digits) else otherwise
+
+
+def _digits(number: int) -> bytes:
+    return b"%d" % number
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - the user's own __str__; the letter is written whatever it does
+        return f"(its text cannot be made: {type(broken).__name__})"
+
+
+def _cut(text: str, most: int) -> bytes:
+    """In UTF-8, without its middle where it is too long: a traceback begins at the handler and ends at the error."""
+    whole = text.encode("utf-8", "backslashreplace")
+    if len(whole) <= most:
+        return whole
+    gap = f"\n... {len(whole) - most} bytes and more are left out ...\n".encode()
+    first = most // 4
+    last = most - first - len(gap)
+    head, tail = (part.decode("utf-8", "ignore").encode() for part in (whole[:first], whole[-last:]))
+    return head + gap + tail
+
+
+# ---- names of topics -------------------------------------------------------------------------------------------
+
+DEAD = "{topic}.{group}.dead"
+RETRY = "{topic}.{group}.retry.{delay}"
+REPLAY = "{topic}.{group}.replay"
+
+_FIELDS = ("topic", "group", "delay")
+_LONGEST_NAME = 249
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
+
+
+def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | None = None) -> str:
+    """The name of a topic of the group's own, such as its dead letters of ``topic``.
+
+    A group id may have characters that no topic may have. They become dashes, and eight digits of its hash follow, so
+    ``a/b`` and ``a b`` are two names; two groups share one only if 32 bits of SHA-256 do, or if somebody makes it so.
+
+    Args:
+        template: with ``{topic}``, ``{group}`` and ``{delay}`` where they belong.
+        topic: that the group reads.
+        group: its id.
+        delay: of a retry topic, such as ``30s``; the template has a place for it then, and only then.
+
+    Raises:
+        ConfigurationError: the template is none, or its name is no topic's, or that of ``topic`` itself.
+    """
+    named = set(_fields_of(template))
+    if ("delay" in named) is not (delay is not None):
+        raise _refusal(template, "it needs {delay}" if delay is not None else "it has {delay}, and there is none here")
+    name = template.format(topic=topic, group=_legal(group), delay=delay)
+    if illegal := _ILLEGAL.search(name):
+        raise _refusal(template, f"it gives {name!r}, and no topic may have {illegal[0]!r} in its name")
+    if not name or name in {".", ".."} or len(name) > _LONGEST_NAME:
+        raise _refusal(template, f"it gives {name!r}, and a topic's name has 1 to {_LONGEST_NAME} characters, not dots")
+    if name == topic:
+        raise _refusal(template, f"it gives {name!r}, the topic itself, which would be read again for ever")
+    return name
+
+
+def _fields_of(template: str) -> Iterable[str]:
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise _refusal(template, str(error)) from None
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if name not in _FIELDS or spec or conversion:
+            raise _refusal(template, f"between braces it knows {', '.join(_FIELDS)} and nothing else")
+        yield name
+
+
+def _legal(group: str) -> str:
+    if not _ILLEGAL.search(group):
+        return group
+    digits = hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{_ILLEGAL.sub('-', group)}-{digits}"
+
+
+def _refusal(template: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"the topic template {template!r} will not do: {why} - write it like {DEAD!r}")
