@@ -64,6 +64,7 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
     pauses = {}
 
     async with quick.consumer(topic, group_id=group, client_id=group):
+        await until(lambda: any(map(says_nothing, quick.said(group))))
         for interval_ms in (100, 600):
             await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
             await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-2:]] == [ms] * 2)
