@@ -7,7 +7,19 @@ from typing import Any, TypeVar
 
 from penstock.errors import UnsupportedVersionError
 from penstock.messages import ApiVersionRange, ApiVersionsResponse, Request
-from penstock.wire import cluster, configs, group, groups, log, offsets, reconciliation, session, topics
+from penstock.wire import (
+    cluster,
+    configs,
+    group,
+    groups,
+    log,
+    offsets,
+    produce,
+    reconciliation,
+    session,
+    topics,
+    transactions,
+)
 from penstock.wire.api import Api
 
 __all__ = ["APIS", "CONSUMING", "Offered", "api_by_key", "api_of"]
@@ -41,6 +53,12 @@ APIS: tuple[Api[Any], ...] = (
     groups.CONSUMER_GROUP_DESCRIBE,
     groups.DELETE_GROUPS,
     offsets.OFFSET_DELETE,
+    produce.PRODUCE,
+    transactions.INIT_PRODUCER_ID,
+    transactions.ADD_PARTITIONS_TO_TXN,
+    transactions.ADD_OFFSETS_TO_TXN,
+    transactions.TXN_OFFSET_COMMIT,
+    transactions.END_TXN,
 )
 
 _BY_MESSAGE: Mapping[type, Api[Any]] = {api.message: api for api in APIS}
