@@ -24,6 +24,7 @@ PenstockError
 ├── ConsumerTimeoutError             no record within the time that was asked for
 ├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
 ├── PublishError                     a record was not acknowledged by the broker
+│   └── ProducerFencedError          another process has the same transactional_id
 ├── DeadLetterError                  a failed record could not be written to its dead-letter topic
 └── KafkaServerError                 the embedded broker of penstock.testing does not start
     └── KafkaNotAvailableError       there is nothing on this machine to start it with
@@ -65,6 +66,7 @@ __all__ = [
     "OffsetGapError",
     "OffsetOutOfRangeError",
     "PenstockError",
+    "ProducerFencedError",
     "PublishError",
     "RebalanceError",
     "RecordTooLargeError",
@@ -251,6 +253,10 @@ class HandlerFailedError(PenstockError):
 
 class PublishError(PenstockError):
     """A record to publish was not acknowledged by the broker."""
+
+
+class ProducerFencedError(PublishError):
+    """Another process has the same ``transactional_id`` (or a transaction took too long): this one must not go on."""
 
 
 class DeadLetterError(PenstockError):
