@@ -1,6 +1,6 @@
 """An asyncio-native consumer framework for Apache Kafka.
 
-``Consumer`` reads, ``run`` runs, and everything that goes wrong is a ``PenstockError``.
+``App`` runs handlers, ``Consumer`` reads, ``run`` runs, and everything that goes wrong is a ``PenstockError``.
 
 A name is looked up when it is first asked for: whoever wants one of them, or a command that says ``--help``, does not
 wait for all the others.
@@ -10,9 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.app.app import App
+    from penstock.app.handlers import Handlers
+    from penstock.app.messages import Message
+    from penstock.app.parameters import Depends, Header, Key
+    from penstock.app.reject import Reject
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
     from penstock.consumer.run import run
+    from penstock.core.retries import Retry
     from penstock.errors import (
         AuthenticationError,
         BrokerConnectionError,
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
 __all__ = [
+    "App",
     "AuthenticationError",
     "BrokerConnectionError",
     "BrokerError",
@@ -61,13 +68,18 @@ __all__ = [
     "CorruptRecordError",
     "DeadLetterError",
     "DecodeError",
+    "Depends",
     "FencedMemberError",
     "GroupAuthorizationFailedError",
     "GroupError",
     "HandlerFailedError",
+    "Handlers",
+    "Header",
     "InvalidSessionTimeoutError",
     "InvalidTopicError",
+    "Key",
     "MalformedMessageError",
+    "Message",
     "NoCommonAssignorError",
     "NodeNotConnectedError",
     "OffsetAndMetadata",
@@ -80,7 +92,9 @@ __all__ = [
     "RebalanceError",
     "Record",
     "RecordTooLargeError",
+    "Reject",
     "RequestTimedOutError",
+    "Retry",
     "TopicAuthorizationFailedError",
     "TopicPartition",
     "UnknownTopicError",
@@ -89,12 +103,20 @@ __all__ = [
 ]
 
 _MODULES = {
+    "App": "app.app",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
     "ConsumerStatistics": "consumer.consumer",
+    "Depends": "app.parameters",
+    "Handlers": "app.handlers",
+    "Header": "app.parameters",
+    "Key": "app.parameters",
+    "Message": "app.messages",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",
     "Record": "records",
+    "Reject": "app.reject",
+    "Retry": "core.retries",
     "TopicPartition": "records",
     "run": "consumer.run",
 }

@@ -16,7 +16,7 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consumer, witness, group, protocol):
-    """With a record in hand for longer than max_poll_interval_ms the member leaves, says so, and joins when it is read again."""
+    """Not read for max_poll_interval_ms, the member leaves and says so; it joins when it is read again."""
     topic, events, told = new_topic(2), Recorder(), []
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -38,7 +38,7 @@ async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consu
         await crew.handle(100)
         assert (in_hand.partition, in_hand.offset) in crew.handled
 
-        with pytest.raises(RebalanceError, match="max_poll_interval_ms .* the next call joins again"):
+        with pytest.raises(RebalanceError, match=r"max_poll_interval_ms .* the next call joins again"):
             await stuck.getone()
         coming_back = asyncio.create_task(stuck.getone())
         await until(lambda: len(stuck.assignment()) == 1)

@@ -18,14 +18,14 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.offsets import committed_offsets, is_offset
 from penstock.consumer.ownership import in_callback
 from penstock.consumer.patterns import TopicPattern, checked_pattern
-from penstock.consumer.reader import Reader
+from penstock.consumer.reader import Reader, Taker
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.positions import Position
 from penstock.errors import ConfigurationError, ConsumerStateError, RequestTimedOutError
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import OffsetAndMetadata, Record, TopicPartition
 
-__all__ = ["Consumer", "ConsumerStatistics"]
+__all__ = ["Consumer", "ConsumerStatistics", "hand_over"]
 
 
 class ConsumerStatistics(NamedTuple):
@@ -358,6 +358,13 @@ class Consumer:
         _ = self._started
         if in_callback.get():
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
+
+
+def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
+    """Have ``taker`` read from a started consumer instead of its user: the reader, and how much may be queued."""
+    engine = consumer._started  # noqa: SLF001 - this room's own
+    engine.reader.hand_over_to(taker)
+    return engine.reader, engine.config.max_queued_records
 
 
 class _NotStarted:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
+from typing import Protocol
 
 from penstock.consumer.chunk import Chunk
 from penstock.consumer.wake import Wake
@@ -24,7 +25,20 @@ from penstock.core.slices import FIRST_SLICE, is_too_long, next_slice
 from penstock.errors import ConsumerStateError, PenstockError
 from penstock.records import Record, TopicPartition
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "Taker"]
+
+
+class Taker(Protocol):
+    """Whoever takes whole slices, works on many records at once, and knows himself what is done."""
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and not done; None when there is none."""
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition: it is not ours any more, or is read from somewhere else."""
 
 
 class Reader:
@@ -62,6 +76,7 @@ class Reader:
         self._dropped: Record | None = None
         """What was in hand when its partition went."""
         self._is_waiting = False
+        self._taker: Taker | None = None
         self._errors: deque[PenstockError] = deque()
         self._end: PenstockError | None = None
 
@@ -110,6 +125,41 @@ class Reader:
                 break
             taken += self._whole_slice(wanted)
         return taken
+
+    def hand_over_to(self, taker: Taker) -> None:
+        """From now on ``taker`` takes slices, by ``next_slice``, and says what is done."""
+        self._taker = taker
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]]:
+        """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
+
+        Raises:
+            ConsumerStateError: the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        while (found := self._take_slice(room_of)) is None:
+            await self._news.wait()
+        return found
+
+    def _take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
+        self._raise_what_has_to_be_told()
+
+        def may_be_read(partition: TopicPartition) -> bool:
+            return self._is_readable(partition) and room_of(partition) > 0
+
+        while (partition := self._buffer.next_partition(may_be_read)) is not None:
+            position = self._positions.get(partition)
+            assert position is not None
+            if self._open_slice(position, min(room_of(partition), self._max_queued_records)):
+                position.delivered, records = self._behind, list(self.slice)
+                self._current, self._chunk, self.slice = None, None, iter(())
+                return position, records
+        return None
+
+    def progressed(self) -> None:
+        """Something that was in hand is done, or more is wanted than before."""
+        self._progress.set()
+        self._news.set()
 
     async def _until_something_to_read(self) -> None:
         """Wait for a slice and find it; nothing is awaited after that."""
@@ -182,6 +232,11 @@ class Reader:
 
     def sync(self) -> None:
         """Bring the positions up to what has been handed out."""
+        if self._taker is not None:
+            for one in self._positions:
+                lowest = self._taker.done_of(one)
+                one.done = one.delivered if lowest is None else lowest
+            return
         record, position = self.hand, self._current
         if record is not None and position is not None:
             position.delivered = record.offset + 1
@@ -238,6 +293,8 @@ class Reader:
         """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
         for position in self._positions.of(partitions):
             position.is_halted = True
+            if self._taker is not None and (left := self._taker.halt(position.partition)) is not None:
+                position.delivered = left
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -255,6 +312,8 @@ class Reader:
         self._touched -= gone
         for partition in gone:
             self._buffer.drop(partition)
+            if self._taker is not None:
+                self._taker.drop(partition)
         self._progress.set()
         self._on_room()
 
@@ -284,6 +343,8 @@ class Reader:
 
     def holds(self, position: Position) -> bool:
         """Whether something of a partition is decoded or in hand."""
+        if self._taker is not None:
+            return self._taker.done_of(position) is not None
         is_current = position is self._current and (self.hand is not None or bool(length_hint(self.slice)))
         return is_current or position.partition in self._touched
 
@@ -298,7 +359,7 @@ class Reader:
     @property
     def is_owed(self) -> bool:
         """Whether records wait for the user, or are in hand, while the user does not wait for any."""
-        if self._is_waiting:
+        if self._is_waiting or self._taker is not None:
             return False
         waits = any(self._buffer.holds(p.partition) and self._is_readable(p.partition) for p in self._positions)
         return waits or self.hand is not None or bool(self._touched) or bool(length_hint(self.slice))

@@ -32,6 +32,7 @@ __all__ = [
     "GroupJoined",
     "GroupLeft",
     "GroupRequestFailed",
+    "HandlerFailed",
     "LoopBlocked",
     "LoopFreed",
     "MetadataRefreshFailed",
@@ -43,7 +44,10 @@ __all__ = [
     "PartitionsRevoked",
     "RebalanceStarted",
     "RebalanceWentOn",
+    "RecordBuried",
+    "RecordSkipped",
     "SessionExpired",
+    "UnmatchedRecord",
 ]
 
 Partitions = frozenset[TopicPartition]
@@ -332,3 +336,51 @@ class ConsumerStopped(Event):
 
     client_id: str
     group_id: str | None
+
+
+# ---- handlers --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailed(Event):
+    """A handler raised, or its record could not be decoded; ``then`` says what is done about it."""
+
+    level = logging.WARNING
+    handler: str
+    partition: TopicPartition
+    offset: int
+    failures: int
+    error: str
+    then: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSkipped(Event):
+    """A record failed for good, nobody takes it, and ``on_failure="skip"`` says to go on."""
+
+    level = logging.ERROR
+    handler: str
+    partition: TopicPartition
+    offset: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBuried(Event):
+    """A record failed for good and stands among the dead letters."""
+
+    level = logging.ERROR
+    handler: str
+    partition: TopicPartition
+    offset: int
+    error: str
+    dead_letter: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedRecord(Event):
+    """No handler's ``when`` takes a record, and ``unmatched="skip"`` says to go on."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int

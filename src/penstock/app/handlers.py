@@ -1,0 +1,147 @@
+"""Handlers as they are declared: which function for which topics, and what is said about it.
+
+Rule of this file: declaring starts nothing and looks at nothing but its own arguments, so that a module of handlers can
+be imported anywhere. Signatures are read when the app starts (``app.parameters``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from penstock.core.lanes import OrderBy
+from penstock.core.retries import OnFailure, Retry
+from penstock.errors import ConfigurationError
+from penstock.records import Record
+
+__all__ = ["Handler", "Handlers", "Unmatched"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+Unmatched: TypeAlias = Literal["fail", "skip"]
+
+DEFAULT_CONCURRENCY = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler:
+    """One decorated function. What is None is as the app says."""
+
+    function: Callable[..., Any] = field(repr=False)
+    name: str
+    topics: tuple[str, ...]
+    pattern: re.Pattern[str] | None = None
+    group_id: str | None = None
+    when: Callable[[Record], bool] | None = None
+    unmatched: Unmatched = "fail"
+    order_by: OrderBy = "partition"
+    concurrency: int = DEFAULT_CONCURRENCY
+    timeout_ms: int | None = None
+    retry: Retry | None = None
+    dead_letter: str | None = None
+    on_failure: OnFailure | None = None
+    publish: str | None = None
+    codec: object = None
+
+
+class Handlers:
+    """A collection of handlers, to be included in an app; an app is one itself."""
+
+    def __init__(self) -> None:
+        self.declared: list[Handler] = []
+
+    def handler(  # noqa: PLR0913 - the options of a handler
+        self,
+        *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
+        group_id: str | None = None,
+        when: Callable[[Record], bool] | None = None,
+        unmatched: Unmatched = "fail",
+        order_by: OrderBy = "partition",
+        concurrency: int = DEFAULT_CONCURRENCY,
+        timeout_ms: int | None = None,
+        retry: Retry | None = None,
+        dead_letter: str | None = None,
+        on_failure: OnFailure | None = None,
+        publish: str | None = None,
+        codec: object = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Have a function called for each record of ``topics``; it is returned as it is.
+
+        Args:
+            topics: names of the topics.
+            pattern: or a regular expression: all topics whose whole name it matches.
+            group_id: a consumer group of its own.
+            when: which records it takes, where several handlers read the same topic.
+            unmatched: what becomes of a record that no handler's ``when`` takes.
+            order_by: records of one partition, or of one key, are handled one after the other; or in any order.
+            concurrency: how many records at once.
+            timeout_ms: how long one may take.
+            retry: how often it is tried again, and after what pauses.
+            dead_letter: the topic for records that fail for good; may name ``{topic}`` and ``{group}``.
+            on_failure: what happens to them without one.
+            publish: the topic to which what it returns goes.
+            codec: how values are read and written.
+
+        Raises:
+            ConfigurationError: an option is wrong, or excludes another.
+        """
+        options = {name: value for name, value in locals().items() if name not in {"self", "topics", "pattern"}}
+        return self._declaring(topics, pattern, options)
+
+    def include(self, handlers: Handlers) -> None:
+        """Take over what ``handlers`` has declared so far."""
+        self.declared += handlers.declared
+
+    def _declaring(
+        self,
+        topics: Sequence[str],
+        pattern: str | re.Pattern[str] | None,
+        options: Mapping[str, Any],
+    ) -> Callable[[FunctionT], FunctionT]:
+        compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
+        if bool(topics) is (compiled is not None):
+            raise ConfigurationError('which topics? - @app.handler("orders"), or @app.handler(pattern="orders[.].*")')
+        for topic in topics:
+            if not topic or callable(topic):
+                raise ConfigurationError(
+                    f"a topic is a name such as 'orders', not {topic!r} - write @app.handler('orders')"
+                )
+        _check(options)
+
+        def declare(function: FunctionT) -> FunctionT:
+            if not callable(function):
+                raise ConfigurationError(f"a handler is a function, not {function!r}")
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            self.declared.append(
+                Handler(
+                    function=function,
+                    name=name,
+                    topics=tuple(dict.fromkeys(topics)),
+                    pattern=compiled,
+                    **options,
+                )
+            )
+            return function
+
+        return declare
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    for name, choices in (("order_by", OrderBy), ("on_failure", OnFailure), ("unmatched", Unmatched)):
+        value = options.get(name)
+        if value is not None and value not in get_args(choices):
+            known = ", ".join(map(repr, get_args(choices)))
+            raise ConfigurationError(f"{name}={value!r} will not do: it has to be one of {known}")
+    _check_count("concurrency", options["concurrency"], at_least=1)
+    _check_count("timeout_ms", options["timeout_ms"], at_least=1)
+    retry = options.get("retry")
+    if retry is not None and not isinstance(retry, Retry):
+        raise ConfigurationError(f"retry={retry!r} will not do: it has to be Retry(attempts=...)")
+
+
+def _check_count(name: str, value: object, *, at_least: int) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < at_least):
+        raise ConfigurationError(f"{name}={value!r} will not do: it has to be a whole number, at least {at_least}")

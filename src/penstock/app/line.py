@@ -1,0 +1,331 @@
+"""One handler at work: workers that take records from its lanes, one after the other.
+
+Rule of this file: which record may run is ``core.lanes``'s to say. A worker runs records without a pause until a
+handler suspends; only then is another worker woken, and only then is anything noted about the record. So a handler that
+never suspends costs no task, no timer and no set for a record. At most one worker runs at any moment, since there is
+one event loop; it is the one in ``_running`` until it gives the loop back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+
+from penstock.core.lanes import Lanes, OrderBy, Work
+from penstock.core.positions import Position
+from penstock.core.slices import is_too_long
+from penstock.errors import HandlerFailedError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Line"]
+
+Handle = Callable[[Record], Awaitable[object]]
+Recover = Callable[[Record, Exception], Awaitable[None]]
+
+_RECORDS_A_LOOK = 32
+"""So many records are run between two looks at the clock."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What is held of one partition in one assignment."""
+
+    position: Position
+    assignment: int
+    begun: set[int] = field(default_factory=set)
+    """Offsets of records that are suspended, or parked behind one that is."""
+    parked: set[int] = field(default_factory=set)
+    """Those of them that did not run yet."""
+    left: int | None = None
+    """Since it was halted: the lowest offset that will not be begun here."""
+
+
+class _Worker:
+    """A task that runs records, and the one that it is at."""
+
+    __slots__ = ("record", "rested", "work")
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self.work: Work[_Held] | None = None
+        """Of the record, once that is suspended or was parked before."""
+        self.rested: asyncio.Future[None] | None = None
+
+
+class Line:
+    """Runs one handler's records.
+
+    Args:
+        handle: runs a record to the end; what it raises is a failure.
+        recover: is given what failed, and returns when that record is done with; what it raises ends the app.
+        order_by: what is kept in order.
+        concurrency: how many records run at once.
+        window: how many may wait.
+        on_progress: told when something is done.
+    """
+
+    def __init__(  # noqa: PLR0913 - the sides of a line
+        self,
+        handle: Handle,
+        recover: Recover,
+        *,
+        order_by: OrderBy,
+        concurrency: int,
+        window: int,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._handle, self._recover = handle, recover
+        self._concurrency, self._on_progress = concurrency, on_progress
+        self._lanes: Lanes[_Held] = Lanes(order_by, window, on_parked=self._parked)
+        self._held: dict[TopicPartition, _Held] = {}
+        self._loop = asyncio.get_running_loop()
+        self._workers: dict[asyncio.Task[None], _Worker] = {}
+        self._idle: list[_Worker] = []
+        self._running: _Worker | None = None
+        self._is_looked_for = False
+        self._context = copy_context()
+        self._pauses: dict[asyncio.Future[None], Record] = {}
+        """Records that failed and wait for their next attempt."""
+        self._is_ending = False
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+
+    # ---- what is handed in -------------------------------------------------------------------------------------
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition it takes now."""
+        return self._lanes.room_of(partition)
+
+    def add(self, position: Position, records: Sequence[Record]) -> None:
+        """Run these, when their turn comes."""
+        held = self._held.get(position.partition)
+        if held is None or held.assignment != position.assignment:
+            held = self._held[position.partition] = _Held(position, position.assignment)
+        self._lanes.add(position.partition, records, held)
+        if self._running is None:
+            self._wake_one()
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is not done; None when there is none."""
+        self._settle()
+        held = self._held.get(position.partition)
+        if held is None or held.assignment != position.assignment:
+            return None
+        open_ones = [
+            offset for offset in (self._lanes.next_offset(position.partition), held.left) if offset is not None
+        ]
+        if held.begun:
+            open_ones.append(min(held.begun))
+        return min(open_ones, default=None)
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
+        self._settle()
+        held = self._held.get(partition)
+        if held is None:
+            return None
+        following = self._lanes.next_offset(partition)
+        not_begun = held.parked if following is None else {*held.parked, following}
+        held.left = min(not_begun, default=None)
+        held.begun -= held.parked
+        held.parked.clear()
+        self._lanes.drop(partition)
+        for pause, record in self._pauses.items():
+            if record.topic_partition == partition and not pause.done():
+                held.left = record.offset if held.left is None else min(held.left, record.offset)
+                pause.set_result(None)
+        return held.left
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition; what runs of it runs on and counts for nothing."""
+        self._settle()
+        self._lanes.drop(partition)
+        self._held.pop(partition, None)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            HandlerFailedError: a record failed, and ``on_failure="stop"`` says so.
+        """
+        try:
+            await self._failed
+        finally:
+            self._is_ending = True
+            tasks = list(self._workers)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def pause(self, record: Record, seconds: float) -> bool:
+        """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
+        self._concurrency += 1
+        pause = self._loop.create_future()
+        self._pauses[pause] = record
+        try:
+            if self._lanes.waiting:
+                self._wake_one()
+            async with asyncio.timeout(seconds):
+                await pause
+        except TimeoutError:
+            return True
+        finally:
+            self._concurrency -= 1
+            del self._pauses[pause]
+        return False
+
+    @property
+    def runs(self) -> bool:
+        """Whether a handler runs, or waits for its next attempt."""
+        return any(worker.record is not None for worker in self._workers.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return self._lanes.waiting == 0 and not self.runs
+
+    @property
+    def running(self) -> Record | None:
+        """The record whose handler has the event loop now."""
+        return self._running.record if self._running is not None else None
+
+    # ---- workers -----------------------------------------------------------------------------------------------
+
+    def _wake_one(self) -> None:
+        if self._idle:
+            rested = self._idle.pop().rested
+            if rested is not None and not rested.done():
+                rested.set_result(None)
+        elif len(self._workers) < self._concurrency:
+            worker = _Worker()
+            task = self._loop.create_task(self._work(worker), context=self._context.copy())
+            self._workers[task] = worker
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._workers[task]
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+        elif self._lanes.waiting and not self._failed.done():
+            self._wake_one()
+
+    async def _work(self, worker: _Worker) -> None:
+        while True:
+            await self._run_until_nothing(worker)
+            self._on_progress()
+            if copy_context() != self._context:
+                # A handler has left something in the context: it goes with this worker, and touches nobody else.
+                return
+            if len(self._workers) > self._concurrency:
+                return
+            worker.rested = self._loop.create_future()
+            self._idle.append(worker)
+            await worker.rested
+
+    async def _run_until_nothing(self, worker: _Worker) -> None:
+        lanes, handle, context, began_at, count = self._lanes, self._handle, self._context, self._loop.time(), 0
+        while (work := self._take(worker)) is not None:
+            worker.work = work if work.is_begun else None
+            if worker.work is not None:
+                work.source.parked.discard(work.record.offset)
+            worker.record = work.record
+            await self._attempt(work.record)
+            if not self._finish_begun(worker) and copy_context() == context:
+                for record in lanes.free:
+                    worker.record = record
+                    try:
+                        await handle(record)
+                    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                        await self._go_on(record, error)
+                    if self._finish_begun(worker) or copy_context() != context:
+                        break
+                    count += 1
+                    if count >= _RECORDS_A_LOOK and self._is_too_long(began_at):
+                        break
+            worker.record = None
+            if copy_context() != context:
+                break
+            if self._is_too_long(began_at):
+                self._rest()
+                await asyncio.sleep(0)
+                began_at = self._loop.time()
+            count = 0
+        self._rest()
+
+    async def _attempt(self, record: Record) -> None:
+        try:
+            await self._handle(record)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+            await self._go_on(record, error)
+
+    async def _go_on(self, record: Record, error: BaseException) -> None:
+        """See that a record that failed is done with."""
+        task = asyncio.current_task()
+        assert task is not None
+        if isinstance(error, Exception):
+            await self._recover(record, error)
+        elif self._is_ending:
+            raise error
+        else:
+            # The handler cancelled its own task, or let out what it had cancelled: its failure, and not our end.
+            while task.cancelling():
+                task.uncancel()
+            await self._recover(
+                record, HandlerFailedError("the handler raised CancelledError, and nobody cancelled it")
+            )
+
+    def _is_too_long(self, began_at: float) -> bool:
+        return is_too_long(self._loop.time() - began_at)
+
+    def _take(self, worker: _Worker) -> Work[_Held] | None:
+        """The next record for ``worker``, which runs from now on."""
+        self._settle(worker)
+        self._running = worker
+        work = self._lanes.take()
+        if work is not None and not self._is_looked_for:
+            self._is_looked_for = True
+            self._loop.call_soon(self._look)
+        return work
+
+    def _look(self) -> None:
+        """The event loop has its turn: whoever runs still waits for something, so somebody else may run."""
+        self._is_looked_for = False
+        self._settle()
+        if self._lanes.waiting:
+            self._wake_one()
+
+    def _settle(self, but: _Worker | None = None) -> None:
+        """Whoever ran and has given the loop to somebody else is suspended: note its record, before anything else."""
+        running, self._running = self._running, None
+        if running is None or running is but or running.record is None or running.work is not None:
+            return
+        work = running.work = self._lanes.work_of(running.record)
+        self._lanes.suspended(work)
+        work.source.begun.add(work.record.offset)
+
+    def _rest(self) -> None:
+        """The worker gives the loop back with nothing in hand."""
+        self._running = None
+
+    def _parked(self, work: Work[_Held]) -> None:
+        work.source.begun.add(work.record.offset)
+        work.source.parked.add(work.record.offset)
+
+    def _finish_begun(self, worker: _Worker) -> bool:
+        """Whether the record was suspended or parked; then it is noted that it is done with."""
+        work = worker.work
+        if work is None:
+            return False
+        self._settle(worker)
+        worker.work = worker.record = None
+        held = work.source
+        self._lanes.finished(work)
+        held.begun.discard(work.record.offset)
+        if held.left is not None or self._lanes.waiting < self._lanes.lane_limit:
+            self._on_progress()
+        return True

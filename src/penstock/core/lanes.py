@@ -1,0 +1,307 @@
+"""Which record a free worker runs next, so that records of one lane never overlap and never swap.
+
+Rule of this file: only a record whose handler *suspended* is looked after. Between two suspensions a worker goes
+through ``free``, a plain iterator, and nothing is done for a single record.
+
+A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or there is none. Lanes of
+different partitions, and so of different topics, never mix. Records without a key share one lane of their partition;
+an empty key is a key like others.
+
+By partition, the slice of a partition waits as a whole while one of its records is suspended. By key, all workers
+share a slice, and a record whose lane is busy is parked behind it until its turn comes. What is taken and neither
+suspended nor followed by another ``take`` is in the worker's hand, one record in all: between taking a record and
+``suspended`` nothing is awaited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Lanes", "OrderBy", "Work"]
+
+OrderBy: TypeAlias = Literal["partition", "key", "none"]
+
+SourceT = TypeVar("SourceT")
+Lane: TypeAlias = bytes | None
+"""A key; None for records without one, and for all of them where the partition is the lane."""
+
+_NONE: Iterator[Record] = iter(())
+
+
+class Work(msgspec.Struct, Generic[SourceT], eq=False):
+    """One record to run."""
+
+    record: Record
+    source: SourceT
+    """What was handed in with the record's slice, such as the assignment's epoch."""
+    stock: _Stock[SourceT]
+    is_begun: bool = False
+    """Whether it is suspended or was parked: then it has to be said when it is finished."""
+    behind: deque[Work[SourceT]] | None = None
+    """What is parked in its lane."""
+
+
+class _Stock(Generic[SourceT]):
+    """What is held of one partition."""
+
+    __slots__ = ("busy", "full_lanes", "slices")
+
+    def __init__(self) -> None:
+        self.busy: dict[Lane, Work[SourceT]] = {}
+        """The lanes in which a record is begun, and which."""
+        self.slices: deque[_Slice[SourceT]] = deque()
+        """Those that wait for their turn, in order."""
+        self.full_lanes = 0
+
+
+class _Slice(NamedTuple, Generic[SourceT]):
+    stock: _Stock[SourceT]
+    records: Sequence[Record]
+    left: Iterator[Record]
+    """Those of them that were not taken."""
+    source: SourceT
+
+
+class Lanes(Generic[SourceT]):
+    """The records of one handler, handed to whichever worker comes.
+
+    Args:
+        order_by: what is kept in order.
+        window: how many records may wait here in all.
+        on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
+
+    Attributes:
+        parked: how many records wait behind others of their lane, one by one.
+        lane_limit: when so many wait in one lane, no more slices of its partition are wanted; half the window, so
+            that one poisoned key holds up the others of its partition only then, and other partitions not at all.
+    """
+
+    def __init__(
+        self, order_by: OrderBy, window: int, *, on_parked: Callable[[Work[SourceT]], object] = lambda _: None
+    ) -> None:
+        self.order_by = order_by
+        self.window = window
+        self.lane_limit = max(1, window // 2)
+        self.parked = 0
+        self._on_parked = on_parked
+        self._is_by_key, self._is_by_partition = order_by == "key", order_by == "partition"
+        self._stocks: dict[TopicPartition, _Stock[SourceT]] = {}
+        self._turn: deque[_Stock[SourceT]] = deque()
+        """Those that have a slice to run, but for the current one; the next one first."""
+        self._ready: deque[Work[SourceT]] = deque()
+        """Parked records whose turn has come."""
+        self._slice: _Slice[SourceT] | None = None
+        """The current one: whoever comes takes from it."""
+        self._left = _NONE
+        """What is left of it."""
+        self._busy: dict[Lane, Work[SourceT]] = {}
+        """The busy lanes of its partition."""
+        self._hand: _Slice[SourceT] | None = None
+        """Where what is in hand came from, whether that is current still or was dropped since."""
+        self._in_turn = 0
+        """Records in slices other than the current one."""
+
+    # ---- handing in --------------------------------------------------------------------------------------------
+
+    def add(self, partition: TopicPartition, records: Sequence[Record], source: SourceT) -> None:
+        """The next slice of a partition, in order; at most ``room_of`` it."""
+        if not records:
+            return
+        stock = self._stocks.get(partition)
+        if stock is None:
+            stock = self._stocks[partition] = _Stock()
+        stock.slices.append(_Slice(stock, records, iter(records), source))
+        self._in_turn += len(records)
+        is_waiting = self._is_by_partition and stock.busy
+        if len(stock.slices) == 1 and not is_waiting and not self._is_current(stock):
+            self._turn.append(stock)
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition may be handed in now; 0 while they would only wait.
+
+        It is half of what is left of the window, so that no partition takes all of it. By partition there is always
+        room for one record of a partition that nothing is held of, however many there are.
+        """
+        stock = self._stocks.get(partition)
+        room = (self.window - self.waiting + 1) // 2
+        if self._is_by_partition:
+            is_open = self._is_current(stock) and length_hint(self._left)
+            is_held = stock is not None and (stock.busy or stock.slices or is_open)
+            return 0 if is_held else max(1, room)
+        return 0 if stock is not None and stock.full_lanes else max(0, room)
+
+    def wants_more(self, partition: TopicPartition) -> bool:
+        """Whether another slice of a partition may be handed in."""
+        return self.room_of(partition) > 0
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> Iterator[Record]:
+        """Records that may be run one after the other without a ``take`` between them; often none.
+
+        It holds until one of them suspends, or anything else is awaited. They are of the slice that ``take`` came to.
+        """
+        return _NONE if self._busy or self._ready else self._left
+
+    def work_of(self, record: Record) -> Work[SourceT]:
+        """The last record that came from ``free``, as ``take`` would have given it."""
+        assert self._hand is not None
+        return Work(record, self._hand.source, self._hand.stock)
+
+    def take(self) -> Work[SourceT] | None:
+        """The next record to run; None when there is none that may be run now. The last one taken is not in hand."""
+        if self._ready:
+            self.parked -= 1
+            return self._ready.popleft()
+        while True:
+            busy = self._busy
+            for record in self._left:
+                if not busy or record.key not in busy:
+                    return self.work_of(record)
+                self._park(self.work_of(record))
+            if not self._open_slice():
+                return None
+
+    def suspended(self, work: Work[SourceT]) -> None:
+        """A record that was taken is not finished at once: its lane is busy until it is."""
+        if work.is_begun:
+            return
+        work.is_begun = True
+        if self.order_by == "none":
+            return
+        lane = self._lane_of(work)
+        assert lane not in work.stock.busy, "a lane is handed out twice"
+        work.stock.busy[lane] = work
+        if self._is_by_partition and self._slice is not None and self._slice.stock is work.stock:
+            self._set_aside(self._slice)
+
+    def finished(self, work: Work[SourceT]) -> None:
+        """A record that was begun is finished, whatever came of it: the next one of its lane may run.
+
+        It has to be said of records of partitions that were dropped, too. Of a record that was never suspended it may
+        be said.
+        """
+        stock, lane = work.stock, self._lane_of(work)
+        if stock.busy.get(lane) is not work:
+            return
+        del stock.busy[lane]
+        if self._is_by_partition:
+            if stock.slices:
+                self._turn.appendleft(stock)
+        elif work.behind:
+            stock.full_lanes -= len(work.behind) == self.lane_limit
+            following = work.behind.popleft()
+            following.behind, work.behind = work.behind, None
+            stock.busy[lane] = following
+            self._ready.append(following)
+
+    # ---- letting go --------------------------------------------------------------------------------------------
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget all that waits of a partition: it is released, or read from elsewhere on.
+
+        What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
+        process, no two records of a lane overlap.
+        """
+        stock = self._stocks.get(partition)
+        if stock is None:
+            return
+        if self._is_current(stock):
+            self._close_slice()
+        elif stock in self._turn:
+            self._turn.remove(stock)
+        self._in_turn -= sum(length_hint(one.left) for one in stock.slices)
+        stock.slices.clear()
+        for work in self._ready:
+            if work.stock is stock:
+                del stock.busy[self._lane_of(work)]
+                self.parked -= 1 + len(work.behind or ())
+        self._ready = deque(work for work in self._ready if work.stock is not stock)
+        for work in stock.busy.values():
+            self.parked -= len(work.behind or ())
+            work.behind = None
+        stock.full_lanes = 0
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many records are held here and were not taken."""
+        return self.parked + self._in_turn + length_hint(self._left)
+
+    def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
+        """How many records wait behind the one of their lane that is begun."""
+        stock = self._stocks.get(partition)
+        work = stock.busy.get(key) if stock is not None else None
+        return len(work.behind) if work is not None and work.behind else 0
+
+    def reached(self, partition: TopicPartition) -> int | None:
+        """The offset below which all that was handed in is finished or begun; None when all of it is.
+
+        What is in hand counts as neither.
+        """
+        stock = self._stocks.get(partition)
+        if stock is None:
+            return None
+        if self._slice is not None and self._slice.stock is stock:
+            records = self._slice.records
+            return records[max(0, len(records) - length_hint(self._left) - 1)].offset
+        return next((one.records[-length_hint(one.left)].offset for one in stock.slices), None)
+
+    def next_offset(self, partition: TopicPartition) -> int | None:
+        """The lowest offset that was handed in and not taken; None when all was."""
+        stock = self._stocks.get(partition)
+        if stock is None:
+            return None
+        slices = [self._slice, *stock.slices] if self._slice is not None and self._is_current(stock) else stock.slices
+        return next((one.records[-left].offset for one in slices if (left := length_hint(one.left))), None)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _is_current(self, stock: _Stock[SourceT] | None) -> bool:
+        return self._slice is not None and self._slice.stock is stock
+
+    def _lane_of(self, work: Work[SourceT]) -> Lane:
+        return work.record.key if self._is_by_key else None
+
+    def _open_slice(self) -> bool:
+        """Come to the next slice; the partition of the last one goes to the end."""
+        last = self._slice
+        self._close_slice()
+        if last is not None and last.stock.slices:
+            self._turn.append(last.stock)
+        if not self._turn:
+            return False
+        stock = self._turn.popleft()
+        self._slice = self._hand = stock.slices.popleft()
+        self._left, self._busy = self._slice.left, stock.busy
+        self._in_turn -= length_hint(self._left)
+        return True
+
+    def _close_slice(self) -> None:
+        self._slice, self._left, self._busy = None, _NONE, {}
+
+    def _set_aside(self, current: _Slice[SourceT]) -> None:
+        """What is left of the current slice waits for the record that was taken from it."""
+        if left := length_hint(current.left):
+            current.stock.slices.appendleft(current)
+            self._in_turn += left
+        self._close_slice()
+
+    def _park(self, work: Work[SourceT]) -> None:
+        work.is_begun = True
+        first = work.stock.busy[work.record.key]
+        if first.behind is None:
+            first.behind = deque()
+        first.behind.append(work)
+        work.stock.full_lanes += len(first.behind) == self.lane_limit
+        self.parked += 1
+        self._on_parked(work)

@@ -1,0 +1,125 @@
+"""Which records of one partition are unfinished, and so how far a commit may go.
+
+Rule of this file: completeness is judged against what was handed out, never against which offset follows which. What
+lies below ``next_offset`` and was not said to be begun is finished or was never there (compaction, markers and
+aborted records leave gaps), so records that are finished before the next is begun cost nothing here: ``advance`` now
+and then, and no set is touched.
+
+One tracker lives for one assignment of a partition; a seek or a reset begins a new one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from penstock.core.offset_map import OffsetMap
+
+__all__ = ["Tracker"]
+
+_SLACK = 1_024
+"""So many finished offsets may stay in the heap however few are unfinished."""
+
+
+class Tracker:
+    """The unfinished records of one partition, which is read from ``base`` on.
+
+    Args:
+        base: the first offset to read.
+        known: what the last owner had finished behind ``base``; it stays part of ``offset_map`` until all of it is
+            passed, so that nothing is forgotten when the partition changes hands twice.
+
+    Attributes:
+        next_offset: the lowest offset that is not begun.
+    """
+
+    __slots__ = ("_heap", "_known", "_most", "_unfinished", "next_offset")
+
+    def __init__(self, base: int, known: OffsetMap | None = None) -> None:
+        self.next_offset = base
+        self._known = known
+        self._unfinished: set[int] = set()
+        # The lowest unfinished one is at its top, below finished ones that nobody has taken away yet.
+        self._heap: list[int] = []
+        self._most = _SLACK
+
+    def __repr__(self) -> str:
+        return f"<Tracker done={self.done} next_offset={self.next_offset} unfinished={self.unfinished}>"
+
+    def advance(self, to: int) -> None:
+        """All below ``to`` is finished, never was there, or is begun; never backwards."""
+        self.next_offset = max(self.next_offset, to)
+
+    def begin(self, offset: int) -> None:
+        """A record is begun, or waits behind one that is; what is below it is as ``advance`` says."""
+        self._unfinished.add(offset)
+        heappush(self._heap, offset)
+        if offset >= self.next_offset:
+            self.next_offset = offset + 1
+        self._tidy()
+
+    def begin_all(self, offsets: Sequence[int]) -> None:
+        """The same of several, lowest first: a batch, or a slice whose records are acknowledged in any order."""
+        if not offsets:
+            return
+        self._unfinished.update(offsets)
+        self._heap.extend(offsets)
+        if offsets[0] < self.next_offset:
+            heapify(self._heap)
+        self.advance(offsets[-1] + 1)
+        self._tidy()
+
+    def finish(self, offset: int) -> bool:
+        """A record that was begun is finished, in any order; False when it is not in hand: done, or never begun."""
+        try:
+            self._unfinished.remove(offset)
+        except KeyError:
+            return False
+        return True
+
+    @property
+    def done(self) -> int:
+        """What may be committed: the lowest unfinished offset, or else the next one."""
+        heap, unfinished = self._heap, self._unfinished
+        while heap:
+            if heap[0] in unfinished:
+                return heap[0]
+            heappop(heap)
+        return self.next_offset
+
+    @property
+    def unfinished(self) -> int:
+        """How many records are unfinished."""
+        return len(self._unfinished)
+
+    @property
+    def span(self) -> int:
+        """Over how many offsets what is unfinished and what is finished behind it are spread."""
+        return self.next_offset - self.done
+
+    @property
+    def known(self) -> OffsetMap | None:
+        """What the last owner had finished, for as long as there is something left of it to skip."""
+        if self._known is not None and self._known.limit <= self.next_offset:
+            self._known = None
+        return self._known
+
+    def offset_map(self) -> OffsetMap | None:
+        """What goes with a commit of ``done``: all that is finished behind it; None when nothing is."""
+        done, limit, known = self.done, self.next_offset, self.known
+        while limit - 1 in self._unfinished:
+            limit -= 1
+        later: tuple[int, ...] = ()
+        if known is not None:
+            later = known.unfinished[bisect_left(known.unfinished, self.next_offset) :]
+            limit = known.limit
+        if limit <= done:
+            return None
+        return OffsetMap(done, limit, (*sorted(o for o in self._unfinished if o < limit), *later))
+
+    def _tidy(self) -> None:
+        """Keep the heap in proportion, while one record at its top is stuck and millions pass it."""
+        if len(self._heap) > self._most:
+            self._heap = sorted(self._unfinished)
+            self._most = 2 * len(self._heap) + _SLACK

@@ -1,0 +1,418 @@
+"""App on the real broker: handlers keep order, survive failure, and lose nothing, whoever comes, goes or stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from typing import Annotated
+
+import msgspec
+import pytest
+from crew import until
+
+from penstock import (
+    App,
+    ConfigurationError,
+    Consumer,
+    Depends,
+    HandlerFailedError,
+    Handlers,
+    Header,
+    Key,
+    Message,
+    Record,
+    Reject,
+    Retry,
+)
+from penstock.observe.events import HandlerFailed, RecordBuried, RecordSkipped
+
+QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
+
+
+class Order(msgspec.Struct):
+    customer: str
+    total: int
+
+
+opened: list[str] = []
+
+
+async def open_bank():
+    """What a handler depends on."""
+    opened.append("open")
+    yield "bank"
+    opened.append("closed")
+
+
+async def read_all(kafka_server, topic, count):
+    async with Consumer(
+        topic, bootstrap_servers=kafka_server.bootstrap_servers, auto_offset_reset="earliest"
+    ) as consumer:
+        async with asyncio.timeout(30):
+            return [await consumer.getone() for _ in range(count)]
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    def make(**options):
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **{"group_id": group, **options})
+
+    return make
+
+
+@pytest.mark.parametrize("suspends", [False, True], ids=["at once", "suspends"])
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, order_by, suspends
+):
+    """Each record is handled once and committed; records of a lane neither overlap nor swap; others run beside them."""
+    topic, app = new_topic(3), new_app()
+    keys = [b"k%d" % (n % 20) for n in range(600)]
+    witness.produce(topic, (b"%d" % n for n in range(600)), keys=keys)
+    seen, running, most = defaultdict(list), Counter(), 0
+
+    @app.handler(topic, order_by=order_by, concurrency=16)
+    async def handle(record: Record) -> None:
+        nonlocal most
+        lane = {"partition": record.partition, "key": (record.partition, record.key)}.get(order_by, record.offset)
+        running[lane] += 1
+        most = max(most, running.total())
+        assert order_by == "none" or running[lane] == 1
+        if suspends:
+            await asyncio.sleep(0.001)
+        running[lane] -= 1
+        seen[lane].append((record.partition, record.offset))
+
+    async with app:
+        await until(lambda: sum(map(len, seen.values())) == 600)
+
+    everything = [one for lane in seen.values() for one in lane]
+    assert len(set(everything)) == len(everything) == 600
+    assert order_by == "none" or all(lane == sorted(lane) for lane in seen.values())
+    assert sum((await witness.committed(group, topic, 3)).values()) == 600
+    assert most == (1 if not suspends else {"partition": 3}.get(order_by, 16))
+
+
+async def test_values_arrive_as_the_annotation_says(new_app, new_topic, witness):
+    """A Struct, the key, a header, the whole record and what is depended on, each by its annotation."""
+    topic, app, got = new_topic(), new_app(), []
+    witness.produce(topic, [json.dumps({"customer": "ann", "total": 5}).encode()], keys=[b"ann"])
+    opened.clear()
+
+    @app.handler(topic)
+    async def charge(
+        order: Order,
+        customer: Annotated[str, Key],
+        record: Record,
+        bank: Annotated[str, Depends(open_bank, scope="app")],
+        trace: Annotated[str | None, Header("trace")] = None,
+    ) -> None:
+        got.append((order, customer, record.offset, bank, trace))
+
+    async with app:
+        await until(lambda: got)
+
+    assert got == [(Order("ann", 5), "ann", 0, "bank", None)]
+    assert opened == ["open", "closed"]
+
+
+async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_keys(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, group, recorder
+):
+    """Its own key waits for it, no other does; it arrives once among the dead letters, with what happened to it."""
+    topic = new_topic()
+    kafka_server.create_topic(f"{topic}.{group}.dead")
+    app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
+    witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % (n % 5) for n in range(100)])
+    handled, attempts = [], 0
+
+    @app.handler(topic, order_by="key", retry=Retry(attempts=3, backoff_ms=100, jitter=False))
+    async def handle(value: bytes) -> None:
+        nonlocal attempts
+        if value == b"3":
+            attempts += 1
+            raise ValueError("poison")
+        handled.append(int(value))
+
+    async with app:
+        await until(lambda: len(handled) == 99)
+
+    (letter,) = await read_all(kafka_server, f"{topic}.{group}.dead", 1)
+    headers = dict(letter.headers)
+    assert (letter.value, letter.key, attempts) == (b"3", b"k3", 3)
+    assert headers["penstock-error-type"] == b"ValueError"
+    assert headers["penstock-attempts"] == b"3"
+    assert [n for n in handled if n % 5 == 3] == [n for n in range(100) if n % 5 == 3 and n != 3]
+    assert handled.index(8) > handled.index(99)
+    assert len(recorder.of(RecordBuried)) == 1
+    assert await witness.committed(group, topic, 1) == {0: 100}
+
+
+@pytest.mark.parametrize("broken", ["rejected", "undecodable"])
+async def test_what_will_never_do_is_not_tried_again(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, group, broken
+):
+    """A rejected record, and one that does not decode, go to the dead letters at once, with their raw bytes."""
+    topic = new_topic()
+    kafka_server.create_topic(f"{topic}.{group}.dead")
+    app, calls = new_app(dead_letter="{topic}.{group}.dead"), []
+    value = b"no json" if broken == "undecodable" else b'{"customer":"ann","total":-1}'
+    witness.produce(topic, [value, b'{"customer":"bob","total":1}'])
+
+    @app.handler(topic)
+    async def charge(order: Order) -> None:
+        calls.append(order.customer)
+        if order.total < 0:
+            raise Reject("negative total")
+
+    async with app:
+        await until(lambda: "bob" in calls)
+
+    (letter,) = await read_all(kafka_server, f"{topic}.{group}.dead", 1)
+    assert letter.value == value
+    assert calls == (["bob"] if broken == "undecodable" else ["ann", "bob"])
+
+
+async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic, witness, group, recorder):
+    """on_failure="pause": that key is tried again now and then, the others go on, and nothing is passed over."""
+    topic, app = new_topic(), new_app(hooks=[recorder])
+    witness.produce(topic, (b"%d" % n for n in range(50)), keys=[b"k%d" % (n % 2) for n in range(50)])
+    handled, is_broken = [], True
+
+    @app.handler(topic, order_by="key", retry=QUICK)
+    async def handle(value: bytes) -> None:
+        if value == b"0" and is_broken:
+            raise ConnectionError("the bank is away")
+        handled.append(int(value))
+
+    async with app:
+        await until(lambda: len(handled) == 25)
+        assert all(n % 2 for n in handled)
+        await until(lambda: len(recorder.of(HandlerFailed)) > 4)
+        is_broken = False
+        await until(lambda: len(handled) == 50)
+
+    assert [n for n in handled if n % 2 == 0] == list(range(0, 50, 2))
+    assert await witness.committed(group, topic, 1) == {0: 50}
+
+
+async def test_stop_ends_the_app_and_commits_up_to_the_failure(new_app, new_topic, witness, group):
+    """on_failure="stop": the app's exit raises what failed; what was done before is committed, the record is not."""
+    topic, app = new_topic(), new_app(on_failure="stop")
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    @app.handler(topic, retry=QUICK)
+    async def handle(value: bytes) -> None:
+        if value == b"7":
+            raise ValueError("no")
+
+    with pytest.raises(HandlerFailedError, match=r"offset 7 .*on_failure='stop'"):
+        await asyncio.wait_for(app.run(), 30)
+
+    assert await witness.committed(group, topic, 1) == {0: 7}
+
+
+async def test_skip_goes_on_and_says_so(new_app, new_topic, witness, group, recorder):
+    """on_failure="skip": the record is counted, the next ones are handled."""
+    topic, app, handled = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    @app.handler(topic, retry=QUICK)
+    async def handle(value: bytes) -> None:
+        if value == b"7":
+            raise ValueError("no")
+        handled.append(int(value))
+
+    async with app:
+        await until(lambda: len(handled) == 9)
+
+    assert [event.offset for event in recorder.of(RecordSkipped)] == [7]
+    assert await witness.committed(group, topic, 1) == {0: 10}
+
+
+async def test_what_a_handler_returns_is_published_before_its_offset_is_committed(
+    new_app, new_topic, witness, kafka_server, group
+):
+    """A value, a Message or several of them; each acknowledged first."""
+    topic, out = new_topic(), new_topic(2)
+    app = new_app()
+    witness.produce(topic, [b"1", b"2", b"3"])
+
+    @app.handler(topic, publish=out)
+    async def double(n: int) -> object:
+        return {1: {"n": 2}, 2: Message({"n": 4}, key="four", partition=1)}.get(n, [Message(b"a"), Message(b"b")])
+
+    async with app:
+        records = await read_all(kafka_server, out, 4)
+        await app.publish(out, {"from": "anywhere"}, key="k")
+        (fifth,) = [one for one in await read_all(kafka_server, out, 5) if one.key == b"k"]
+
+    assert Counter(one.value for one in records) == Counter([b'{"n":2}', b'{"n":4}', b"a", b"b"])
+    assert [(one.partition, one.key) for one in records if one.value == b'{"n":4}'] == [(1, b"four")]
+    assert json.loads(fifth.value) == {"from": "anywhere"}
+    assert await witness.committed(group, topic, 1) == {0: 3}
+
+
+async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new_topic, witness, group):
+    """stop() begins nothing more, lets what runs end, and commits it: the next start repeats nothing of it."""
+    topic, app, begun, ended = new_topic(), new_app(), [], []
+    witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % n for n in range(100)])
+
+    @app.handler(topic, order_by="key", concurrency=4)
+    async def handle(value: bytes) -> None:
+        begun.append(int(value))
+        await asyncio.sleep(0.3)
+        ended.append(int(value))
+
+    async with app:
+        await until(lambda: len(begun) == 4)
+
+    assert sorted(begun) == sorted(ended) == [0, 1, 2, 3]
+    assert await witness.committed(group, topic, 1) == {0: 4}
+
+
+async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group):
+    """When a second app joins and the first stops, each record is handled once, whatever ran at the time."""
+    topic, handled = new_topic(6), Counter()
+    options = {"heartbeat_interval_ms": 300}
+
+    def one():
+        app = new_app(**options)
+
+        @app.handler(topic, order_by="key", concurrency=8)
+        async def handle(record: Record) -> None:
+            await asyncio.sleep(0.002)
+            handled[record.partition, record.offset] += 1
+
+        return app
+
+    async with one():
+        witness.produce(topic, (b"%d" % n for n in range(2_000)), keys=[b"k%d" % (n % 50) for n in range(2_000)])
+        await until(lambda: len(handled) > 200)
+        async with one() as second:
+            await second.wait_ready()
+            await until(lambda: len(handled) == 2_000)
+
+    assert set(handled.values()) == {1}
+
+
+async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
+    """A handler that blocks holds nobody up: it has a thread, and the event loop goes on."""
+    topic, app, threads = new_topic(), new_app(), []
+    witness.produce(topic, [b"0", b"1"])
+
+    @app.handler(topic)
+    def handle(value: bytes) -> None:
+        time.sleep(0.05)
+        threads.append(threading.current_thread())
+
+    async with app:
+        await until(lambda: len(threads) == 2)
+
+    assert threading.main_thread() not in threads
+
+
+async def test_what_a_handler_does_to_its_task_touches_nobody_else(new_app, new_topic, witness):
+    """Deadlines, task groups and context variables end with the record, whether the handler suspends or not."""
+    topic, app, seen = new_topic(), new_app(), []
+    variable = contextvars.ContextVar("variable", default=0)
+    witness.produce(topic, (b"%d" % n for n in range(60)))
+
+    @app.handler(topic, retry=QUICK)
+    async def handle(n: int) -> None:
+        seen.append(variable.get())
+        variable.set(n + 1)
+        if n % 3 == 0:
+            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.sleep(0))
+        if n == 5 and len(seen) < 7:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+    async with app:
+        await until(lambda: len(seen) == 61)
+
+    # The second attempt at record 5 finds what its first one left, and nobody else finds anything.
+    assert Counter(seen) == {0: 60, 6: 1}
+
+
+async def test_a_handler_that_takes_too_long_has_failed(new_app, new_topic, witness, recorder):
+    """timeout_ms ends it, as a failure like any other."""
+    topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
+    witness.produce(topic, [b"0"])
+
+    @app.handler(topic, timeout_ms=20, retry=QUICK)
+    async def handle(value: bytes) -> None:
+        await asyncio.sleep(60)
+
+    async with app:
+        await until(lambda: recorder.of(RecordSkipped))
+
+    assert "TimeoutError" in recorder.of(RecordSkipped)[0].error
+
+
+async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witness, group):
+    """Each takes what its `when` says; all of it is committed when both are through."""
+    topic, handlers, app = new_topic(), Handlers(), new_app()
+    even, odd = [], []
+    witness.produce(topic, (b"%d" % n for n in range(100)))
+
+    @handlers.handler(topic, when=lambda record: int(record.value) % 2 == 0)
+    async def take_even(n: int) -> None:
+        await asyncio.sleep(0)
+        even.append(n)
+
+    @handlers.handler(topic, when=lambda record: int(record.value) % 2 == 1)
+    async def take_odd(n: int) -> None:
+        odd.append(n)
+
+    app.include(handlers)
+    async with app:
+        await until(lambda: len(even) + len(odd) == 100)
+
+    assert (even, odd) == (list(range(0, 100, 2)), list(range(1, 100, 2)))
+    assert await witness.committed(group, topic, 1) == {0: 100}
+
+
+def no_handlers(app):
+    pass
+
+
+def two_of_one_topic(app):
+    for _ in range(2):
+
+        @app.handler("t")
+        async def handle(value: bytes) -> None: ...
+
+
+def without_parameters(app):
+    @app.handler("t")
+    async def handle() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [(no_handlers, "no handlers"), (two_of_one_topic, "both take topic 't'.*when="), (without_parameters, "handle")],
+)
+async def test_what_cannot_be_is_told_before_anything_starts(declare, said):
+    """A handler that cannot work is a ConfigurationError at start, with no broker asked."""
+    app = App(bootstrap_servers="localhost:1", group_id="g")
+    declare(app)
+
+    with pytest.raises(ConfigurationError, match=said):
+        await app.start()
+
+
+@pytest.mark.parametrize(
+    "options", [{"order_by": "keys"}, {"concurrency": 0}, {"timeout_ms": -1}, {"on_failure": "ignore"}, {"retry": 3}]
+)
+def test_options_of_a_handler_are_checked_when_it_is_declared(options):
+    """Each wrong one is a ConfigurationError that names it."""
+    (name,) = options
+
+    with pytest.raises(ConfigurationError, match=name):
+        App(group_id="g").handler("t", **options)
