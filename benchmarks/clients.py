@@ -63,6 +63,28 @@ async def penstock_getmany(run: Run) -> None:
         run.end()
 
 
+async def penstock_handler(run: Run) -> None:
+    from penstock import App
+
+    app = App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
+    all_read = asyncio.Event()
+    seen = 0
+
+    @app.handler(run.topic)
+    async def handle(value: bytes) -> None:
+        nonlocal seen
+        if not seen:
+            run.begin()
+        seen += 1
+        run.read_bytes += len(value)
+        if seen == run.records:
+            run.end()
+            all_read.set()
+
+    async with app:
+        await all_read.wait()
+
+
 async def aiokafka_async_for(run: Run) -> None:
     async with _aiokafka(run) as consumer:
         await _async_for(consumer, run)
@@ -162,6 +184,7 @@ class Client(NamedTuple):
 CLIENTS = [
     Client("penstock", "async for", penstock_async_for),
     Client("penstock", f"getmany({MANY})", penstock_getmany),
+    Client("penstock", "handler", penstock_handler),
     Client("aiokafka", "async for", aiokafka_async_for),
     Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
     Client("confluent-kafka", f"consume({MANY})", confluent_consume),

@@ -33,6 +33,7 @@ def test_clients_are_compared(tmp_path):
     assert set(speeds) == {
         "penstock async for",
         "penstock getmany(5000)",
+        "penstock handler",
         "aiokafka async for",
         "aiokafka getmany(5000)",
         "confluent-kafka consume(5000)",

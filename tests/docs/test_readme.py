@@ -22,12 +22,14 @@ async def test_the_first_program_prints_records_and_ends_on_sigterm(kafka_server
     """What a newcomer copies first works: it prints what is produced, and SIGTERM ends it with exit code 0."""
     from confluent_kafka import Producer  # noqa: PLC0415 - the one use
 
-    kafka_server.create_topic("orders", 2)
+    kafka_server.create_topic("greetings", 2)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     for n in range(5):
-        producer.produce("orders", b"order %d" % n, key=b"ann")
+        producer.produce("greetings", b"order %d" % n, key=b"ann")
     producer.flush(10)
-    program = blocks(PAGES[0])[0].replace("localhost:9092", kafka_server.bootstrap_servers)
+    program = (
+        blocks(PAGES[0])[0].replace("localhost:9092", kafka_server.bootstrap_servers).replace("orders", "greetings")
+    )
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -37,7 +39,38 @@ async def test_the_first_program_prints_records_and_ends_on_sigterm(kafka_server
         process.send_signal(signal.SIGTERM)
         _, complaints = await process.communicate()
 
-    assert all(line.startswith("orders ") and "b'ann'" in line for line in lines)
+    assert all(line.startswith("greetings ") and "b'ann'" in line for line in lines)
+    assert (process.returncode, complaints) == (0, b"")
+
+
+async def test_the_app_of_the_readme_publishes_and_ends_on_sigterm(kafka_server):
+    """The handler that a newcomer copies charges an order, publishes its result, and ends with exit code 0."""
+    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - the one use
+
+    for topic in ("orders", "invoices", "orders.billing.dead"):
+        kafka_server.create_topic(topic)
+    program = blocks(PAGES[0])[1].replace("localhost:9092", kafka_server.bootstrap_servers)
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    producer.produce("orders", b'{"customer":"ann","total":5}', key=b"ann")
+    producer.flush(10)
+    witness = Consumer(
+        {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
+    )
+    witness.subscribe(["invoices"])
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            while (message := await asyncio.to_thread(witness.poll, 0.2)) is None or message.error():
+                pass
+            process.send_signal(signal.SIGTERM)
+            _, complaints = await process.communicate()
+    finally:
+        await asyncio.to_thread(witness.close)
+
+    assert message.value() == b'{"paid":5}'
     assert (process.returncode, complaints) == (0, b"")
 
 
