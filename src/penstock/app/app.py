@@ -21,15 +21,18 @@ from penstock.app.codecs import AnyCodec, JsonCodec
 from penstock.app.dependencies import open_into
 from penstock.app.group import Defaults, Group
 from penstock.app.handlers import Handler, Handlers
+from penstock.app.health import Health, Vitals, examine
+from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.messages import Message
 from penstock.app.prepared import Prepared, prepare
 from penstock.app.producer import Producer, Published
 from penstock.app.results import outgoing
+from penstock.app.signs import Signs
+from penstock.app.watchdog import Watchdog
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError, ConsumerStateError, PenstockError
-from penstock.observe.events import Event, PartitionsAssigned
 from penstock.observe.hooks import Hook, Observer
 
 __all__ = ["App"]
@@ -80,7 +83,8 @@ class App(Handlers):
         self._groups: list[Group] = []
         self._producer: Producer | None = None
         self._config: ConsumerConfig | None = None
-        self._ready: _FirstAssignments | None = None
+        self._signs: Signs | None = None
+        self._watchdog: Watchdog | None = None
         self._failure: PenstockError | None = None
 
     def __repr__(self) -> str:
@@ -121,7 +125,7 @@ class App(Handlers):
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
         by_group = self._prepared(self._config)
-        self._ready = _FirstAssignments(by_group)
+        self._signs = Signs(by_group)
         supervisor = self._supervisor = Supervisor(lambda us: self._live(us, by_group), "penstock app")
         try:
             await supervisor.start()
@@ -183,11 +187,35 @@ class App(Handlers):
             ConsumerStateError: it is not started.
             PenstockError: what ended the app before that.
         """
-        if self._ready is None or self._supervisor is None:
+        if self._signs is None or self._supervisor is None:
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
-        await _first_of(self._ready.all, self._supervisor.stopping)
+        await _first_of(self._signs.assigned, self._supervisor.stopping)
         if self._failure is not None:
             raise self._failure
+
+    def health(self) -> Health:
+        """How it is now: not live only if a restart would heal it, ready from the first assignment on."""
+        config, signs = self._config or resolve(self._options), self._signs
+        slowest_s, slowest = max((group.slowest for group in self._groups), default=(0.0, ""))
+        return examine(
+            Vitals(
+                is_started=self._supervisor is not None and self._supervisor.ready.is_set(),
+                was_assigned=signs is not None and signs.assigned.is_set(),
+                max_poll_interval_s=config.max_poll_interval_ms / 1000,
+                fatal_error="" if self._failure is None else str(self._failure),
+                loop_blocked_s=0.0 if self._watchdog is None else self._watchdog.blocked_s,
+                slowest_handler=slowest,
+                slowest_handler_s=slowest_s,
+                broker_error="" if signs is None else signs.broker_error,
+                is_rebalancing=signs is not None and signs.is_rebalancing,
+                waiting=sum(group.waiting for group in self._groups),
+            )
+        )
+
+    @property
+    def health_app(self) -> ASGIApp:
+        """An ASGI app that answers ``/livez`` and ``/readyz``; mount it, or serve it by itself."""
+        return health_app(self.health)
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
@@ -249,7 +277,7 @@ class App(Handlers):
         ]
         opened = await open_into(stack, everything, None, {})
         self._producer = await stack.enter_async_context(Producer(self._config))
-        hooks = (*cast("tuple[Hook, ...]", self._config.hooks), cast("Hook", self._ready))
+        hooks = (*cast("tuple[Hook, ...]", self._config.hooks), cast("Hook", self._signs))
         observer = Observer(hooks, client_id=self._config.client_id)
         self._groups = [
             Group(
@@ -263,6 +291,14 @@ class App(Handlers):
             )
             for group_id, handlers in by_group.items()
         ]
+        self._watchdog = Watchdog(
+            asyncio.get_running_loop(),
+            self._config.heartbeat_interval_ms / 1000,
+            what_runs=lambda: next((name for group in self._groups if (name := group.running) is not None), None),
+            tell=observer.tell,
+        )
+        self._watchdog.start()
+        stack.callback(self._watchdog.stop)
         for group in self._groups:
             stack.push_async_callback(group.consumer.stop)
             await group.start()
@@ -278,21 +314,6 @@ class App(Handlers):
                 for group in self._groups:
                     endings.start_soon(group.finish, drain_s)
             tasks.cancel_scope.cancel()
-
-
-class _FirstAssignments:
-    """Hears when each group has given its first assignment."""
-
-    def __init__(self, group_ids: Mapping[str, object]) -> None:
-        self._missing = set(group_ids)
-        self.all = asyncio.Event()
-
-    def on_event(self, event: Event) -> None:
-        """Note it."""
-        if isinstance(event, PartitionsAssigned):
-            self._missing.discard(event.group_id)
-            if not self._missing:
-                self.all.set()
 
 
 async def _first_of(*events: asyncio.Event) -> None:

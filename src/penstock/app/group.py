@@ -121,6 +121,16 @@ class Group:
         """The handler that has the event loop now."""
         return next((one.handler.name for one in self._stations if one.line.running is not None), None)
 
+    @property
+    def slowest(self) -> tuple[float, str]:
+        """For how many seconds the record has run that was begun first, and whose it is."""
+        return max(((one.line.longest_s, one.handler.name) for one in self._stations), default=(0.0, ""))
+
+    @property
+    def waiting(self) -> int:
+        """Records that failed for good and are tried again now and then, as nobody takes them."""
+        return sum(one.failures.waiting for one in self._stations)
+
     # ---- as the reader wants it --------------------------------------------------------------------------------
 
     def done_of(self, position: Position) -> int | None:

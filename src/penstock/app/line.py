@@ -45,12 +45,14 @@ class _Held:
 class _Worker:
     """A task that runs records, and the one that it is at."""
 
-    __slots__ = ("record", "rested", "work")
+    __slots__ = ("record", "rested", "since", "work")
 
     def __init__(self) -> None:
         self.record: Record | None = None
         self.work: Work[_Held] | None = None
         """Of the record, once that is suspended or was parked before."""
+        self.since = 0.0
+        """When it was suspended first."""
         self.rested: asyncio.Future[None] | None = None
 
 
@@ -179,6 +181,12 @@ class Line:
         return False
 
     @property
+    def longest_s(self) -> float:
+        """For how long the record has run that was begun first of those that run."""
+        begun = [worker.since for worker in self._workers.values() if worker.work is not None]
+        return self._loop.time() - min(begun) if begun else 0.0
+
+    @property
     def runs(self) -> bool:
         """Whether a handler runs, or waits for its next attempt."""
         return any(worker.record is not None for worker in self._workers.values())
@@ -233,6 +241,7 @@ class Line:
             worker.work = work if work.is_begun else None
             if worker.work is not None:
                 work.source.parked.discard(work.record.offset)
+                worker.since = self._loop.time()
             worker.record = work.record
             await self._attempt(work.record)
             if not self._finish_begun(worker) and copy_context() == context:
@@ -305,6 +314,7 @@ class Line:
         if running is None or running is but or running.record is None or running.work is not None:
             return
         work = running.work = self._lanes.work_of(running.record)
+        running.since = self._loop.time()
         self._lanes.suspended(work)
         work.source.begun.add(work.record.offset)
 

@@ -137,10 +137,6 @@ class Lanes(Generic[SourceT]):
             return 0 if is_held else max(1, room)
         return 0 if stock is not None and stock.full_lanes else max(0, room)
 
-    def wants_more(self, partition: TopicPartition) -> bool:
-        """Whether another slice of a partition may be handed in."""
-        return self.room_of(partition) > 0
-
     # ---- running -----------------------------------------------------------------------------------------------
 
     @property
@@ -162,11 +158,13 @@ class Lanes(Generic[SourceT]):
             self.parked -= 1
             return self._ready.popleft()
         while True:
-            busy = self._busy
+            busy, hand = self._busy, self._slice
             for record in self._left:
+                assert hand is not None
+                work = Work(record, hand.source, hand.stock)
                 if not busy or record.key not in busy:
-                    return self.work_of(record)
-                self._park(self.work_of(record))
+                    return work
+                self._park(work)
             if not self._open_slice():
                 return None
 
@@ -243,21 +241,8 @@ class Lanes(Generic[SourceT]):
         work = stock.busy.get(key) if stock is not None else None
         return len(work.behind) if work is not None and work.behind else 0
 
-    def reached(self, partition: TopicPartition) -> int | None:
-        """The offset below which all that was handed in is finished or begun; None when all of it is.
-
-        What is in hand counts as neither.
-        """
-        stock = self._stocks.get(partition)
-        if stock is None:
-            return None
-        if self._slice is not None and self._slice.stock is stock:
-            records = self._slice.records
-            return records[max(0, len(records) - length_hint(self._left) - 1)].offset
-        return next((one.records[-length_hint(one.left)].offset for one in stock.slices), None)
-
     def next_offset(self, partition: TopicPartition) -> int | None:
-        """The lowest offset that was handed in and not taken; None when all was."""
+        """The lowest offset that was handed in and neither taken nor parked; None when there is none."""
         stock = self._stocks.get(partition)
         if stock is None:
             return None

@@ -1,0 +1,98 @@
+"""How an app is, while things go wrong around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from crew import until
+
+from penstock import App, Retry
+from penstock.observe.events import LoopBlocked
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    def make(**options):
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **{"group_id": group, **options})
+
+    return make
+
+
+async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
+    """Before the start it is not ready and alive all the same; from the first assignment on it is both."""
+    app = new_app()
+
+    @app.handler(new_topic())
+    async def handle(value: bytes) -> None: ...
+
+    assert (app.health().status, app.health().is_ready, app.health().is_live) == ("starting", False, True)
+    async with app:
+        await app.wait_ready()
+        assert app.health().status == "ok"
+
+
+async def test_a_lane_that_waits_degrades_and_does_not_kill(new_app, new_topic, witness):
+    """A record that nobody takes is told of; a restart would not heal it, so the app stays live and ready."""
+    topic, app = new_topic(), new_app(retry=Retry(attempts=1, max_backoff_ms=60_000))
+    witness.produce(topic, [b"poison"])
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None:
+        raise ValueError("no")
+
+    async with app:
+        await until(lambda: app.health().status == "degraded")
+
+        health = app.health()
+        assert health.is_live
+        assert health.is_ready
+        assert "1 failed for good" in next(one.detail for one in health.checks if one.name == "records")
+
+
+async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder):
+    """A handler that blocks the loop is told of by name and line, from outside, before the loop is free again."""
+    topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
+    witness.produce(topic, [b"0"])
+    told, over = [], threading.Event()
+
+    def look() -> None:
+        while not over.is_set() and not recorder.of(LoopBlocked):
+            time.sleep(0.01)
+        told.append(app.health().is_live)
+        over.set()
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None:
+        over.wait(10)
+
+    async with app:
+        await asyncio.to_thread(look)
+        await until(lambda: app.health().is_live)
+
+    blocked = recorder.of(LoopBlocked)[0]
+    assert told == [False]
+    assert blocked.handler is not None
+    assert "handle" in blocked.handler
+    assert "test_app_health.py" in blocked.where
+
+
+async def test_health_is_served(new_app, new_topic):
+    """`health_app` answers /readyz with what health() says."""
+    app, sent = new_app(), []
+
+    @app.handler(new_topic())
+    async def handle(value: bytes) -> None: ...
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/readyz", "method": "GET"}
+    await app.health_app(scope, None, send)
+    async with app:
+        await app.wait_ready()
+        await app.health_app(scope, None, send)
+
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [503, 200]
