@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from penstock.config import resolve
-from penstock.errors import BrokerConnectionError, BrokerError, broker_error
+from penstock.errors import broker_error
 from penstock.messages import (
     JoinGroupProtocol,
     JoinGroupRequest,
@@ -15,12 +15,17 @@ from penstock.messages import (
     LeaveGroupRequest,
     LeavingMember,
     MemberSubscription,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    Request,
     SyncGroupAssignment,
     SyncGroupRequest,
 )
 from penstock.net.broker import Broker
 from penstock.net.cluster import Cluster
 from penstock.wire.members import encode_subscription
+
+ResponseT = TypeVar("ResponseT", bound=Any)
 
 
 class Stranger:
@@ -61,20 +66,27 @@ class Stranger:
         """The number of the broker that coordinates the group."""
         return (await self._coordinator()).id
 
+    async def committed(self, topic: str, partitions: int) -> dict[int, int]:
+        """The group's committed offsets, where the coordinator moves: librdkafka's question ends the process then."""
+        wanted = tuple(OffsetFetchPartition(topic, partition) for partition in range(partitions))
+        answer = await self._asked(OffsetFetchRequest(self._group, wanted))
+        return {one.partition: one.offset for one in answer.partitions if one.offset >= 0}
+
     async def leave(self) -> None:
         """Say good-bye to whoever coordinates the group now."""
-        self._cluster.forget_coordinator(self._group, "it may have moved")
-        await self._cluster.retrying(self._say_goodbye, timeout_s=30, what="leaving")
+        await self._asked(LeaveGroupRequest(self._group, LeavingMember(self.member_id)))
 
-    async def _say_goodbye(self) -> None:
-        try:
-            request = LeaveGroupRequest(self._group, LeavingMember(self.member_id))
+    async def _asked(self, request: Request[ResponseT]) -> ResponseT:
+        """The answer of whoever coordinates the group now, and knows it."""
+
+        async def attempt() -> ResponseT:
+            self._cluster.forget_coordinator(self._group, "it may have moved")
             answer = await (await self._coordinator()).send(request, timeout_s=1)
             if answer.error_code:
                 raise broker_error(answer.error_code)
-        except (BrokerConnectionError, BrokerError):
-            self._cluster.forget_coordinator(self._group, "it may have moved")
-            raise
+            return answer
+
+        return await self._cluster.retrying(attempt, timeout_s=30, what=f"asking {request}")
 
     async def _coordinator(self) -> Broker:
         return await self._cluster.retrying(
