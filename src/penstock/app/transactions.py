@@ -1,0 +1,440 @@
+"""Records and a group's offsets published together or not at all (KIP-98, KIP-447).
+
+Rule of this file: what to do next is ``core.transactions``'s to say; here it is done. There is no task behind it: what
+a call begins is over when the call returns, and whoever is cancelled leaves what is unfinished to the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Literal, Self, TypeAlias, cast
+
+from penstock.app.outbox import Outbox
+from penstock.app.transaction_requests import TransactionRequests
+from penstock.config import ConsumerConfig
+from penstock.core.membership import Identity
+from penstock.core.partitioning import Partitioner
+from penstock.core.topology import Leadership
+from penstock.core.transaction_events import (
+    Abort,
+    BatchesAnswered,
+    Begin,
+    Commit,
+    Filled,
+    Flush,
+    GroupOffsets,
+    Interrupted,
+    LookUpAgain,
+    Settle,
+    Tell,
+    TransactionEvent,
+    TransactionSettings,
+)
+from penstock.core.transaction_states import OPEN, State
+from penstock.core.transactions import TransactionalMember
+from penstock.error_codes import ErrorCode
+from penstock.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    ConfigurationError,
+    ConsumerStateError,
+    MalformedMessageError,
+    PenstockError,
+    PublishError,
+    broker_error,
+)
+from penstock.messages import CommitOffset
+from penstock.net.cluster import Cluster
+from penstock.observe.hooks import Hook, Observer
+from penstock.records import OffsetAndMetadata, TopicPartition
+from penstock.wire.produce import COMPRESSIONS
+
+__all__ = ["Compression", "TransactionalProducer"]
+
+Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+_FLUSH_BYTES = 1_048_576
+"""So much waits before it is written while the transaction is still open."""
+_TOPIC_GRACE_S = 5.0
+"""How long a topic that nobody knows may take to appear; it may have been made just now."""
+_A_MOMENT_S = 5.0
+"""For an abort that nobody waits for."""
+
+_NOTHING: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
+_NOBODY = Identity()
+
+
+class TransactionalProducer:
+    """Publishes in transactions for as long as an ``async with`` lasts; one that is open then is aborted.
+
+    One transaction at a time. ``send`` may be called by several tasks at once; they should be through before
+    ``commit`` is called.
+
+    Args:
+        config: how to reach the brokers and get in, and how long to try; the rest of it is not looked at.
+        transactional_id: the same name whenever this process starts, and no other's. Who starts with it fences
+            whoever had it before, and a transaction left open by that one is aborted.
+        transaction_timeout_ms: the broker aborts a transaction that is open for longer.
+        compression: of the batches.
+        max_batch_bytes: records of one partition go together up to this size.
+        cluster: brokers to be used together with somebody else; its own if None.
+
+    Raises:
+        ConfigurationError: an option will not do.
+        BrokerConnectionError: at start, no broker answers in ``start_timeout_ms``.
+        UnsupportedVersionError: at start, the brokers are older than Apache Kafka 2.5.
+        PublishError: at start, no producer id was given in that time, or none may be.
+    """
+
+    def __init__(  # noqa: PLR0913 - options
+        self,
+        config: ConsumerConfig,
+        *,
+        transactional_id: str,
+        transaction_timeout_ms: int = 60_000,
+        compression: Compression = "none",
+        max_batch_bytes: int = 262_144,
+        cluster: Cluster | None = None,
+    ) -> None:
+        _check(transactional_id, transaction_timeout_ms, compression, max_batch_bytes)
+        self._config = config
+        self._owns_cluster = cluster is None
+        observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
+        self._cluster = cluster or Cluster(config, observer)
+        timeout_s = transaction_timeout_ms / 1000
+        settings = TransactionSettings(
+            transactional_id,
+            transaction_timeout_s=timeout_s,
+            # So that another broker can still be asked before the transaction is over.
+            request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
+            abort_s=min(_A_MOMENT_S, timeout_s),
+            retry_first_s=config.retry_backoff_ms / 1000,
+            retry_longest_s=config.retry_backoff_max_ms / 1000,
+        )
+        self._patience_s = min(config.default_api_timeout_ms / 1000, timeout_s)
+        self._member = TransactionalMember(settings, random.random)
+        self._outbox = Outbox(max_batch_bytes, compression)
+        self._requests = TransactionRequests(self._cluster, settings, self._outbox.content)
+        self._partitioner = Partitioner(random.random)
+        self._topics: set[str] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._is_running = self._was_started = False
+
+    def __repr__(self) -> str:
+        return f"<TransactionalProducer {self._member!r} {'running' if self._is_running else 'not running'}>"
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return self._member.state
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a commit was sent and not answered: ``commit`` again to find out."""
+        return self._member.is_in_doubt
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach the brokers, get a producer id, and so fence whoever had the transactional id before.
+
+        Raises:
+            ConsumerStateError: it was started before.
+            BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+            UnsupportedVersionError: the brokers are older than Apache Kafka 2.5.
+            PublishError: no producer id was given in that time, or none may be.
+        """
+        if self._was_started:
+            raise ConsumerStateError("this producer was started before - make another")
+        self._is_running = self._was_started = True
+        within_s = self._config.start_timeout_ms / 1000
+        try:
+            if self._owns_cluster:
+                await self._cluster.retrying(self._cluster.bootstrap, timeout_s=within_s, what="finding the cluster")
+            await self._do(Settle(within_s))
+        except BaseException:
+            self._end()
+            raise
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Abort what is open, ``stop_timeout_ms`` at most, and close the connections."""
+        if not self._is_running:
+            return
+        within_s = self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s
+        ending: dict[State, TransactionEvent] = {
+            State.IN_TRANSACTION: Abort(within_s),
+            State.ABORTING: Abort(within_s),
+            State.COMMITTING: Settle(within_s),
+        }
+        try:
+            # What cannot be ended now, the broker ends when transaction_timeout_ms is over; in doubt was told before.
+            with contextlib.suppress(PenstockError):
+                async with self._turn(within_s):
+                    if (event := ending.get(self._member.state)) is not None:
+                        self._tell(event)
+                        await self._drive()
+        finally:
+            self._end()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(None if error is None else min(_A_MOMENT_S, self._config.stop_timeout_ms / 1000))
+
+    # ---- transactions ------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Begin a transaction, after what is unfinished of the one before.
+
+        Raises:
+            ConsumerStateError: one is open, or the producer is not started.
+            ProducerFencedError: another process has the same transactional id.
+            PublishError: what was unfinished could not be finished in time.
+        """
+        async with self._turn():
+            if self._cluster.age_s > self._config.metadata_max_age_ms / 1000:
+                # The old picture does until there is a newer one.
+                with contextlib.suppress(BrokerConnectionError):
+                    await self._cluster.refresh()
+            while self._member.state is not State.READY:
+                self._tell(Settle(self._patience_s))
+                await self._drive()
+            self._tell(Begin())
+
+    async def send(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> TopicPartition:
+        """Put a record into the transaction; where it will be.
+
+        It is written when there is enough of it, or with the commit. Without ``partition`` the key decides, as with
+        Kafka's own clients.
+
+        Raises:
+            ConsumerStateError: no transaction is open.
+            ProducerFencedError: another process has the same transactional id.
+            PublishError: the topic or partition does not exist, the record cannot be one, or what was sent before
+                was refused or not acknowledged in time; if so, the transaction was aborted.
+        """
+        partitions = await self._partitions_of(topic)
+        if partition is None:
+            partition = self._partitioner.choose(topic, key, partitions)
+        elif partition not in partitions:
+            raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
+        place = TopicPartition(topic, partition)
+        self._check(Filled)
+        try:
+            filled = self._outbox.add(place, key, value, headers, timestamp_ms)
+        except MalformedMessageError as error:
+            raise PublishError(f"{topic}: {error}") from error
+        if filled is not None:
+            self._tell(filled)
+            self._partitioner.move_on(topic)
+            if self._outbox.closed_bytes >= _FLUSH_BYTES:
+                await self._flush()
+        return place
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] = _NOTHING,
+        identity: Identity = _NOBODY,
+        group_id: str | None = None,
+    ) -> None:
+        """Make all that was sent visible, and commit ``offsets`` for the group, at once.
+
+        Called again when it is in doubt (``is_in_doubt``), it asks once more what was asked then.
+
+        Args:
+            offsets: the next ones to read, of what the transaction was made of.
+            identity: as which member of the group; one that is not in its present generation is refused.
+            group_id: the group; that of the config when nothing is said.
+
+        Raises:
+            ConsumerStateError: no transaction is open.
+            CommitFailedError: the group has gone on without this member; the transaction was aborted.
+            FencedMemberError: another member has taken this one's place; the transaction was aborted.
+            ProducerFencedError: another process has the same transactional id.
+            PublishError: it was refused or not through in time and was aborted; or it is in doubt.
+        """
+        async with self._turn():
+            self._check(Commit)
+            if self._member.state is State.IN_TRANSACTION:
+                for filled in self._outbox.close_all():
+                    self._tell(filled)
+            self._tell(Commit(self._group_offsets(offsets, identity, group_id), self._patience_s))
+            await self._drive()
+
+    async def abort(self) -> None:
+        """Take back all that was sent; nothing to do when it was aborted already.
+
+        Raises:
+            ConsumerStateError: a commit is in doubt.
+            PublishError: the abort was not acknowledged in time; nothing becomes visible all the same.
+        """
+        async with self._turn():
+            if not self._member.is_over:
+                self._tell(Abort(self._patience_s))
+                await self._drive()
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        async with self._turn():
+            # While we waited, another may have written it.
+            if self._outbox.closed_bytes >= _FLUSH_BYTES:
+                self._tell(Flush(self._patience_s))
+                await self._drive()
+            elif self._member.aborted_by is not None:
+                self._check(Flush)
+
+    async def _do(self, event: TransactionEvent) -> None:
+        async with self._turn():
+            self._tell(event)
+            await self._drive()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, within_s: float | None = None) -> AsyncIterator[None]:
+        """Wait for the call that is under way."""
+        within_s = self._patience_s if within_s is None else within_s
+        try:
+            async with asyncio.timeout(within_s):
+                await self._one_at_a_time.acquire()
+        except TimeoutError:
+            raise PublishError(f"the call before this one was not through within {within_s:.1f} s") from None
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
+
+    def _check(self, event: type[TransactionEvent]) -> None:
+        """Refuse what cannot be done now."""
+        member = self._member
+        if not self._is_running:
+            raise ConsumerStateError("this producer is not running - use it in an `async with`")
+        if member.error is not None:
+            raise copy.copy(member.error)
+        if member.allows(event):
+            return
+        if member.aborted_by is not None:
+            raise PublishError(f"the transaction is over: {member.aborted_by}")
+        raise ConsumerStateError(f"this producer is {member.state}{_ADVICE.get(member.state, '')}")
+
+    def _tell(self, event: TransactionEvent) -> None:
+        self._check(type(event))
+        self._member.receive(event, asyncio.get_running_loop().time())
+
+    async def _drive(self) -> None:
+        """Do what the member wants until it wants nothing more, and raise what it has to tell."""
+        loop, member = asyncio.get_running_loop(), self._member
+        told: PenstockError | None = None
+        try:
+            while True:
+                for effect in member.effects():
+                    if isinstance(effect, Tell):
+                        told = effect.error
+                    elif isinstance(effect, LookUpAgain):
+                        self._requests.look_up_again(effect)
+                    else:
+                        outcome = await self._requests.outcome(effect)
+                        if isinstance(outcome, BatchesAnswered):
+                            self._outbox.written(outcome.written)
+                        member.receive(outcome, loop.time())
+                if (at := member.next_deadline()) is None:
+                    break
+                await asyncio.sleep(at - loop.time())
+                member.handle_timer(loop.time())
+        except BaseException:
+            member.receive(Interrupted(), loop.time())
+            raise
+        finally:
+            if member.state not in OPEN:
+                self._outbox.clear()
+                self._partitioner.move_on()
+        if told is not None:
+            raise copy.copy(told)
+
+    async def _partitions_of(self, topic: str) -> Mapping[int, Leadership]:
+        if topic not in self._topics:
+            self._check(Filled)
+            self._topics.add(topic)
+            self._cluster.watch(self, self._topics)
+        known = self._cluster.topology.topics.get(topic)
+        if known is not None and known.partitions:
+            return known.partitions
+        try:
+            return await self._cluster.retrying(
+                lambda: self._look_for(topic), timeout_s=_TOPIC_GRACE_S, what=f"finding topic {topic!r}"
+            )
+        except (BrokerError, BrokerConnectionError) as error:
+            self._topics.discard(topic)
+            self._cluster.watch(self, self._topics)
+            raise PublishError(str(error)) from error
+
+    async def _look_for(self, topic: str) -> Mapping[int, Leadership]:
+        await self._cluster.refresh()
+        topology = self._cluster.topology
+        known = topology.topics.get(topic)
+        if known is None or not known.partitions:
+            raise broker_error(topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+        return known.partitions
+
+    def _group_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: Identity, group_id: str | None
+    ) -> GroupOffsets | None:
+        if not offsets:
+            return None
+        group_id = group_id or self._config.group_id
+        if group_id is None:
+            raise ConfigurationError("offsets need a group to be committed for - give group_id")
+        entries = (
+            CommitOffset(*place, one.offset, -1 if one.leader_epoch is None else one.leader_epoch, one.metadata)
+            for place, one in offsets.items()
+        )
+        return GroupOffsets(group_id, identity, tuple(entries))
+
+    def _end(self) -> None:
+        self._is_running = False
+        self._outbox.clear()
+        self._cluster.unwatch(self)
+        self._requests.close()
+        if self._owns_cluster:
+            self._cluster.close()
+
+
+_ADVICE: Mapping[State, str] = {
+    State.READY: ", no transaction is open - begin() one first",
+    State.IN_TRANSACTION: " - commit() it or abort() it first",
+    State.COMMITTING: ", and a commit that was sent cannot be taken back - commit() again to find out what came of it",
+    State.ABORTING: " - abort() again, or begin() the next transaction",
+    State.UNINITIALISED: ", no transaction is open - begin() one first",
+}
+
+
+def _check(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
+    if not transactional_id:
+        raise ConfigurationError("transactional_id: an empty name will not do - give each process a name of its own")
+    if transaction_timeout_ms < 1:
+        raise ConfigurationError(
+            f"transaction_timeout_ms={transaction_timeout_ms} will not do: it has to be at least 1"
+        )
+    if compression not in COMPRESSIONS:
+        raise ConfigurationError(
+            f"compression={compression!r} will not do: it has to be one of {', '.join(COMPRESSIONS)}"
+        )
+    if max_batch_bytes < 1:
+        raise ConfigurationError(f"max_batch_bytes={max_batch_bytes} will not do: it has to be at least 1")
