@@ -158,9 +158,9 @@ def test_a_poisoned_key_holds_up_nobody_at_first(by_key):
     assert where(by_key.take()) == (P, 4)
     assert by_key.take() is None
     assert (by_key.parked, by_key.parked_of(P, b"a")) == (4, 4)
-    assert (by_key.wants_more(P), by_key.wants_more(Q)) == (False, True)
+    assert (by_key.room_of(P), by_key.room_of(Q)) == (0, 2)
     by_key.finished(poisoned)
-    assert by_key.wants_more(P)
+    assert by_key.room_of(P) == 2
 
 
 def test_a_lane_may_be_more_than_full(by_key):
@@ -173,7 +173,7 @@ def test_a_lane_may_be_more_than_full(by_key):
 
     wanted = {}
     for _ in range(6):
-        wanted[by_key.parked_of(P, b"a")] = by_key.wants_more(P)
+        wanted[by_key.parked_of(P, b"a")] = by_key.room_of(P) > 0
         by_key.finished(work)
         work = by_key.take()
 
@@ -195,7 +195,7 @@ def test_a_full_window_is_full_for_all(by_key):
 
     assert sizes == [4, 2, 1, 1]
     assert (by_key.parked, by_key.waiting) == (8, 8)
-    assert not any(map(by_key.wants_more, partitions))
+    assert not any(map(by_key.room_of, partitions))
 
 
 def test_a_partition_that_waits_wants_no_more(by_partition):
@@ -403,35 +403,33 @@ def test_a_lane_is_never_handed_out_twice(by_key):
 # ---- how far it is ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_reached(by_key):
-    """What is in hand is not reached; it is when the next one is taken or it suspends, and at the end all is."""
-    by_key.add(P, records(P, "abc", 10), EPOCH)
-    assert (by_key.reached(P), by_key.reached(Q)) == (10, None)
+def test_what_is_next(by_key):
+    """The lowest offset that nobody took and that is not parked, in this slice or in a later one."""
+    by_key.add(P, records(P, "aab", 10), EPOCH)
+    assert (by_key.next_offset(P), by_key.next_offset(Q)) == (10, None)
 
-    by_key.take()
-    assert by_key.reached(P) == 10
-    by_key.take()
-    assert by_key.reached(P) == 11
-    by_key.take()
-    assert by_key.reached(P) == 12
-    assert by_key.take() is None
-    assert by_key.reached(P) is None
+    start(by_key)
+    assert by_key.next_offset(P) == 11
+    assert where(by_key.take()) == (P, 12)
+    assert by_key.next_offset(P) is None
+    by_key.add(P, records(P, "c", 20), EPOCH)
+    assert by_key.next_offset(P) == 20
 
 
-def test_what_is_set_aside_is_reached_so_far(by_partition):
-    """What is suspended is begun: behind it the slice goes on."""
+def test_what_is_set_aside_goes_on_where_it_was(by_partition):
+    """What is suspended was taken; the next one is the first behind it."""
     by_partition.add(P, records(P, "abc", 10), EPOCH)
     by_partition.take()
     start(by_partition)
 
-    assert by_partition.reached(P) == 12
+    assert by_partition.next_offset(P) == 12
 
 
 def test_nothing_is_no_slice(by_key):
     """A slice of which all was left out is none."""
     by_key.add(P, [], EPOCH)
 
-    assert (by_key.take(), by_key.reached(P), by_key.waiting) == (None, None, 0)
+    assert (by_key.take(), by_key.next_offset(P), by_key.waiting) == (None, None, 0)
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -481,7 +479,6 @@ class Running(RuleBasedStateMachine):
     @rule(partition=st.sampled_from(PARTITIONS), keys=st.text("ab-", max_size=8), gap=st.integers(0, 2))
     def add(self, partition, keys, gap):
         room = self.lanes.room_of(partition)
-        assert self.lanes.wants_more(partition) == (room > 0)
         added = records(partition, keys[:room], self.offsets[partition] + gap)
         self.lanes.add(partition, added, self.epochs[partition])
         self.waiting += added
@@ -544,7 +541,7 @@ class Running(RuleBasedStateMachine):
         lanes = self.lanes
         for partition in PARTITIONS:
             full = [lanes.parked_of(partition, key) >= lanes.lane_limit for key in (b"a", b"b", None)]
-            assert lanes.wants_more(partition) == (not any(full) and lanes.waiting < lanes.window)
+            assert (lanes.room_of(partition) > 0) == (not any(full) and lanes.waiting < lanes.window)
 
     @invariant()
     def nothing_unfinished_is_committed(self):
@@ -557,11 +554,9 @@ class Running(RuleBasedStateMachine):
                 for work in self.running
                 if work.record.topic_partition == partition and work.source == self.epochs[partition]
             ]
-            reached = self.lanes.reached(partition)
-            tracker.advance(self.offsets[partition] if reached is None else reached)
-            assert tracker.done <= min(unfinished, default=self.offsets[partition])
-            if reached is None:
-                assert tracker.done == min(unfinished, default=self.offsets[partition])
+            following = self.lanes.next_offset(partition)
+            tracker.advance(self.offsets[partition] if following is None else following)
+            assert tracker.done == min(unfinished, default=self.offsets[partition])
 
     def teardown(self):
         """In the end everything is run, in the order of its lane."""
