@@ -104,7 +104,10 @@ async def test_a_static_leader_that_restarted_still_deals(witness_of, group):
     def member(name):
         return witness_of.consumer(topic, group_instance_id=name, client_id=f"{group}-{name}", **options)
 
-    async with member("leader") as leader, member("follower") as follower:
+    async with contextlib.AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(member("leader"))
+        await until(lambda: len(leader.assignment()) == 2)
+        follower = await stack.enter_async_context(member("follower"))
         await until(lambda: len(leader.assignment()) == len(follower.assignment()) == 1)
         await leader.stop()
         async with member("leader") as again:
@@ -192,7 +195,10 @@ async def test_one_that_was_fenced_does_not_throw_the_other_out(witness_of, grou
 
     older = witness_of.consumer(topic, client_id=f"{group}-older", hooks=[events], **both)
     newer = witness_of.consumer(topic, client_id=f"{group}-newer", **both)
-    async with older, newer:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(older)
+        await until(lambda: len(older.assignment()) == 1)
+        await stack.enter_async_context(newer)
         await events.wait_for(ConsumerFailed)
         await older.stop()
         assert [record.offset for record in await newer.getmany()] == list(range(10))
