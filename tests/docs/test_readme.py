@@ -47,16 +47,17 @@ async def test_the_app_of_the_readme_publishes_and_ends_on_sigterm(kafka_server)
     """The handler that a newcomer copies charges an order, publishes its result, and ends with exit code 0."""
     from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - the one use
 
-    for topic in ("orders", "invoices", "orders.billing.dead"):
+    for topic in ("sales", "bills", "sales.billing.dead"):
         kafka_server.create_topic(topic)
     program = blocks(PAGES[0])[1].replace("localhost:9092", kafka_server.bootstrap_servers)
+    program = program.replace('"orders"', '"sales"').replace('"invoices"', '"bills"')
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
-    producer.produce("orders", b'{"customer":"ann","total":5}', key=b"ann")
+    producer.produce("sales", b'{"customer":"ann","total":5}', key=b"ann")
     producer.flush(10)
     witness = Consumer(
         {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
     )
-    witness.subscribe(["invoices"])
+    witness.subscribe(["bills"])
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

@@ -32,6 +32,7 @@ class _Listed(NamedTuple):
 
 
 COMMANDS = {
+    "run": _Listed("run the handlers of an app until SIGTERM", ""),
     "demo": _Listed("replay 336,776 real flights into a real broker and read them", "demo"),
     "kafka": _Listed("start a real broker on this machine, until Ctrl-C", "cli,testing"),
 }

@@ -16,7 +16,7 @@ from penstock.config.options import (
     SecurityProtocol,
     TokenProvider,
 )
-from penstock.config.resolution import check_names, resolve
+from penstock.config.resolution import check_names, parsed_option, resolve
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
@@ -28,6 +28,7 @@ __all__ = [
     "SecurityProtocol",
     "TokenProvider",
     "check_names",
+    "parsed_option",
     "resolve",
     "split_address",
 ]

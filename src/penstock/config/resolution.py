@@ -24,7 +24,7 @@ from penstock.config.checks import check
 from penstock.config.options import ERROR_REACTIONS, ConsumerConfig, RebalanceListener
 from penstock.errors import ConfigurationError
 
-__all__ = ["OLD_SPELLINGS", "check_names", "resolve"]
+__all__ = ["OLD_SPELLINGS", "check_names", "parsed_option", "resolve"]
 
 OLD_SPELLINGS: Mapping[str, str] = {
     "auto_commit_enable": "enable_auto_commit",
@@ -121,6 +121,16 @@ def _filled_in(template: str, environ: Mapping[str, str]) -> str:
             f"group_instance_id: {name!r} will not do - Kafka wants 1 to 249 letters, digits, dots, dashes, underscores"
         )
     return name
+
+
+def parsed_option(name: str, text: str, where: str) -> object:
+    """An option's value, from a text on a command line.
+
+    Raises:
+        ConfigurationError: there is no such option, or it is none that a text can give.
+    """
+    check_names({name: text})
+    return _typed(name, _parsed(name, text, f"{where} {name}"), f"{where} {name}")
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:

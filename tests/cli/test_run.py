@@ -1,0 +1,94 @@
+"""`penstock run`: an app from a module, until SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import uuid
+
+import pytest
+from commands import COMMAND, environment, penstock
+from confluent_kafka import Consumer, Producer
+
+SHOP = """
+from penstock import App
+
+billing = App(group_id="billing")
+
+
+@billing.handler("{topic}", publish="{topic}-out")
+async def double(n: int) -> int:
+    return 2 * n
+"""
+
+
+@pytest.fixture
+def shop(tmp_path, kafka_server):
+    """A folder with a module of an app, and its topic."""
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    for name in (topic, f"{topic}-out"):
+        kafka_server.create_topic(name)
+    (tmp_path / "shop.py").write_text(SHOP.format(topic=topic))
+    return tmp_path, topic
+
+
+def test_it_runs_until_sigterm(shop, kafka_server):
+    """It handles what is there; SIGTERM ends it with 0 and what is done is committed."""
+    folder, topic = shop
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    producer.produce(topic, b"21")
+    producer.flush(10)
+    witness = Consumer(
+        {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    witness.subscribe([f"{topic}-out"])
+
+    with subprocess.Popen(
+        [*COMMAND, "run", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        message = next(one for _ in range(300) if (one := witness.poll(0.1)) is not None and not one.error())
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=30)
+    witness.close()
+
+    assert message.value() == b"42"
+    assert process.returncode == 0
+    assert "group joined" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere:app"], "there is no module 'nowhere'"),
+        (["json:loads"], "'loads' of json is no App - it has no App at all"),
+        (["json"], "write MODULE:APP"),
+        (["json:x", "--set", "session_timeout_ms"], "is no App"),
+    ],
+)
+def test_what_is_no_app_is_told(arguments, said):
+    """One sentence on stderr, and exit code 1."""
+    done = penstock("run", *arguments)
+
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_settings_are_checked(shop):
+    """An option that does not exist, or does not parse, is told by name."""
+    folder, _ = shop
+    done = subprocess.run(
+        [*COMMAND, "run", "shop:billing", "--set", "session_timeout=5"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "session_timeout_ms" in done.stderr
