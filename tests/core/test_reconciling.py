@@ -247,9 +247,13 @@ def test_every_event_there_is_is_tried():
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", EVENTS.values(), ids=lambda one: type(one).__name__)
-def test_every_event_in_every_state(state, event):
+def test_every_event_in_every_state(state):
     """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    for event in EVENTS.values():
+        check_event(state, event)
+
+
+def check_event(state, event):
     one = member_in(state)
     before = picture(one)
 
