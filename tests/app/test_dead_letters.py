@@ -167,11 +167,14 @@ def test_a_replayed_record_is_the_record():
 
 def test_who_dies_again_is_counted():
     """After replays that failed too, the letter has its first origin, the last error, and how often it died."""
-    letter = died()
+    letter, headers = died(), ()
     for number in range(1, 4):
         replayed = written(replay_letter(letter), topic="orders.billing.replay", offset=number)
-        letter = died(replayed, KeyError(number), attempts=number)
+        again = dead_letter(replayed, failure(KeyError(number), attempts=number))
+        letter, headers = read_dead_letter(written(again)), again.headers
 
+    added = [name for name, _ in headers if name.startswith("penstock-")]
+    assert len(added) == len(set(added))
     assert (letter.origin, letter.deaths, letter.replays) == (Origin("orders", 3, 17, 1_700_000_000_000), 4, 3)
     assert (letter.error_type, letter.reason, letter.attempts) == ("KeyError", "3", 3)
     assert letter.headers == tuple(RECORD.headers)

@@ -221,8 +221,29 @@ def test_a_loop_that_turns_is_left_alone(new_loop, main):
     assert watched.run(main) == []
 
 
+def test_a_loop_that_waits_is_not_blocked_however_late(new_loop):
+    """After the whole process was suspended its tick is overdue; but it waits for something to do."""
+    watched = Watched(new_loop)
+
+    def look(loop: asyncio.AbstractEventLoop) -> None:
+        time.sleep(LIMIT_S / 10)  # the loop is through with handing this over, and waits
+        watched.watchdog._look(loop.time() + 3_600)
+
+    async def main() -> None:
+        await asyncio.to_thread(look, asyncio.get_running_loop())
+
+    assert watched.run(main) == []
+
+
 def test_a_loop_that_nobody_runs_is_not_blocked(new_loop):
-    """Between two runs of one loop it answers nobody, and that is no block."""
+    """Between two runs of one loop it does not turn, whatever else its thread does, and that is no block."""
+
+    def work(depth: int) -> None:
+        if depth:
+            work(depth - 1)
+        else:
+            time.sleep(0.5)
+
     told: list[object] = []
     with asyncio.Runner(loop_factory=new_loop) as runner:
 
@@ -232,7 +253,7 @@ def test_a_loop_that_nobody_runs_is_not_blocked(new_loop):
             return watchdog
 
         watchdog = runner.run(start())
-        time.sleep(0.5)
+        work(40)
         runner.run(asyncio.sleep(0.2))
         watchdog.stop()
 

@@ -64,6 +64,7 @@ async def _live(receive: Receive, send: Send) -> None:
 async def _answer(ask: Callable[[], Health], scope: Message, send: Send) -> None:
     path: str = scope["path"]
     is_good = _QUESTIONS.get(path.removeprefix(scope.get("root_path", "")) or path)
+    body: Health | dict[str, str]
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     if is_good is None:
         status, body = 404, {"error": f"there is no {path} - ask for {' or '.join(_QUESTIONS)}"}

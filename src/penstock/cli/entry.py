@@ -35,6 +35,7 @@ COMMANDS = {
     "run": _Listed("run the handlers of an app until SIGTERM", ""),
     "demo": _Listed("replay 336,776 real flights into a real broker and read them", "demo"),
     "kafka": _Listed("start a real broker on this machine, until Ctrl-C", "cli,testing"),
+    "dead-letters": _Listed("look at records that failed for good, and replay them", "cli"),
 }
 
 _DESCRIPTION = """\
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         return _without_command(called)
     try:
-        command = cast(_Command, import_module(f"penstock.cli.{name}"))
+        command = cast(_Command, import_module(f"penstock.cli.{name.replace('-', '_')}"))
         parser = _parser(f"penstock {name}")
         command.arguments(parser)
         return command.run(parser.parse_args(called[1:]))
@@ -88,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_command(called: list[str]) -> int:  # noqa: RET503 - parser.error() does not return
-    commands = "\n".join(f"  {name:<8} {listed.summary}" for name, listed in COMMANDS.items())
+    widest = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{widest}}  {listed.summary}" for name, listed in COMMANDS.items())
     parser = _parser("penstock", usage="penstock [--help] [--version] COMMAND ...")
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG.format(commands=commands)
     parser.add_argument("--version", action="version", version=f"penstock {version('penstock')}")

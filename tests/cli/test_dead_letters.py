@@ -1,0 +1,708 @@
+"""Dead letters are listed, shown and replayed as they are in the topic, and looking at them changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import pytest
+from commands import environment, penstock
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import Message, Producer
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import BrokerError, Record
+from penstock.app.dead_letters import DeadLetter, Failure, Letter, dead_letter, read_dead_letter, replay_letter
+from penstock.cli import main
+from penstock.cli.dead_letters.choosing import Choice, Place, parse_place, parse_since
+from penstock.cli.dead_letters.reading import Letters
+from penstock.cli.dead_letters.replay import make_topics, plan_replay
+from penstock.config import resolve
+from penstock.net.cluster import Cluster
+
+NOON = 1_760_000_000_000
+MINUTE = 60_000
+
+
+# ---- what is in the topics -----------------------------------------------------------------------------------------
+
+
+def letter(  # noqa: PLR0917
+    offset: int = 0,
+    error: Exception | None = None,
+    handler: str = "charge",
+    at_ms: int = NOON,
+    value: bytes | None = b'{"total": -5}',
+    partition: int = 0,
+    *,
+    topic: str = "orders",
+    group: str = "billing",
+    key: bytes | None = b"ann",
+    headers: Iterable[tuple[str, bytes | None]] = (),
+) -> Letter:
+    """What an app writes when a record fails."""
+    record = Record(topic, partition, offset, key, value, NOON - MINUTE, list(headers))
+    return dead_letter(record, Failure(error or ValueError("negative total"), 3, handler, group, at_ms))
+
+
+def stood(letter: Letter, offset: int = 0) -> DeadLetter:
+    """As it is read from its topic."""
+    read = read_dead_letter(Record("x.dead", 0, offset, letter.key, letter.value, NOON, list(letter.headers)))
+    assert read is not None
+    return read
+
+
+class World:
+    """An origin, the dead letters of a group, and what somebody else sees of them."""
+
+    def __init__(self, server) -> None:
+        self._server, self.bootstrap_servers = server, server.bootstrap_servers
+        self.group = "billing"
+        self.origin = f"o-{uuid.uuid4().hex[:10]}"
+        self.dead, self.replay = f"{self.origin}.billing.dead", f"{self.origin}.billing.replay"
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        server.create_topic(self.origin, 3)
+        server.create_topic(self.dead, 2)
+
+    def letter(self, *values: object, **options: object) -> Letter:
+        return letter(*values, topic=self.origin, group=self.group, **options)
+
+    def write(self, *letters: Letter, topic: str | None = None, partition: int = 0, **options: object) -> None:
+        """By librdkafka, acknowledged."""
+        producer = Producer({"bootstrap.servers": self.bootstrap_servers, **options})
+        if "transactional.id" in options:
+            producer.init_transactions(20)
+            producer.begin_transaction()
+        for one in letters:
+            producer.produce(topic or self.dead, one.value, key=one.key, headers=list(one.headers), partition=partition)
+        assert producer.flush(20) == 0
+        if "transactional.id" in options:
+            producer.abort_transaction(20)
+
+    def read(self, topic: str, count: int) -> list[Message]:
+        """The records of a topic, by librdkafka, in the order of its partitions."""
+        consumer = ConfluentConsumer(
+            {"bootstrap.servers": self.bootstrap_servers, "group.id": "nobody", "auto.offset.reset": "earliest"}
+        )
+        consumer.assign([ConfluentTopicPartition(topic, number, 0) for number in range(self.partitions(topic))])
+        found: list[Message] = []
+        while len(found) < count:
+            got = consumer.consume(count - len(found), timeout=20)
+            assert got, f"{len(found)} of {count}"
+            found += got
+        consumer.close()
+        return sorted(found, key=lambda one: (one.partition(), one.offset()))
+
+    def topics(self) -> set[str]:
+        return set(self.admin.list_topics(timeout=20).topics)
+
+    def partitions(self, topic: str) -> int:
+        return len(self.admin.list_topics(timeout=20).topics[topic].partitions)
+
+    def end(self, topic: str) -> int:
+        """How many records it has, over all partitions."""
+        consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "nobody"})
+        ends = [
+            consumer.get_watermark_offsets(ConfluentTopicPartition(topic, number), 20)[1]
+            for number in range(self.partitions(topic))
+        ]
+        consumer.close()
+        return sum(ends)
+
+    def groups(self) -> set[str]:
+        return {one.group_id for one in self.admin.list_consumer_groups().result(20).valid}
+
+    def delete_records(self, before: dict[int, int]) -> None:
+        self._server.delete_records(self.dead, before)
+
+
+@pytest.fixture
+def world(kafka_server) -> World:
+    return World(kafka_server)
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    errors: str
+
+    @property
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def words(self) -> str:
+        """As one line: where a screen ends is nobody's business here."""
+        return " ".join(self.out.split())
+
+
+@pytest.fixture
+def call(world, monkeypatch, capsys) -> Callable[..., Done]:
+    """`penstock dead-letters …` on the world's topic, in this process, on a screen of 80 columns."""
+    monkeypatch.setattr("os.environ", environment(PENSTOCK_BOOTSTRAP_SERVERS=world.bootstrap_servers))
+
+    def run(action: str, *arguments: str, topic: str | None = None) -> Done:
+        try:
+            code = main(["dead-letters", action, topic or world.dead, *arguments])
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+def fits(done: Done) -> bool:
+    return all(len(line.rstrip()) <= 80 for line in done.out.splitlines())
+
+
+# ---- list ----------------------------------------------------------------------------------------------------------
+
+
+def test_letters_are_counted_by_handler_and_error(world, call):
+    """Each kind has its count, its first and last time and where its oldest letter stands, the most frequent first."""
+    world.write(
+        world.letter(1, at_ms=NOON + 5 * MINUTE),
+        world.letter(2, at_ms=NOON + 2 * MINUTE),
+        world.letter(3, KeyError("x")),
+    )
+    world.write(world.letter(4, at_ms=NOON + 9 * MINUTE), world.letter(5, handler="audit"), partition=1)
+
+    done = call("list", "--json")
+
+    assert done.code == 0
+    assert [(one["handler"], one["error_type"], one["count"]) for one in done.lines] == [
+        ("charge", "ValueError", 3),
+        ("charge", "KeyError", 1),
+        ("audit", "ValueError", 1),
+    ]
+    first = done.lines[0]
+    assert (first["first"], first["last"]) == ("2025-10-09T08:55:20.000Z", "2025-10-09T09:02:20.000Z")
+    assert (first["oldest"], first["group"]) == ("0:1", "billing")
+
+
+def test_the_list_fits_on_a_screen(world, call):
+    """However long the names of handlers and errors are, the table has 80 columns and says all of them."""
+    handler = "shop.billing.subscriptions.handlers.charge_the_customer_for_the_month"
+    world.write(world.letter(1, handler=handler), *(world.letter(n, ConnectionError("x")) for n in range(1_200)))
+
+    done = call("list")
+
+    lines = done.out.splitlines()
+    width = lines[1].index("letters")
+    assert fits(done)
+    assert handler in "".join(line[:width].strip() for line in lines)
+    assert re.search(r"charge +1,200 +2025-10-09 08:53:20 +0:1\n", done.out)
+    assert f"letters 1,201 in {world.dead}" in done.words
+
+
+def test_what_is_no_letter_is_counted_apart(world, call):
+    """Records of others in the topic are no letters; a topic without letters says so."""
+    world.write(Letter(b"k", b"not ours", ()), Letter(None, None, (("x", b"1"),)))
+    assert f"none in {world.dead}, 2 other records" in call("list").words
+
+    world.write(world.letter())
+    done = call("list")
+
+    assert f"letters 1 in {world.dead} others 2 records without a failure" in done.words
+
+
+def test_an_empty_topic_has_no_letters(call):
+    """Nothing is no error, on a screen or as JSON."""
+    assert "letters   none in" in call("list").out
+    assert call("list", "--json") == Done(0, "", "")
+    assert "letters   none in" in call("show").out
+    assert "letters   none in" in call("replay", "--all", "--yes").out
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_looking_leaves_nothing_behind(world, call, monkeypatch):
+    """Whatever the environment says of a group, none is joined or made, nothing is committed, no topic appears."""
+    world.write(world.letter())
+    monkeypatch.setenv("PENSTOCK_GROUP_ID", f"{world.origin}-app")
+    monkeypatch.setenv("PENSTOCK_GROUP_INSTANCE_ID", "pod-1")
+    monkeypatch.setenv("PENSTOCK_AUTO_OFFSET_RESET", "latest")
+    before = world.topics()
+
+    assert [call(*what).code for what in (("list",), ("show",), ("replay", "--all"))] == [0, 0, 0]
+
+    assert f"{world.origin}-app" not in world.groups()
+    assert world.topics() == before
+    assert call("list", "--json").lines[0]["count"] == 1
+
+
+def test_it_stops_where_the_topic_ends_now(world, call):
+    """While somebody writes on and on, it reads to the end of the moment and is through."""
+    stop, fed = threading.Event(), threading.Event()
+
+    def feed() -> None:
+        while not stop.is_set():
+            world.write(*(world.letter(n) for n in range(200)))
+            fed.set()
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    try:
+        assert fed.wait(20)
+        counts = [sum(one["count"] for one in call("list", "--json").lines) for _ in range(3)]
+    finally:
+        stop.set()
+        feeding.join()
+
+    assert counts == sorted(counts)
+    assert 200 <= counts[0] < world.end(world.dead)
+    assert counts[-1] <= world.end(world.dead)
+
+
+async def test_what_comes_later_is_left_alone(world):
+    """Letters that are written between the question and the reading are not of that moment, though they are fetched."""
+
+    class Later(Letters):
+        async def _ends(self) -> dict[int, int]:
+            ends = await super()._ends()
+            await asyncio.to_thread(world.write, world.letter(3), world.letter(4))
+            return ends
+
+    world.write(world.letter(1), world.letter(2))
+    options = {"bootstrap_servers": world.bootstrap_servers, "auto_offset_reset": "earliest"}
+    cluster = Cluster(resolve(options, {}))
+    await cluster.bootstrap()
+
+    found = [one.origin.offset async for one in Later(cluster, world.dead, options).read()]
+
+    cluster.close()
+    await asyncio.sleep(0)
+    assert found == [1, 2]
+    assert world.end(world.dead) == 4
+
+
+def test_what_was_taken_back_is_no_letter(world, call):
+    """Letters of an aborted transaction were never written; its marker at the end of the log is no reason to wait."""
+    world.write(world.letter(1))
+    world.write(world.letter(2), world.letter(3), **{"transactional.id": world.origin})
+
+    assert [one["count"] for one in call("list", "--json").lines] == [1]
+
+
+def test_a_log_may_begin_anywhere(world, call):
+    """Where retention took the first letters, the others are read; where it took all, there are none."""
+    world.write(*(world.letter(n) for n in range(5)))
+    world.delete_records({0: 3})
+    assert [(one["count"], one["oldest"]) for one in call("list", "--json").lines] == [(2, "0:3")]
+
+    world.delete_records({0: 5})
+
+    assert call("list", "--json").lines == []
+
+
+# ---- show ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_is_shown_whole(world, call):
+    """Place, error, handler, origin, headers, key, value and traceback: all that is known."""
+    value = b'{"customer":"ann","total":-5.10,"id":12345678901234567890}'
+    headers = [("content-type", b"application/json"), ("trace", b"\x01\xff"), ("none", None)]
+    world.write(world.letter(17, value=value, partition=2, headers=headers), partition=1)
+
+    done = call("show", "--offset", "1:0")
+
+    assert done.code == 0
+    assert fits(done)
+    for part in (
+        f"letter 1:0 of {world.dead}, failed 2025-10-09 08:53:20 UTC",
+        "error ValueError: negative total",
+        "handler charge of group billing, 3 attempts",
+        f"origin {world.origin}[2]@17, written 2025-10-09 08:52:20 UTC",
+        "headers content-type: application/json trace: 0x01ff none: null",
+        "key ann value JSON, 58 bytes",
+        "ValueError: negative total",
+    ):
+        assert part in done.words
+    assert '  {\n    "customer": "ann",\n    "total": -5.10,\n    "id": 12345678901234567890\n  }\n' in done.out
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (b"[1, 2]", "JSON, 6 bytes", "  [\n    1,\n    2\n  ]"),
+        (b"{not json", "text, 9 bytes", "  {not json"),
+        ("zwölf\nÄpfel".encode(), "text, 13 bytes", "  zwölf\n  Äpfel"),
+        (b"", "text, 0 bytes", ""),
+        (b"\x00\x00\x00\x00\x07abc", "hex, 8 bytes", "  00000000  00 00 00 00 07 61 62 63"),
+        (bytes(range(256)), "hex, 256 bytes", "  000000f0  f0 f1"),
+        (None, "null, a tombstone", ""),
+    ],
+)
+def test_a_value_is_shown_as_what_it_is(world, call, value, kind, text):
+    """JSON laid out, text as text, everything else in hex, a tombstone as that."""
+    world.write(world.letter(value=value))
+
+    done = call("show")
+
+    assert f"value     {kind}" in done.out
+    assert text in done.out
+    assert fits(done)
+
+
+def test_values_are_exact_for_programs(world, call):
+    """JSON stays JSON with every digit, text text, and bytes hex, each with what it is; one letter a line."""
+    exact = b'{"n":1.10,"big":12345678901234567890,\n"a":"x\\ny"}'
+    for number, value in enumerate((exact, b"plain", b"\xff\x00", None)):
+        world.write(world.letter(number, value=value, at_ms=NOON + number, headers=[("h", b"\x01")]))
+
+    done = call("show", "--all", "--json")
+
+    assert [one["value"]["format"] for one in done.lines] == ["JSON", "text", "hex", "null"]
+    assert '"value":{"n":1.10,"big":12345678901234567890,"a":"x\\ny"}' in done.out.splitlines()[0]
+    assert [one["value"]["value"] for one in done.lines[1:]] == ["plain", "ff00", None]
+    first = done.lines[0]
+    assert first["headers"] == [{"name": "h", "format": "hex", "value": "01"}]
+    assert first["key"] == {"format": "text", "value": "ann"}
+    assert (first["letter"], first["reason"], first["failed_at"]) == (
+        "0:0",
+        "negative total",
+        "2025-10-09T08:53:20.000Z",
+    )
+    assert first["origin"] == {"topic": world.origin, "partition": 0, "offset": 0, "timestamp": NOON - MINUTE}
+
+
+def test_without_a_choice_the_last_letter_is_shown(world, call):
+    """It is the one that failed last, wherever it stands."""
+    world.write(world.letter(1, at_ms=NOON + MINUTE), partition=0)
+    world.write(world.letter(2, at_ms=NOON + 3 * MINUTE), world.letter(3, at_ms=NOON), partition=1)
+
+    assert [one["letter"] for one in call("show", "--json").lines] == ["1:0"]
+
+
+def test_a_record_cannot_steer_the_screen(world, call):
+    """Escape sequences and markup in whatever somebody wrote are shown, and not obeyed."""
+    evil = "\x1b[2J[bold red]x[/]\x07\u202e"
+    world.write(
+        world.letter(
+            error=ValueError(evil),
+            handler=evil,
+            value=f"{evil}".encode(),
+            key=evil.encode(),
+            headers=[(evil, evil.encode())],
+        )
+    )
+
+    for action in (["list"], ["show"], ["replay", "--all"]):
+        done = call(*action)
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.out)
+    assert call("show").out.count("\\x1b[2J[bold red]x[/]\\x07") >= 3
+
+
+def test_only_what_is_needed_is_read(world, call):
+    """A letter in the middle of a partition is found by its place, and one that is not there is told."""
+    world.write(*(world.letter(n, KeyError(n)) for n in range(50)))
+    world.write(Letter(b"k", b"not ours", ()), partition=1)
+
+    done = call("show", "--json", "--offset", "0:41", "--offset", "0:7")
+    assert [(one["letter"], one["reason"]) for one in done.lines] == [("0:7", "7"), ("0:41", "41")]
+
+    for place in ("0:50", "1:0", "7:1"):
+        missed = call("show", "--offset", place)
+        assert (missed.code, missed.out) == (1, "")
+        assert f"{world.dead} has no dead letter at {place} - `penstock dead-letters list" in missed.errors
+
+
+# ---- replay --------------------------------------------------------------------------------------------------------
+
+
+def test_without_yes_nothing_is_sent(world, call):
+    """It tells what it would do, and that it did not."""
+    world.write(world.letter(1), world.letter(2))
+
+    done = call("replay", "--all")
+
+    assert done.code == 0
+    assert fits(done)
+    assert f"replay 2 letters of {world.dead} to {world.replay} (3 partitions, to be made)" in done.words
+    assert "dry run nothing was sent - the same with --yes sends them" in done.words
+    assert [one["sent"] for one in call("replay", "--all", "--json").lines] == [False, False]
+    assert world.replay not in world.topics()
+
+
+def test_a_replay_is_the_record_as_it_was(world, call):
+    """The group's own topic, as large as the origin, has key, value and headers in the record's partition."""
+    own = [("content-type", b"application/json"), ("none", None)]
+    world.write(world.letter(17, partition=2, headers=own), world.letter(18, partition=1, key=None, value=b"\xff"))
+
+    done = call("replay", "--all", "--yes")
+
+    assert done.code == 0
+    assert f"made {world.replay}, 3 partitions sent 2 letters, all acknowledged by the brokers" in done.words
+    assert world.partitions(world.replay) == 3
+    second, first = world.read(world.replay, 2)
+    assert (first.partition(), first.key(), first.value()) == (2, b"ann", b'{"total": -5}')
+    assert (second.partition(), second.key(), second.value()) == (1, None, b"\xff")
+    assert first.headers()[:2] == own
+    assert dict(first.headers()[2:]) == {
+        "penstock-deaths": b"1",
+        "penstock-replays": b"1",
+        "penstock-origin-topic": world.origin.encode(),
+        "penstock-origin-partition": b"2",
+        "penstock-origin-offset": b"17",
+        "penstock-origin-timestamp": str(NOON - MINUTE).encode(),
+    }
+    assert world.end(world.origin) == 0
+
+
+def test_records_of_a_partition_go_in_their_order(world, call):
+    """However letters lie in their topic, records are replayed in the order in which they were, big among small."""
+    sizes = {n: 150_000 if n % 50 == 7 else 20 for n in range(450)}
+    letters = [world.letter(n, partition=n % 3, value=b"%d %s" % (n, b"x" * size)) for n, size in sizes.items()]
+    world.write(*reversed(letters[::2]), partition=1)
+    world.write(*reversed(letters[1::2]), partition=0)
+
+    assert call("replay", "--all", "--yes").code == 0
+
+    sent = [(one.partition(), int(one.value().split()[0])) for one in world.read(world.replay, 450)]
+    assert sent == sorted((n % 3, n) for n in sizes)
+
+
+def test_a_line_for_each_that_was_acknowledged(world, call):
+    """For programs, each letter says where it is now, and a witness finds it there."""
+    world.write(*(world.letter(n, partition=n % 3, value=b"%d" % n) for n in range(9)))
+
+    lines = call("replay", "--all", "--yes", "--json").lines
+
+    there = {(one.partition(), one.offset()): one.value() for one in world.read(world.replay, 9)}
+    assert {(one["partition"], one["offset"]): b"%d" % one["origin"]["offset"] for one in lines} == there
+    assert {(one["to"], one["sent"]) for one in lines} == {(world.replay, True)}
+
+
+def test_a_topic_that_is_there_is_used(world, call, kafka_server):
+    """A replay topic of another size is left as it is; a record whose partition it has not goes by its key."""
+    kafka_server.create_topic(world.replay, 1)
+    world.write(world.letter(1, partition=2), world.letter(2, partition=0))
+
+    done = call("replay", "--all", "--yes")
+
+    assert f"to {world.replay} (1 partition)" in done.words
+    assert "made" not in done.words
+    assert len(world.read(world.replay, 2)) == 2
+
+
+def test_only_the_chosen_are_sent(world, call):
+    """By error, with or without its module, by time, by place and by number, and no others."""
+    errors = [ValueError("v"), ConnectionError("c"), BrokerError(3, "b")]
+    world.write(*(world.letter(n, errors[n % 3], at_ms=NOON + n * MINUTE) for n in range(9)))
+
+    def chosen(*arguments: str) -> list[int]:
+        return sorted(one["origin"]["offset"] for one in call("replay", "--json", *arguments).lines)
+
+    assert chosen("--error-type", "ConnectionError") == [1, 4, 7]
+    assert chosen("--error-type", "BrokerError") == chosen("--error-type", "penstock.errors.BrokerError") == [2, 5, 8]
+    assert chosen("--error-type", "Broker") == []
+    assert chosen("--since", "2025-10-09T08:59:20") == chosen("--since", "2025-10-09T10:59:20+02:00") == [6, 7, 8]
+    assert chosen("--offset", "0:3", "--offset", "0:5") == [3, 5]
+    assert chosen("--all", "--limit", "2") == [0, 1]
+    assert chosen("--error-type", "ValueError", "--since", "2025-10-09T08:54", "--limit", "1") == [3]
+
+
+def test_a_record_that_died_twice_is_sent_once(world, call):
+    """Of several letters of one record the last goes, so that nothing is handled twice; others are told."""
+    first = world.letter(1, ValueError("first"))
+    again = replay_letter(stood(first))
+    record = Record(world.replay, 0, 0, again.key, again.value, NOON, list(again.headers))
+    second = dead_letter(record, Failure(KeyError("second"), 3, "charge", "billing", NOON + MINUTE))
+    world.write(first, second, world.letter(2))
+
+    done = call("replay", "--all", "--yes")
+
+    assert done.code == 0
+    assert f"replay 2 letters of {world.dead}" in done.words
+    assert "left out 1 letter: their records died again later" in done.words
+    sent = {dict(one.headers())["penstock-origin-offset"]: dict(one.headers()) for one in world.read(world.replay, 2)}
+    assert (sent[b"1"]["penstock-deaths"], sent[b"1"]["penstock-replays"]) == (b"2", b"2")
+
+
+def test_the_origin_is_a_choice_with_a_warning(world, call):
+    """To the origin goes only what was asked to, and who asks is told that other groups will see it."""
+    world.write(world.letter(1, partition=2))
+
+    for more in ([], ["--yes"]):
+        done = call("replay", "--all", "--to-origin", *more)
+        assert done.code == 0
+        assert f"warning every group that reads {world.origin} handles them again, not one alone" in done.words
+
+    assert [one.partition() for one in world.read(world.origin, 1)] == [2]
+    assert world.replay not in world.topics()
+
+
+def test_a_letter_that_says_too_little_is_left_out(world, call):
+    """One without an origin or a group cannot go anywhere: the others do, and the exit code is 1."""
+    world.write(Letter(b"k", b"v", (("penstock-error-type", b"Boom"),)), world.letter(1))
+
+    done = call("replay", "--all", "--yes")
+
+    assert done.code == 1
+    assert "left out 1 letter: it does not say where it came from, or of which group it is (0:0)" in done.words
+    assert "sent 1 letter, all acknowledged" in done.words
+    assert [(one["letter"], one["sent"]) for one in call("replay", "--all", "--json").lines] == [
+        ("0:0", False),
+        ("0:1", False),
+    ]
+
+
+def test_an_origin_that_is_gone_is_told(world, call):
+    """A replay goes on without the origin, as large as the dead letters' topic; to the origin nothing can go."""
+    world.write(letter(1, topic=f"{world.origin}-gone", group="billing"))
+
+    gone = call("replay", "--all", "--yes", "--to-origin")
+    assert (gone.code, f"topic {world.origin}-gone is no more - leave --to-origin out" in gone.words) == (1, True)
+
+    assert call("replay", "--all", "--yes").code == 0
+    assert world.partitions(f"{world.origin}-gone.billing.replay") == 2
+
+
+def test_what_was_not_acknowledged_is_named(world, call, kafka_server):
+    """When the broker refuses some, it says how many are there, why the others are not, and how to send those."""
+    kafka_server.create_topic(world.replay, 3, config={"max.message.bytes": 2_000})
+    world.write(
+        world.letter(1, partition=0),
+        world.letter(2, partition=1, value=b"x" * 5_000),
+        world.letter(3, partition=1),
+        world.letter(4, partition=2),
+    )
+
+    done = call("replay", "--all", "--yes")
+
+    assert done.code == 1
+    assert "sent" not in done.words
+    assert "MESSAGE_TOO_LARGE" in done.errors
+    assert "letters are acknowledged, the others are not" in done.errors
+    assert "replay them again: --offset 0:1" in done.errors
+    assert world.end(world.replay) in {2, 3}
+
+
+def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
+    """The broker's reason, and what to do, before anything is sent."""
+    kafka_server.create_topic(world.replay.replace(".", "_"))  # which the broker takes for the same
+    world.write(world.letter(1))
+
+    done = call("replay", "--all", "--yes")
+
+    assert done.code == 1
+    assert f"{world.replay} is not there and cannot be made - make it with 3 partitions" in done.errors
+
+
+async def test_a_topic_that_somebody_else_makes_will_do(world, kafka_server):
+    """When the app makes its replay topic in the same moment, nobody minds."""
+    kafka_server.create_topic(world.replay, 3)
+    cluster = Cluster(resolve({"bootstrap_servers": world.bootstrap_servers}, {}))
+    await cluster.bootstrap()
+
+    await make_topics(cluster, {world.replay: 3})
+
+    cluster.close()
+    await asyncio.sleep(0)
+    assert world.partitions(world.replay) == 3
+
+
+def test_letters_of_several_groups_go_each_to_its_own():
+    """In a topic that groups share, each letter goes back to its group, and one record to each that failed it."""
+    letters = [stood(letter(1, group="billing"), 0), stood(letter(1, group="stock"), 1)]
+
+    plan = plan_replay(letters, {"orders": 6}, to_origin=False, otherwise=1)
+
+    assert plan.to_make == {"orders.billing.replay": 6, "orders.stock.replay": 6}
+    assert plan.outlived == ()
+
+
+# ---- how it is called ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ([], "ACTION"),
+        (["lst"], "invalid choice: 'lst'"),
+        (["list"], "which topic? - give it, such as orders.billing.dead, or set PENSTOCK_DEAD_LETTER_TOPIC"),
+        (["replay", "t"], "which letters? - choose with --offset, --since, --error-type, or take them --all"),
+        (["replay", "t", "--yes"], "which letters?"),
+        (["replay", "t", "--limit", "3"], "which letters?"),
+        (["replay", "t", "--all", "--error-type", "X"], "--all means every letter"),
+        (["show", "t", "--offset", "3"], "write PARTITION:OFFSET, such as 0:17"),
+        (["show", "t", "--offset", "-1:3"], "expected one argument"),
+        (["show", "t", "--since", "yesterday"], "write how long ago, such as 90s, 30m, 2h, 3d, or when"),
+        (["show", "t", "--since", "9999999w"], "is no time"),
+        (["show", "t", "--limit", "0"], "give a whole number, 1 or more"),
+        (["list", "t", "--yes"], "unrecognized arguments: --yes"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
+)
+def test_a_wrong_call_is_told_what_is_right(arguments, hint, capsys, monkeypatch):
+    """Called wrongly it ends with 2 and says how it is called, before it looks for any broker."""
+    monkeypatch.setattr("os.environ", environment())
+
+    with pytest.raises(SystemExit) as ended:
+        main(["dead-letters", *arguments])
+
+    assert ended.value.code == 2
+    assert hint in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("action", ["list", "show", "replay"])
+def test_each_action_teaches(action):
+    """Its help fits on a screen, says what it does and has examples."""
+    done = penstock("dead-letters", action, "--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+    assert f"  penstock dead-letters {action}" in done.stdout.partition("examples:")[2]
+
+
+def test_the_environment_names_brokers_and_topic(world):
+    """As a command of its own it takes both from PENSTOCK_ variables, and arguments go before them."""
+    world.write(world.letter(1))
+    variables = {"PENSTOCK_BOOTSTRAP_SERVERS": world.bootstrap_servers, "PENSTOCK_DEAD_LETTER_TOPIC": world.dead}
+
+    done = penstock("dead-letters", "list", **variables)
+    other = penstock("dead-letters", "list", world.origin, **variables)
+    nowhere = penstock("dead-letters", "list", "--bootstrap-servers", "127.0.0.1:1", **variables)
+
+    assert (done.returncode, done.stderr, f"letters   1 in {world.dead}" in done.stdout) == (0, "", True)
+    assert f"none in {world.origin}" in other.stdout
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.startswith("penstock dead-letters: no broker answers: 127.0.0.1:1: connection refused - ")
+    assert nowhere.stderr.count("\n") == 1
+
+
+def test_a_topic_that_is_not_there_is_told_with_those_that_are(world, call):
+    """A misspelt name is one sentence, with the name that was probably meant; the topic is not made."""
+    done = call("list", topic=world.dead.replace("billing", "biling"))
+
+    assert (done.code, done.out) == (1, "")
+    assert f"did you mean {world.dead}" in done.errors
+    assert world.dead.replace("billing", "biling") not in world.topics()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1_800), ("2h", 7_200), ("3d", 259_200)])
+def test_how_long_ago_is_a_time(text, seconds):
+    """A duration counts back from now."""
+    ago_s = datetime.now(UTC).timestamp() - parse_since(text) / 1000
+
+    assert seconds - 1 <= ago_s <= seconds + 5
+
+
+def test_places_and_choices_are_what_they_say():
+    """What is said twice is meant once, and every condition has to hold."""
+    letters = [stood(letter(n, at_ms=NOON - n), n) for n in range(4)]
+    choice = Choice((parse_place("0:1"), parse_place("0:1"), Place(0, 3)), NOON - 2, ("ValueError",))
+
+    assert [one.record.offset for one in letters if choice.takes(one)] == [1]
+    assert [one.record.offset for one in Choice(limit=2).first(letters)] == [3, 2]
