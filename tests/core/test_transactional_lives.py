@@ -24,8 +24,10 @@ from penstock.core.transaction_events import (
     Interrupted,
     LookUpAgain,
     Moved,
+    MustAbort,
     Question,
     SendBatches,
+    SendEnd,
     SendInit,
     Settle,
     Tell,
@@ -34,6 +36,7 @@ from penstock.core.transaction_events import (
     Unanswered,
 )
 from penstock.core.transaction_states import State
+from penstock.errors import PublishError
 from penstock.messages import CommitOffset
 from penstock.records import TopicPartition
 
@@ -47,7 +50,18 @@ class Life:
     When it is fenced another takes its place, as an application would have it.
     """
 
-    FATES = ("fine",) * 8 + ("lost", "unheard", "late", "late", "late", "moved", "busy", "cancelled")
+    FATES = ("fine",) * 8 + (
+        "lost",
+        "unheard",
+        "late",
+        "late",
+        "late",
+        "moved",
+        "busy",
+        "half done",
+        "refused",
+        "cancelled",
+    )
 
     def __init__(self, pick: Pick) -> None:
         self.pick, self.now, self.is_calm = pick, NOW, False
@@ -142,12 +156,22 @@ class Life:
         while self.late and not self.is_calm and self.pick((False, False, True)):
             self.late.pop(self.pick(range(len(self.late))))()
             self.has_been_late = True
+        return self.meets(fate, question)
+
+    def meets(self, fate: str, question: Question) -> TransactionEvent | None:
+        """The request, and what is heard of it."""
         names = {partition: waiting[0] for partition, waiting in self.outbox.items() if waiting}
         match fate:
             case "moved":
                 return self.of(question, Moved("elsewhere"))
-            case "busy":
+            case "refused" if not isinstance(question, SendInit | SendEnd):
+                return self.of(question, MustAbort(PublishError("no")))
+            case "busy" | "refused":
                 return self.of(question, TryAgain("busy"))
+            case "half done":
+                # As with a leader that has it while too few replicas do.
+                self.brokers.answer(question, names.__getitem__)
+                return self.of(question, TryAgain("too few replicas"))
             case "late" | "cancelled":
                 self.late.append(lambda: self.brokers.answer(question, names.__getitem__))
             case "fine" | "unheard":

@@ -319,6 +319,7 @@ def test_a_broker_that_lost_count_is_given_a_new_epoch():
 def test_what_cannot_be_committed_is_aborted(state):
     """The abort is sent at once and what it was for is told when it is through; the next transaction may begin."""
     one = member_in(state)
+    told(one, BatchesAnswered(frozenset({FIRST})))
     error = CommitFailedError("the group has gone on")
 
     assert told(one, MustAbort(error)) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
@@ -327,6 +328,20 @@ def test_what_cannot_be_committed_is_aborted(state):
     assert one.state is State.READY
     one.receive(Begin(), NOW)
     assert one.aborted_by is None
+
+
+@pytest.mark.parametrize("trouble", [TryAgain("too few replicas"), MustAbort(REFUSED)], ids=lambda t: type(t).__name__)
+def test_the_place_of_a_batch_that_may_be_written_is_not_anothers(trouble):
+    """Sent and not acknowledged, then aborted: under the same epoch the broker would take the next batch for this."""
+    one = member_in(State.IN_TRANSACTION)
+    told(one, BatchesAnswered(frozenset(), (trouble,)))
+    if one.state is State.IN_TRANSACTION:
+        told(one, Abort(60.0))
+
+    told(one, Ended())
+
+    assert one.state is State.UNINITIALISED
+    assert told(one, Settle(60.0)) == [SendInit(WHO, 20.0)]
 
 
 def test_an_abort_of_what_the_coordinator_never_heard_of_is_done():

@@ -107,16 +107,16 @@ class TransactionalProducer:
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._cluster = cluster or Cluster(config, observer)
         timeout_s = transaction_timeout_ms / 1000
+        self._patience_s = min(config.default_api_timeout_ms / 1000, timeout_s)
         settings = TransactionSettings(
             transactional_id,
             transaction_timeout_s=timeout_s,
             # So that another broker can still be asked before the transaction is over.
             request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-            abort_s=min(_A_MOMENT_S, timeout_s),
+            abort_s=min(_A_MOMENT_S, self._patience_s),
             retry_first_s=config.retry_backoff_ms / 1000,
             retry_longest_s=config.retry_backoff_max_ms / 1000,
         )
-        self._patience_s = min(config.default_api_timeout_ms / 1000, timeout_s)
         self._member = TransactionalMember(settings, random.random)
         self._outbox = Outbox(max_batch_bytes, compression)
         self._requests = TransactionRequests(self._cluster, settings, self._outbox.content)

@@ -45,6 +45,8 @@ class Transaction:
     def __init__(self, sequences: dict[TopicPartition, int]) -> None:
         self._sequences = sequences
         self._pending: dict[TopicPartition, deque[Batch]] = {}
+        self._sent: set[TopicPartition] = set()
+        """Where a batch was sent and is not acknowledged."""
         self._added: set[TopicPartition] = set()
         self._are_offsets_added = self._are_offsets_stored = False
         self.offsets: GroupOffsets | None = None
@@ -72,6 +74,7 @@ class Transaction:
         """The first batch of each of these is in its log."""
         for partition in partitions:
             waiting = self._pending[partition]
+            self._sent.discard(partition)
             self._sequences[partition] = _after(waiting.popleft())
             if not waiting:
                 del self._pending[partition]
@@ -88,9 +91,13 @@ class Transaction:
         """The group has the offsets."""
         self._are_offsets_stored = True
 
-    def drop(self) -> None:
-        """What is not written yet need not be."""
+    def drop(self) -> bool:
+        """What is not written yet need not be; whether some of it may be written all the same.
+
+        Its place in the sequence would be another batch's in the next transaction, which the broker would take for it.
+        """
         self._pending.clear()
+        return bool(self._sent)
 
     def next_write(self, producer: ProducerId, timeout_s: float) -> Question | None:
         """What is to be asked while batches wait: one of each partition at a time; None when all are written."""
@@ -98,6 +105,7 @@ class Transaction:
             return None
         if new := self._pending.keys() - self._added:
             return SendAddPartitions(producer, tuple(sorted(new)), timeout_s)
+        self._sent.update(self._pending)
         return SendBatches(producer, tuple(waiting[0] for waiting in self._pending.values()), timeout_s)
 
     def next_of_commit(self, producer: ProducerId, timeout_s: float) -> Question:

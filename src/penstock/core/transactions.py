@@ -5,8 +5,9 @@ the table cannot happen, raises, and changes nothing.
 Rule 2: one question at a time. What is asked next follows from what is known (``_proceed``), so a question whose
 outcome got lost is asked again as it was: the same batches with the same sequence numbers, the same end.
 Rule 3: once a commit was sent, it is the commit that is asked for until it is answered, never the abort.
-Rule 4: a request that nobody answered may still arrive, at a broker where the transaction is over by then. So after
-such a transaction the next one has a new epoch, with which the broker refuses whatever comes late (KIP-360).
+Rule 4: a request that nobody answered may still arrive, at a broker where the transaction is over by then; and a batch
+that was not acknowledged may be written. So after such a transaction the next one has a new epoch, with which the
+broker refuses whatever comes late and counts sequences anew (KIP-360).
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ class TransactionalMember:
         self._effects.clear()
         self._transaction.cause = None
         if self.state is State.COMMITTING and not self._transaction.is_end_sent:
-            self._transaction.drop()
+            self._needs_new_epoch |= self._transaction.drop()
             self.aborted_by = PublishError("the transaction was aborted: its commit was cancelled")
             self.state = State.ABORTING
 
@@ -352,7 +353,7 @@ class TransactionalMember:
 
     def _take_back(self, error: PenstockError | None, within_s: float, now: float) -> None:
         self.aborted_by = self._transaction.cause = error
-        self._transaction.drop()
+        self._needs_new_epoch |= self._transaction.drop()
         self._awaited = self._retry_at = None
         if self._transaction.known_at is None:
             self.end(Ended(), now)

@@ -1,0 +1,333 @@
+"""Transactions while answers get lost, brokers die and callers are cancelled: still all of it, once, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from typing import Any
+
+import pytest
+from ledger import Ledger
+
+from penstock import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
+from penstock.app.transactions import TransactionalProducer
+from penstock.core.membership import Identity
+from penstock.core.transaction_states import State
+from penstock.error_codes import ErrorCode
+from penstock.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from penstock.testing import FaultProxy, KafkaServer
+
+NOBODY = Identity()
+
+IN_TRANSACTION = (
+    AddPartitionsToTxnRequest,
+    ProduceRequest,
+    AddOffsetsToTxnRequest,
+    TxnOffsetCommitRequest,
+    EndTxnRequest,
+)
+
+# So that what is lost is missed soon.
+IMPATIENT = {"request_timeout_ms": 300}
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    """A broker behind a proxy, which this module may kill."""
+    # Transactions that took too long are looked for often.
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
+    with KafkaServer(proxied=True, config=config) as server:
+        yield server
+
+
+@pytest.fixture
+def ledger(own_server) -> Ledger:
+    return Ledger(own_server)
+
+
+@pytest.fixture
+def proxy(own_server) -> FaultProxy:
+    return own_server.proxy
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+def offset(topic: str, number: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The next one to read of the first partition."""
+    return {TopicPartition(topic, 0): OffsetAndMetadata(number)}
+
+
+async def publish(producer: TransactionalProducer, topic: str, value: bytes, group: str, number: int) -> None:
+    """One transaction: a record to each of two partitions, and an offset."""
+    await producer.begin()
+    for partition in (0, 1):
+        await producer.send(topic, value, partition=partition)
+    await producer.commit(offset(topic, number), NOBODY, group)
+
+
+# ---- answers that get lost -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer", "drop_request", "repeat_request"])
+async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fault):
+    """Done and not heard of, or not done, or done twice: each record is there once, and each offset is right."""
+    topic, numbers = ledger.topic(2), range(len(IN_TRANSACTION))
+
+    async with ledger.producer(config=IMPATIENT) as producer:
+        for number, request in enumerate(IN_TRANSACTION):
+            with getattr(proxy, fault)(request):
+                await publish(producer, topic, b"%d" % number, group, number)
+            assert await ledger.group_offsets(group, topic) == {0: number}
+
+    assert await ledger.values(topic) == [b"%d" % number for number in numbers] * 2
+
+
+@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer"])
+@pytest.mark.parametrize("request_", [InitProducerIdRequest, FindCoordinatorRequest])
+async def test_a_start_gets_over_a_lost_answer(ledger, proxy, group, request_, fault):
+    """Starting asks again, and whoever had the transactional id before is fenced all the same."""
+    topic, name = ledger.topic(2), f"x-{uuid.uuid4().hex[:12]}"
+
+    async with ledger.producer(name) as zombie:
+        await zombie.begin()
+        await zombie.send(topic, b"zombie")
+        with getattr(proxy, fault)(request_):
+            async with ledger.producer(name, config=IMPATIENT) as successor:
+                await publish(successor, topic, b"1", group, 1)
+        with pytest.raises(ProducerFencedError):
+            await zombie.commit()
+
+    assert await ledger.values(topic) == [b"1"] * 2
+
+
+async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
+    """The next transaction has a new epoch, so that what may still arrive of the last one is refused."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer(config=IMPATIENT) as producer:
+        await publish(producer, topic, b"1", group, 1)
+        with proxy.reset_on_answer(ProduceRequest):
+            await publish(producer, topic, b"2", group, 2)
+        before = producer._member.producer
+        await publish(producer, topic, b"3", group, 3)
+        after = producer._member.producer
+
+    assert (after.id, after.epoch) == (before.id, before.epoch + 1)
+
+
+# ---- answers that refuse ---------------------------------------------------------------------------------------
+
+
+def with_code(code: int) -> Any:
+    """Edits an answer: that code, of all that it is about."""
+
+    def edit(answer: Any) -> Any:
+        if not hasattr(answer, "partitions"):
+            return dataclasses.replace(answer, error_code=code)
+        refused = tuple(dataclasses.replace(one, error_code=code) for one in answer.partitions)
+        return dataclasses.replace(answer, partitions=refused)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (AddPartitionsToTxnRequest, ErrorCode.CONCURRENT_TRANSACTIONS),
+        (AddPartitionsToTxnRequest, ErrorCode.NOT_COORDINATOR),
+        (ProduceRequest, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (ProduceRequest, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        (AddOffsetsToTxnRequest, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        (TxnOffsetCommitRequest, ErrorCode.NOT_COORDINATOR),
+        (EndTxnRequest, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code):
+    """Refused twice for a passing reason, or done and called refused, it is done once."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with proxy.edit_answer(request_, with_code(code), times=2):
+            await publish(producer, topic, b"1", group, 1)
+
+    assert await ledger.values(topic) == [b"1"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 1}
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (AddPartitionsToTxnRequest, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        (ProduceRequest, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+        (ProduceRequest, ErrorCode.TRANSACTION_ABORTABLE),
+        (AddOffsetsToTxnRequest, ErrorCode.GROUP_AUTHORIZATION_FAILED),
+        (TxnOffsetCommitRequest, ErrorCode.OFFSET_METADATA_TOO_LARGE),
+    ],
+)
+async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
+    """The commit raises it, nothing of the transaction is seen, and the next one is committed."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with (
+            proxy.edit_answer(request_, with_code(code)),
+            pytest.raises(PublishError, match=rf"{code.name}.*the transaction was aborted"),
+        ):
+            await publish(producer, topic, b"1", group, 1)
+        await producer.abort()
+        assert await ledger.group_offsets(group, topic) == {}
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == [b"2"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 2}
+
+
+async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
+    """The coordinator never heard of the transaction that it is to abort; the next one is committed."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer(config=IMPATIENT) as producer:
+        producer._patience_s = 1.0
+        with (
+            proxy.drop_request(AddPartitionsToTxnRequest, times=None),
+            pytest.raises(PublishError, match="not through in time"),
+        ):
+            await publish(producer, topic, b"1", group, 1)
+        producer._patience_s = 20.0
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == [b"2"] * 2
+
+
+# ---- when it is decided ----------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
+    """All is written and the commit on its way: no reader of committed records sees a record, and nobody an offset."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:
+        with proxy.hold_request(EndTxnRequest) as held:
+            committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
+            await held.took_place()
+            assert await ledger.stable_end(topic) == 0
+            (found,) = await ledger.group_offsets_now(group, topic)
+            assert found.offset < 0
+            assert not committing.done()
+
+    assert await ledger.values(topic) == [b"1"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 1}
+
+
+@pytest.mark.parametrize("way_on", ["commit", "begin", "close"])
+async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group, way_on):
+    """Sent and never answered, it is told as in doubt, cannot be aborted, and is committed by whatever comes next."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer(config={**IMPATIENT, "default_api_timeout_ms": 900}) as producer:
+        with proxy.drop_answer(EndTxnRequest, times=None), pytest.raises(PublishError, match="not known whether"):
+            await publish(producer, topic, b"1", group, 1)
+        assert producer.is_in_doubt
+        with pytest.raises(Exception, match="cannot be taken back"):
+            await producer.abort()
+        if way_on != "close":
+            await getattr(producer, way_on)()
+            assert not producer.is_in_doubt
+
+    assert await ledger.values(topic) == [b"1"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 1}
+
+
+@pytest.mark.parametrize("request_", IN_TRANSACTION)
+async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, request_):
+    """Cancelled at any request: before the last one nothing is seen, after it all; the next transaction is whole."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with proxy.hold_answer(request_) as held:
+            async with asyncio.TaskGroup() as tasks:
+                committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
+                await held.took_place()
+                committing.cancel()
+        assert producer.is_in_doubt is (request_ is EndTxnRequest)
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == ([b"1", b"2"] if request_ is EndTxnRequest else [b"2"]) * 2
+    assert await ledger.group_offsets(group, topic) == {0: 2}
+
+
+# ---- brokers that die, hang or lose patience -------------------------------------------------------------------
+
+
+async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(ledger, group):
+    """SIGKILL of the only broker in the middle of two transactions: one is committed after its return, one aborted."""
+    topic, server = ledger.topic(2), ledger.server
+
+    async with ledger.producer() as committing, ledger.producer() as aborting:
+        for producer, value in ((committing, b"committed"), (aborting, b"aborted")):
+            await producer.begin()
+            for partition in (0, 1):
+                await producer.send(topic, value, partition=partition)
+        await ledger.flush(aborting)
+        await asyncio.to_thread(server.kill)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(server.restart))
+            tasks.create_task(committing.commit(offset(topic, 7), NOBODY, group))
+            tasks.create_task(aborting.abort())
+        assert committing.state in {State.READY, State.UNINITIALISED}
+        await publish(committing, topic, b"next", group, 8)
+
+    assert await ledger.values(topic) == [b"committed", b"next"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 8}
+
+
+async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
+    """Every call ends by its own deadline when nothing is answered, and so does leaving; no task is left."""
+    topic, before = ledger.topic(2), asyncio.all_tasks()
+    options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 5_000}
+
+    async with asyncio.timeout(15):
+        async with ledger.producer(config=options) as producer:
+            await producer.begin()
+            await producer.send(topic, b"x")
+            proxy.black_hole()
+            with pytest.raises(PublishError, match="not through in time"):
+                await producer.commit()
+            with pytest.raises(PublishError, match="abort was not acknowledged"):
+                await producer.begin()
+        proxy.restore()
+
+    assert asyncio.all_tasks() == before
+    assert await ledger.values(topic) == []
+
+
+async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
+    """The broker aborts it; the producer is told that time was the reason, and another takes its place."""
+    topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
+
+    async with ledger.producer(name, transaction_timeout_ms=500) as slow:
+        await slow.begin()
+        await slow.send(topic, b"slow", partition=0)
+        await ledger.flush(slow)
+        # Its reader comes to the end of the topic when the broker has aborted what was open.
+        assert await ledger.values(topic) == []
+        with pytest.raises(ProducerFencedError, match="raise transaction_timeout_ms"):
+            await slow.commit()
+        async with ledger.producer(name) as other:
+            await other.begin()
+            await other.send(topic, b"other")
+            await other.commit()
+
+    assert await ledger.values(topic) == [b"other"]
