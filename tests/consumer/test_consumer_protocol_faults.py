@@ -227,7 +227,9 @@ async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, g
         other = await crew.join()
         async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
             await until(lambda: len(cut_off.assignment()) == 1)
-            quick.produce(topic, (b"%d" % n for n in range(5_000)))
+            # Both have some: without a key they would all go to one partition, whoever has that.
+            for partition in range(2):
+                quick.produce(topic, (b"%d" % n for n in range(2_500)), partition=partition)
             handed_out = [await cut_off.getone() for _ in range(100)]
             await until(lambda: bool(cut_off.statistics().buffered_bytes))
             quick.proxy.black_hole()

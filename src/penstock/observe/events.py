@@ -43,7 +43,6 @@ __all__ = [
     "PartitionsLost",
     "PartitionsRevoked",
     "RebalanceStarted",
-    "RebalanceWentOn",
     "RecordBuried",
     "RecordSkipped",
     "SessionExpired",
@@ -178,13 +177,6 @@ class DrainTimedOut(Event):
     level = logging.WARNING
     partitions: Partitions
     waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceWentOn(Event):
-    """A rebalance began anew before the one before was done; its callback was cancelled."""
-
-    group_id: str
 
 
 @dataclass(frozen=True, slots=True)
