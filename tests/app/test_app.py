@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 import pytest
+from commands import environment
 from crew import until
 
 from penstock import (
@@ -150,6 +152,34 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
     assert handled.index(8) > handled.index(99)
     assert len(recorder.of(RecordBuried)) == 1
     assert await witness.committed(group, topic, 1) == {0: 100}
+
+
+async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_topic, witness, kafka_server, group):
+    """`penstock dead-letters replay` sends it to the group's own replay topic, which the handler reads too."""
+    topic = new_topic()
+    dead = f"{topic}.{group}.dead"
+    kafka_server.create_topic(dead)
+    app, handled, is_fixed = new_app(dead_letter=dead, metadata_max_age_ms=300), [], False
+    witness.produce(topic, [b"poison"])
+
+    @app.handler(topic, retry=QUICK)
+    async def handle(value: bytes) -> None:
+        if not is_fixed:
+            raise ValueError("not yet")
+        handled.append(value)
+
+    async with app:
+        await until(lambda: app.health().status == "ok")
+        await read_all(kafka_server, dead, 1)
+        is_fixed = True
+        command = [sys.executable, "-m", "penstock", "dead-letters", "replay", dead, "--all", "--yes"]
+        replay = await asyncio.create_subprocess_exec(
+            *command, env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers)
+        )
+        assert await replay.wait() == 0
+        await until(lambda: handled)
+
+    assert handled == [b"poison"]
 
 
 @pytest.mark.parametrize("broken", ["rejected", "undecodable"])

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.app.dead_letters import Failure, dead_letter, topic_name
+from penstock.app.dead_letters import Failure, dead_letter, origin_of, topic_name
 from penstock.app.handlers import Handler
 from penstock.app.producer import Producer
 from penstock.app.reject import Reject
@@ -122,7 +122,7 @@ class Failures:
     async def _bury(self, record: Record, failures: int, error: Exception) -> None:
         assert self._dead_letter_topic is not None
         assert self._producer is not None
-        topic = topic_name(self._dead_letter_topic, topic=record.topic, group=self._group_id)
+        topic = topic_name(self._dead_letter_topic, topic=origin_of(record).topic, group=self._group_id)
         failure = Failure(error, failures, self._handler.name, self._group_id, int(self._wall_clock() * 1000))
         letter = dead_letter(record, failure)
         try:

@@ -19,13 +19,14 @@ from anyio.to_thread import run_sync
 
 from penstock.app.arguments import Opened
 from penstock.app.codecs import AnyCodec
+from penstock.app.dead_letters import REPLAY, topic_name
 from penstock.app.failures import Failures
 from penstock.app.handlers import Handler
 from penstock.app.line import Line
 from penstock.app.prepared import Prepared
 from penstock.app.producer import Producer
 from penstock.app.results import outgoing
-from penstock.consumer.consumer import Consumer, hand_over
+from penstock.consumer.consumer import Consumer, hand_over, read_too
 from penstock.consumer.reader import Reader
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
@@ -81,6 +82,13 @@ class Group:
         self._handlers, self._defaults, self._opened = handlers, defaults, opened
         self._producer, self._observer = producer, observer
         self.consumer = _consumer_for([handler for handler, _ in handlers], {**options, "group_id": group_id})
+        self._replays = {
+            topic_name(REPLAY, topic=topic, group=group_id): topic
+            for handler, _ in handlers
+            for topic in handler.topics
+        }
+        """The topic of each replay topic: what is replayed goes to whoever handled it first."""
+        read_too(self.consumer, self._replays)
         self._stations: list[_Station] = []
         self._of_topic: dict[str, list[_Station]] = {}
         self._reader: Reader | None = None
@@ -176,7 +184,8 @@ class Group:
     def _stations_of(self, topic: str) -> list[_Station]:
         found = self._of_topic.get(topic)
         if found is None:
-            found = [one for one in self._stations if _reads(one.handler, topic)]
+            origin = self._replays.get(topic, topic)
+            found = [one for one in self._stations if _reads(one.handler, origin)]
             self._of_topic[topic] = found
         return found
 

@@ -25,7 +25,7 @@ from penstock.errors import ConfigurationError, ConsumerStateError, RequestTimed
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import OffsetAndMetadata, Record, TopicPartition
 
-__all__ = ["Consumer", "ConsumerStatistics", "hand_over"]
+__all__ = ["Consumer", "ConsumerStatistics", "hand_over", "read_too"]
 
 
 class ConsumerStatistics(NamedTuple):
@@ -59,6 +59,7 @@ class Consumer:
     def __init__(
         self, *topics: str, pattern: str | re.Pattern[str] | None = None, **options: Unpack[ConsumerOptions]
     ) -> None:
+        self._optional: frozenset[str] = frozenset()
         self._options = dict(options)
         check_names(self._options)
         config = resolve(self._options)
@@ -104,7 +105,7 @@ class Consumer:
             raise ConsumerStateError("this consumer is started already")
         self._config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
-        engine = Engine(self._config, self._topics, self._pattern, self, observer)
+        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional)
         self._supervisor = Supervisor(engine.run, f"penstock consumer {self._what}")
         self._engine = engine
         try:
@@ -358,6 +359,13 @@ class Consumer:
         _ = self._started
         if in_callback.get():
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
+
+
+def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
+    """Have a consumer that names its topics read these too, from when they are there on; before it is started."""
+    if consumer._pattern is None:  # noqa: SLF001 - this room's own
+        consumer._optional = frozenset(topics) - consumer._topics  # noqa: SLF001
+        consumer._topics |= consumer._optional  # noqa: SLF001
 
 
 def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:

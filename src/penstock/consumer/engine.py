@@ -40,15 +40,18 @@ _TOPIC_GRACE_S = 5.0
 class Engine:
     """What a Consumer starts and stops."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a Consumer knows
         self,
         config: ConsumerConfig,
         topics: frozenset[str],
         pattern: TopicPattern | None,
         consumer: object,
         observer: Observer,
+        optional: frozenset[str] = frozenset(),
     ) -> None:
         self.config, self.topics, self._pattern, self._observer = config, topics, pattern, observer
+        self._optional = optional
+        """Topics that need not be there yet."""
         self.failure: PenstockError | None = None
         self._failed = asyncio.Event()
         self.cluster = Cluster(config, observer)
@@ -136,7 +139,7 @@ class Engine:
 
     async def _check_topics(self) -> None:
         topology = self.cluster.topology
-        for name in self.topics:
+        for name in self.topics - self._optional:
             code = topology.errors.get(name)
             if code is None and name not in topology.topics:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
