@@ -4,10 +4,10 @@ Run it from the repository's root when an API, a version or a client is new, and
 
     python tests/wire/record_frames.py
 
-It starts a broker behind a FaultProxy, lets librdkafka lead groups of both protocols and act as a tool, then speaks
-each version of each API itself, and writes ``frames.json`` beside this file: of every API, direction and version one
-frame of each shape (what is null, what is empty, what is there), in hexadecimal, without its length. Takes half a
-minute.
+It starts a broker behind a FaultProxy, lets librdkafka lead groups of both protocols, publish in transactions and act
+as a tool, then speaks each version of each API itself, and writes ``frames.json`` beside this file: of every API,
+direction and version one frame of each shape (what is null, what is empty, what is there), in hexadecimal, without its
+length. Takes half a minute.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from confluent_kafka import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ConsumerGroupType,
+    Producer,
     TopicPartition,
 )
 from confluent_kafka.admin import (
@@ -37,6 +38,8 @@ from confluent_kafka.admin import (
 )
 
 from penstock.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     CommitOffset,
     ConfigAlteration,
     ConfigsToAlter,
@@ -46,9 +49,11 @@ from penstock.messages import (
     DeleteGroupsRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    EndTxnRequest,
     FindCoordinatorRequest,
     HeartbeatRequest,
     IncrementalAlterConfigsRequest,
+    InitProducerIdRequest,
     JoinGroupProtocol,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -68,15 +73,20 @@ from penstock.messages import (
     OffsetForLeaderEpochRequest,
     OffsetToDelete,
     OwnedPartitions,
+    PartitionToAdd,
+    ProduceRequest,
+    RecordsToProduce,
     SyncGroupAssignment,
     SyncGroupRequest,
     TopicIdPartitions,
+    TxnOffsetCommitRequest,
 )
 from penstock.testing import FaultProxy, KafkaServer
 from penstock.testing.faults import Frame
-from penstock.wire import cluster, configs, group, groups, log, offsets, reconciliation
+from penstock.wire import cluster, configs, group, groups, log, offsets, produce, reconciliation, transactions
 from penstock.wire.api import Api
 from penstock.wire.members import encode_assignment, encode_subscription
+from penstock.wire.produce import BatchWriter
 from penstock.wire.registry import api_of
 
 FILE = Path(__file__).with_name("frames.json")
@@ -102,11 +112,17 @@ RECORDED: dict[int, Api[Any]] = {
         offsets.OFFSET_DELETE,
         reconciliation.CONSUMER_GROUP_HEARTBEAT,
         groups.CONSUMER_GROUP_DESCRIBE,
+        produce.PRODUCE,
+        transactions.INIT_PRODUCER_ID,
+        transactions.ADD_PARTITIONS_TO_TXN,
+        transactions.ADD_OFFSETS_TO_TXN,
+        transactions.TXN_OFFSET_COMMIT,
+        transactions.END_TXN,
     )
 }
 
 OURS = "penstock"
-TOPIC = "orders"
+TOPIC, OUT = "orders", "invoices"
 PARTITIONS = 3
 WITHIN_S = 30
 
@@ -155,6 +171,22 @@ class Members:
             )
             one.committed([*one.assignment(), TopicPartition("elsewhere", 0)], timeout=WITHIN_S)
 
+    def publish(self, address: str) -> None:
+        """One transaction of each compression with what the first member has done, and one that is aborted."""
+        first = self._consumers[0]
+        for compression in ("none", "gzip", "lz4"):
+            producer = Producer(
+                {"bootstrap.servers": address, "transactional.id": f"x-{compression}", "compression.type": compression}
+            )
+            producer.init_transactions(WITHIN_S)
+            for end in (producer.commit_transaction, producer.abort_transaction):
+                producer.begin_transaction()
+                for partition in range(PARTITIONS):
+                    producer.produce(OUT, b"value" * 50, b"key", partition, headers=[("header", b"1"), ("null", None)])
+                done = [TopicPartition(p.topic, p.partition, 0, "m") for p in first.assignment()]
+                producer.send_offsets_to_transaction(done, first.consumer_group_metadata(), WITHIN_S)
+                end(WITHIN_S)
+
     def leave(self) -> None:
         """One after the other."""
         for one in self._consumers:
@@ -162,7 +194,7 @@ class Members:
 
 
 def librdkafka_speaks(address: str) -> None:
-    """Groups of both protocols, and what a tool asks of them."""
+    """Groups of both protocols, transactions of their members, and what a tool asks of them."""
     members = [
         Members(address, group_id="cooperative", partition_assignment_strategy="cooperative-sticky"),
         Members(address, group_id="eager", partition_assignment_strategy="range,roundrobin", client_rack="r1"),
@@ -172,6 +204,7 @@ def librdkafka_speaks(address: str) -> None:
         one.join([TOPIC], group_instance_id="first")
         one.join([TOPIC])
         one.commit()
+        one.publish(address)
     by_pattern = Members(address, group_id="by-pattern", group_protocol="consumer", group_remote_assignor="range")
     by_pattern.join(["^ord.*"])
 
@@ -296,6 +329,38 @@ def reconciled_group(line: Line) -> None:
     line.ask(ListGroupsRequest(types_filter=("consumer",)), at_least=5)
 
 
+def transaction(line: Line) -> None:
+    """One that is committed, with a batch and an offset, and what is refused on the way."""
+    name = f"transactional-{line.lap}"
+    given: Any = None
+
+    def is_given() -> bool:
+        nonlocal given
+        given = line.ask(InitProducerIdRequest(name, 10_000))
+        return given.error_code == 0
+
+    def is_added(topic: str, *partitions: int) -> bool:
+        wanted = tuple(PartitionToAdd(topic, one) for one in partitions)
+        return not any(one.error_code for one in line.ask(AddPartitionsToTxnRequest(name, *who, wanted)).partitions)
+
+    until("a producer id", is_given)
+    who = given.producer_id, given.producer_epoch
+    line.ask(InitProducerIdRequest(name, 10_000, given.producer_id, given.producer_epoch + 9))
+    is_added("missing", 0)
+    until("partitions in a transaction", lambda: is_added(OUT, 0, 1))
+    for sequence in (0, 7):
+        writer = BatchWriter(1_000)
+        writer.append(b"key", b"value", (("header", None),), 1_000)
+        line.ask(ProduceRequest(name, -1, 10_000, (RecordsToProduce(OUT, 0, writer.written(*who, sequence)),)))
+    line.ask(AddOffsetsToTxnRequest(name, *who, name))
+    done = (CommitOffset(TOPIC, 0, 5, 0, "m"),)
+    line.ask(TxnOffsetCommitRequest(name, name, *who, done))
+    line.ask(TxnOffsetCommitRequest(name, name, *who, done, 9, "nobody"))
+    line.ask(EndTxnRequest(name, *who, committed=True))
+    line.ask(EndTxnRequest(name, given.producer_id, given.producer_epoch + 9, committed=True))
+    line.ask(AddOffsetsToTxnRequest(name, given.producer_id, given.producer_epoch + 9, name))
+
+
 def log_and_tools(line: Line) -> None:
     """Topics by name and by id, positions, configurations."""
     found = line.ask(MetadataRequest((MetadataTopic(TOPIC), MetadataTopic("missing"))))
@@ -333,6 +398,7 @@ def we_speak(proxy: FaultProxy) -> None:
         log_and_tools(line)
         classic_group(line)
         reconciled_group(line)
+        transaction(line)
     line.close()
 
 
@@ -364,7 +430,8 @@ def kept(frames: Iterable[Frame]) -> list[dict[str, Any]]:
 def main() -> None:
     """Record it all."""
     with KafkaServer(proxied=True) as server:
-        server.create_topic(TOPIC, PARTITIONS)
+        for topic in (TOPIC, OUT):
+            server.create_topic(topic, PARTITIONS)
         librdkafka_speaks(server.bootstrap_servers)
         we_speak(server.proxy)
         lines = ",\n".join(json.dumps(row) for row in kept(server.proxy.frames))

@@ -19,15 +19,20 @@ from penstock.messages import (
     ConsumerGroupHeartbeatRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     MemberAssignment,
     MetadataRequest,
     OffsetForLeaderEpochRequest,
     OwnedPartitions,
+    ProduceRequest,
     TopicIdPartitions,
+    TxnOffsetCommitRequest,
 )
 from penstock.wire import configs
 from penstock.wire.api import Api, read_request_header
+from penstock.wire.batches import split
 from penstock.wire.members import decode_assignment, decode_cooperative_data, decode_sticky_data, decode_subscription
 from penstock.wire.registry import api_by_key
 
@@ -263,3 +268,48 @@ def test_a_groups_configuration(version):
     found = {one.name: (one.value, one.config_source) for one in group.configs}
 
     assert found == {"consumer.heartbeat.interval.ms": ("6000", 8), "consumer.session.timeout.ms": ("45000", 5)}
+
+
+def test_what_librdkafka_writes_in_a_transaction():
+    """Its batches are of the transactional id's producer, for all replicas, and read by us as they were sent."""
+    requests = said(ProduceRequest, "request")
+
+    batches = [split(one.records) for request in requests for one in request.partitions]
+
+    assert {(one.acks, one.transactional_id[:2]) for one in requests} == {(-1, "x-")}
+    assert {len(found) for found in batches} == {1}
+    for (batch,) in batches:
+        assert batch.checksum_holds()
+        (record,) = batch.decode("invoices", 0, 0).take(10)
+        assert batch.producer_id >= 0
+        assert (record.key, record.value) == (b"key", b"value" * 50)
+        assert list(record.headers) == [("header", b"1"), ("null", None)]
+
+
+def test_what_librdkafka_commits_in_a_transaction():
+    """It says as which member of which generation, as we do; and one end in two is an abort (KIP-447)."""
+    commits = said(TxnOffsetCommitRequest, "request")
+
+    assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}
+    assert {one.group_instance_id for one in commits} == {"first"}
+    # librdkafka sends the end of the C string too.
+    assert {(entry.offset, entry.metadata[:1]) for one in commits for entry in one.partitions} == {(0, "m")}
+    assert {one.committed for one in said(EndTxnRequest, "request")} == {True, False}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_producer_id_is_given_or_refused(version):
+    """Given, there is a producer; refused, there is none (not yet, or the epoch is not the newest)."""
+    answers = said(InitProducerIdRequest, "answer", version)
+
+    assert {True, False} == {one.producer_id >= 0 for one in answers}
+    assert all((one.producer_id >= 0) is (one.error_code == 0) for one in answers)
+    assert {one.error_code for one in answers} <= {0, 14, 15, 16, 47, 51, 90}
+
+
+@pytest.mark.parametrize("version", [8, 9, 10, 11])
+def test_a_batch_is_written_or_refused(version):
+    """An offset of the log, and code 45 for a place in the sequence that is not the next."""
+    answers = [part for one in said(ProduceRequest, "answer", version) for part in one.partitions]
+
+    assert {(one.error_code, one.base_offset >= 0) for one in answers} >= {(0, True), (45, False)}
