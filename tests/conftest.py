@@ -5,6 +5,6 @@ from __future__ import annotations
 from hypothesis import settings
 
 # A run is the same as the one before; `pytest --hypothesis-profile=explore` looks further.
-settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=60)
+settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile("same")

@@ -21,7 +21,7 @@ TOPICS = "abc"
 RACKS = ("r1", "r2")
 
 both = pytest.mark.parametrize("assign", [sticky_assignor, cooperative_sticky_assignor], ids=["sticky", "cooperative"])
-modest = settings(max_examples=30)
+modest = settings(max_examples=20)
 
 
 def partitions(words: str) -> list[TopicPartition]:

@@ -209,7 +209,7 @@ class Life:
         assert self.brokers.stage in {Stage.NONE, Stage.OVER}
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 1 << 64), st.integers(1, 6))
 def test_all_or_nothing_whatever_gets_lost(seed, transactions):
     """Requests and answers get lost or late, calls are cancelled: what is committed is there, once, and no more."""

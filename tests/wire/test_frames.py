@@ -91,17 +91,14 @@ def said(kind: type, direction: str, *versions: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("frame", recorded(), ids=str)
-def test_a_frame_comes_back(frame):
+def test_a_frame_comes_back():
     """What others wrote is read to the last byte, and is what we would have written for it."""
-    message = frame.message
-
-    written = frame.encoded(message)
-
-    if written == frame.data:
-        return
-    assert frame.api in SAYS_MORE
-    assert message == frame.decoded(written)
+    for frame in recorded():
+        message = frame.message
+        written = frame.encoded(message)
+        if written != frame.data:
+            assert frame.api in SAYS_MORE, frame
+            assert message == frame.decoded(written), frame
 
 
 def test_every_version_was_answered_by_a_broker():
@@ -113,21 +110,20 @@ def test_every_version_was_answered_by_a_broker():
     assert not missing
 
 
-@pytest.mark.parametrize("frame", recorded(), ids=str)
-def test_a_frame_that_was_cut_off_is_malformed(frame):
+def test_a_frame_that_was_cut_off_is_malformed():
     """No beginning of what a broker says is taken for the whole."""
-    # Every length near both ends, and some between.
-    size = len(frame.data)
-    for end in {*range(min(size, 40)), *range(40, size, 37), size - 1}:
-        with pytest.raises(MalformedMessageError):
-            frame.decoded(frame.data[:end])
+    for frame in recorded():
+        # Every length near both ends, and some between.
+        size = len(frame.data)
+        for end in {*range(min(size, 40)), *range(40, size, 37), size - 1}:
+            with pytest.raises(MalformedMessageError):
+                frame.decoded(frame.data[:end])
 
 
-@pytest.mark.parametrize("frame", recorded(), ids=str)
-def test_a_frame_that_was_garbled_is_a_message_or_malformed(frame):
+def test_a_frame_that_was_garbled_is_a_message_or_malformed():
     """Real frames with a bit changed: the same two outcomes."""
-    random = Random(len(frame.data))
-    for _ in range(10):
+    random = Random(1)
+    for frame in recorded() * 10:
         data = bytearray(frame.data)
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         try:

@@ -20,7 +20,7 @@ from penstock.wire.schema import Array, ByTopic, Sole, Struct
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]
 
-some = settings(max_examples=7)
+some = settings(max_examples=5)
 
 
 def read(decode, data: bytes, version: int) -> None:

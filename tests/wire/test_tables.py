@@ -54,16 +54,18 @@ def test_a_table_says_what_kafka_says(api, kind, version):
     assert without_passed_over(fields_of(f"{api.name}{kind}", version)) == ours
 
 
-@pytest.mark.parametrize(("api", "kind", "version"), CASES)
-def test_flexible_versions_begin_where_kafkas_do(api, kind, version):
+def test_flexible_versions_begin_where_kafkas_do():
     """Lengths are varints from the same version on as Kafka's."""
-    assert is_flexible(f"{api.name}{kind}", version) == (version >= api.flexible)
+    cases = [case.values for case in CASES]
+
+    assert [
+        case for case in cases if is_flexible(f"{case[0].name}{case[1]}", case[2]) != (case[2] >= case[0].flexible)
+    ] == []
 
 
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_keys_are_kafkas(api):
+def test_keys_are_kafkas():
     """The number of each API is Kafka's."""
-    assert definition(f"{api.name}Request")["apiKey"] == api.key
+    assert [definition(f"{api.name}Request")["apiKey"] for api in APIS] == [api.key for api in APIS]
 
 
 @pytest.mark.parametrize("version", range(4))
