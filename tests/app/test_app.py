@@ -408,6 +408,45 @@ async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witnes
     assert await witness.committed(group, topic, 1) == {0: 100}
 
 
+@pytest.mark.parametrize("unmatched", ["fail", "skip"])
+async def test_a_record_that_nobody_wants_is_no_record_that_is_done(new_app, new_topic, witness, group, unmatched):
+    """It fails as others do unless `unmatched="skip"` says that it may be passed over; so does one `when` raises at."""
+    topic, app, handled = new_topic(), new_app(on_failure="stop"), []
+    witness.produce(topic, [b"1", b"nobody's" if unmatched == "skip" else b"x", b"1"])
+
+    def is_one(record: Record) -> bool:
+        if record.value == b"x":
+            raise ValueError("no number")
+        return record.value == b"1"
+
+    @app.handler(topic, when=is_one, unmatched=unmatched)
+    async def handle(value: bytes) -> None:
+        handled.append(value)
+
+    if unmatched == "skip":
+        async with app:
+            await until(lambda: len(handled) == 2)
+        assert await witness.committed(group, topic, 1) == {0: 3}
+    else:
+        with pytest.raises(HandlerFailedError, match="no number"):
+            await asyncio.wait_for(app.run(), 30)
+        assert await witness.committed(group, topic, 1) == {0: 1}
+
+
+async def test_unmatched_fails_by_default(new_app, new_topic, witness, group):
+    """Without a word about it, a record that no handler takes is a failure, and is not committed."""
+    topic, app = new_topic(), new_app(on_failure="stop")
+    witness.produce(topic, [b"1"])
+
+    @app.handler(topic, when=lambda _record: False)
+    async def handle(value: bytes) -> None: ...
+
+    with pytest.raises(HandlerFailedError, match="no handler's when= takes this record"):
+        await asyncio.wait_for(app.run(), 30)
+
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
 def no_handlers(app):
     pass
 

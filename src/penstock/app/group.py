@@ -25,6 +25,7 @@ from penstock.app.handlers import Handler
 from penstock.app.line import Line
 from penstock.app.prepared import Prepared
 from penstock.app.producer import Producer
+from penstock.app.reject import Reject
 from penstock.app.results import outgoing
 from penstock.consumer.consumer import Consumer, hand_over, read_too
 from penstock.consumer.reader import Reader
@@ -173,7 +174,10 @@ class Group:
             return
         shares: dict[int, list[Record]] = {}
         for record in records:
-            chosen = next((n for n, one in enumerate(stations) if _wants(one.handler, record)), None)
+            wanting = (n for n, one in enumerate(stations) if _wants(one.handler, record))
+            # What nobody wants fails where a handler says that it shall; there it is refused before the handler runs.
+            refusing = (n for n, one in enumerate(stations) if one.handler.unmatched == "fail")
+            chosen = next(wanting, next(refusing, None))
             if chosen is None:
                 self._observer.tell(UnmatchedRecord(record.topic_partition, record.offset))
             else:
@@ -230,6 +234,8 @@ class Group:
             assert self._producer is not None
             codec = handler.codec or self._defaults.codec
             call = _publishing(call, self._producer, handler.publish, codec.encode, handler.name)  # type: ignore[attr-defined]
+        if handler.when is not None:
+            call = _with_condition(call, handler.when)
         return call
 
 
@@ -296,7 +302,21 @@ def _reads(handler: Handler, topic: str) -> bool:
 
 
 def _wants(handler: Handler, record: Record) -> bool:
-    return handler.when is None or handler.when(record)
+    try:
+        return handler.when is None or handler.when(record)
+    except Exception:  # noqa: BLE001 - it raises again where that is a failure of the record
+        return True
+
+
+def _with_condition(
+    call: Callable[[Record], Awaitable[object]], when: Callable[[Record], bool]
+) -> Callable[[Record], Awaitable[object]]:
+    async def if_wanted(record: Record) -> object:
+        if not when(record):
+            raise Reject("no handler's when= takes this record - say unmatched='skip' if it may be passed over")
+        return await call(record)
+
+    return if_wanted
 
 
 def _lowest(offsets: Iterable[int | None]) -> int | None:

@@ -192,11 +192,6 @@ class Line:
         return any(worker.record is not None for worker in self._workers.values())
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        return self._lanes.waiting == 0 and not self.runs
-
-    @property
     def running(self) -> Record | None:
         """The record whose handler has the event loop now."""
         return self._running.record if self._running is not None else None
