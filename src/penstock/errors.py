@@ -15,6 +15,8 @@ PenstockError
 │   ├── RebalanceError               joining the group failed for good, or a rebalance callback did
 │   ├── FencedMemberError            another member took this one's place
 │   ├── NoCommonAssignorError        the group's members share no assignment strategy
+│   ├── GroupNotEmptyError           a tool may not touch the group while it has live members
+│   ├── NotAConsumerGroupError       a tool was given a group of something else, such as Kafka Connect's workers
 │   └── CommitFailedError            offsets were not committed
 ├── OffsetOutOfRangeError            a position outside of the log, and no reset policy
 ├── OffsetGapError                   offsets missing from a partition that must have none
@@ -34,6 +36,7 @@ Each message says what happened and what to do next. Control flow inside penstoc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.error_codes import RETRIABLE, ErrorCode, name_of
@@ -55,6 +58,7 @@ __all__ = [
     "FencedMemberError",
     "GroupAuthorizationFailedError",
     "GroupError",
+    "GroupNotEmptyError",
     "HandlerFailedError",
     "InvalidSessionTimeoutError",
     "InvalidTopicError",
@@ -63,6 +67,7 @@ __all__ = [
     "MalformedMessageError",
     "NoCommonAssignorError",
     "NodeNotConnectedError",
+    "NotAConsumerGroupError",
     "OffsetGapError",
     "OffsetOutOfRangeError",
     "PenstockError",
@@ -72,6 +77,7 @@ __all__ = [
     "RecordTooLargeError",
     "RequestTimedOutError",
     "TopicAuthorizationFailedError",
+    "UnknownGroupError",
     "UnknownTopicError",
     "UnsupportedVersionError",
     "broker_error",
@@ -165,6 +171,12 @@ class GroupAuthorizationFailedError(BrokerError):
     advice = "grant READ on the group to this principal"
 
 
+class UnknownGroupError(BrokerError):
+    """The group does not exist: it has no members and has committed nothing, or that has expired."""
+
+    advice = "check its spelling: `penstock groups list` shows those that there are"
+
+
 class InvalidSessionTimeoutError(BrokerError):
     """The session timeout is outside of the bounds that the broker sets."""
 
@@ -185,6 +197,25 @@ class FencedMemberError(GroupError):
 
 class NoCommonAssignorError(GroupError):
     """The group's members share no assignment strategy, or the group is of another kind."""
+
+
+class GroupNotEmptyError(GroupError):
+    """The group has live members, and what was asked would be undone or contradicted by them.
+
+    Attributes:
+        members: each in a few words: client, host, name of a static member, id.
+    """
+
+    def __init__(self, message: str, members: Iterable[str] = ()) -> None:
+        self.members = tuple(members)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[GroupNotEmptyError], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.members)
+
+
+class NotAConsumerGroupError(GroupError):
+    """The group is one of something else than consumers, such as Kafka Connect's workers or a share group."""
 
 
 class CommitFailedError(GroupError):
@@ -277,6 +308,7 @@ _CLASSES: dict[int, type[BrokerError]] = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationFailedError,
     ErrorCode.GROUP_AUTHORIZATION_FAILED: GroupAuthorizationFailedError,
+    ErrorCode.GROUP_ID_NOT_FOUND: UnknownGroupError,
     ErrorCode.INVALID_SESSION_TIMEOUT: InvalidSessionTimeoutError,
 }
 
