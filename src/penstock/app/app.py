@@ -7,38 +7,33 @@ Rule of this file: what users call, and in which order things start and stop. A 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
-import anyio
 from typing_extensions import Unpack
 
 from penstock.app.codecs import AnyCodec, JsonCodec
-from penstock.app.dependencies import open_into
-from penstock.app.group import Defaults, Group
-from penstock.app.handlers import Handler, Handlers
+from penstock.app.ends import asked_by_signals, first_of
+from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.messages import Message
-from penstock.app.prepared import Prepared, prepare
-from penstock.app.producer import Producer, Published
+from penstock.app.plan import Defaults, planned
+from penstock.app.producer import Producer
+from penstock.app.publisher import Published
 from penstock.app.results import outgoing
+from penstock.app.running import Running
 from penstock.app.signs import Signs
-from penstock.app.watchdog import Watchdog
+from penstock.app.sources import ConsumerSource
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.retries import OnFailure, Retry
-from penstock.errors import ConfigurationError, ConsumerStateError, PenstockError
+from penstock.errors import ConfigurationError, ConsumerStateError, PublishError
 from penstock.observe.hooks import Hook, Observer
 
 __all__ = ["App"]
-
-_DRAIN_SHARE = 0.5
-"""Of the time that stopping may take, so much is for handlers that run; the rest is for commits and good-byes."""
 
 
 class App(Handlers):
@@ -55,37 +50,44 @@ class App(Handlers):
         on_failure: what happens to them without one: ``"pause"`` keeps their lane waiting and tries again now and then,
             ``"stop"`` stops the app, ``"skip"`` counts and logs them.
         codec: how values are read and written; JSON when nothing is said.
+        middleware: wraps every handler, the outermost first; each is given what runs a record and returns the like.
+        require_broker: whether ``start`` fails when no broker answers within ``start_timeout_ms``; without it the app
+            starts, is ready, and goes on trying, for a service that has other things to do as well.
         options: those of ``Consumer``; see ``ConsumerOptions``.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options
         self,
         *,
         retry: Retry | None = None,
         dead_letter: str | None = None,
         on_failure: OnFailure = "pause",
         codec: AnyCodec | None = None,
+        middleware: Sequence[Middleware] = (),
+        require_broker: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         super().__init__()
         if on_failure not in {"pause", "stop", "skip"}:
             raise ConfigurationError(f"on_failure={on_failure!r} will not do: it has to be 'pause', 'stop' or 'skip'")
+        check_middleware(middleware)
         self._defaults = Defaults(
-            retry=retry or Retry(), on_failure=on_failure, dead_letter=dead_letter, codec=codec or JsonCodec()
+            retry=retry or Retry(),
+            on_failure=on_failure,
+            dead_letter=dead_letter,
+            codec=codec or JsonCodec(),
+            middleware=tuple(middleware),
         )
+        self._require_broker = require_broker
         self._options: dict[str, Any] = {}
         self.configure(**options)
         self._overrides: dict[Callable[..., object], Callable[..., object]] = {}
         self._supervisor: Supervisor | None = None
-        self._groups: list[Group] = []
-        self._producer: Producer | None = None
+        self._running: Running | None = None
         self._config: ConsumerConfig | None = None
-        self._signs: Signs | None = None
-        self._watchdog: Watchdog | None = None
-        self._failure: PenstockError | None = None
 
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
@@ -124,9 +126,8 @@ class App(Handlers):
         if self._supervisor is not None:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
-        by_group = self._prepared(self._config)
-        self._signs = Signs(by_group)
-        supervisor = self._supervisor = Supervisor(lambda us: self._live(us, by_group), "penstock app")
+        running = self._running = self._new_run(self._config)
+        supervisor = self._supervisor = Supervisor(running.live, "penstock app")
         try:
             await supervisor.start()
         except BaseException:
@@ -142,8 +143,8 @@ class App(Handlers):
         if self._supervisor is None or self._config is None:
             return
         await self._supervisor.stop(self._config.stop_timeout_ms / 1000)
-        if self._failure is not None:
-            raise self._failure
+        if self._started.failure is not None:
+            raise self._started.failure
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -155,17 +156,17 @@ class App(Handlers):
         await self.stop()
 
     async def run(self) -> None:
-        """Handle records until SIGTERM, SIGINT, or an error that ends the app.
+        """Handle records until SIGTERM, SIGINT, or an error that ends the app; a second signal ends it at once.
 
         Raises:
             PenstockError: what ended the app.
         """
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
-        with _signals(loop, asked):
+        asked = asyncio.Event()
+        with asked_by_signals(asked.set):
             await self.start()
             assert self._supervisor is not None
             try:
-                await _first_of(asked, self._supervisor.stopping)
+                await first_of(asked, self._supervisor.stopping)
             finally:
                 await self.stop()
 
@@ -187,30 +188,22 @@ class App(Handlers):
             ConsumerStateError: it is not started.
             PenstockError: what ended the app before that.
         """
-        if self._signs is None or self._supervisor is None:
-            raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
-        await _first_of(self._signs.assigned, self._supervisor.stopping)
-        if self._failure is not None:
-            raise self._failure
+        running = self._started
+        assert self._supervisor is not None
+        await first_of(running.signs.assigned, self._supervisor.stopping)
+        if running.failure is not None:
+            raise running.failure
 
     def health(self) -> Health:
         """How it is now: not live only if a restart would heal it, ready from the first assignment on."""
-        config, signs = self._config or resolve(self._options), self._signs
-        slowest_s, slowest = max((group.slowest for group in self._groups), default=(0.0, ""))
-        return examine(
-            Vitals(
-                is_started=self._supervisor is not None and self._supervisor.ready.is_set(),
-                was_assigned=signs is not None and signs.assigned.is_set(),
-                max_poll_interval_s=config.max_poll_interval_ms / 1000,
-                fatal_error="" if self._failure is None else str(self._failure),
-                loop_blocked_s=0.0 if self._watchdog is None else self._watchdog.blocked_s,
-                slowest_handler=slowest,
-                slowest_handler_s=slowest_s,
-                broker_error="" if signs is None else signs.broker_error,
-                is_rebalancing=signs is not None and signs.is_rebalancing,
-                waiting=sum(group.waiting for group in self._groups),
+        config, running = self._config or resolve(self._options), self._running
+        if running is None:
+            vitals = Vitals(
+                is_started=False, was_assigned=False, max_poll_interval_s=config.max_poll_interval_ms / 1000
             )
-        )
+        else:
+            vitals = running.vitals
+        return examine(vitals, require_broker=self._require_broker)
 
     @property
     def health_app(self) -> ASGIApp:
@@ -226,141 +219,43 @@ class App(Handlers):
         *,
         key: bytes | str | None = None,
         headers: Sequence[tuple[str, bytes | str | None]] = (),
-    ) -> Published:
+    ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes as they are.
 
         Raises:
-            ConsumerStateError: the app is not started.
-            PublishError: it cannot be encoded, or was not acknowledged.
+            ConsumerStateError: the app is not started, or has ended.
+            PublishError: it cannot be encoded, was not acknowledged, or no broker was reached yet.
         """
-        if self._producer is None:
-            raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
+        running = self._started
+        if running.publisher is None:
+            if self._supervisor is not None and not self._supervisor.stopping.is_set():
+                raise PublishError(f"{topic}: no broker was reached yet - wait_ready() waits for one")
+            raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
         (out,) = outgoing(Message(value, key, headers), topic, self._defaults.codec.encode, "publish()")
-        return await self._producer.publish(out.topic, out.value, key=out.key, headers=out.headers)
+        return await running.publisher.publish(out.topic, out.value, key=out.key, headers=out.headers)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _prepared(self, config: ConsumerConfig) -> dict[str, list[tuple[Handler, Prepared]]]:
-        """The handlers by group, each with its signature read."""
-        if not self.declared:
-            raise ConfigurationError("this app has no handlers - declare one with @app.handler('topic')")
-        by_group: dict[str, list[tuple[Handler, Prepared]]] = {}
-        for handler in self.declared:
-            group_id = handler.group_id or config.group_id
-            if group_id is None:
-                raise ConfigurationError(f"{handler.name} has no group - say App(group_id='billing')")
-            codec = cast("AnyCodec", handler.codec or self._defaults.codec)
-            prepared = prepare(handler.function, codec, overrides=self._overrides)
-            by_group.setdefault(group_id, []).append((handler, prepared))
-        for group_id, handlers in by_group.items():
-            _check_routes(group_id, [handler for handler, _ in handlers])
-        return by_group
+    @property
+    def _started(self) -> Running:
+        if self._running is None:
+            raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
+        return self._running
 
-    async def _live(self, supervisor: Supervisor, by_group: Mapping[str, list[tuple[Handler, Prepared]]]) -> None:
-        assert self._config is not None
-        try:
-            async with AsyncExitStack() as stack:
-                await self._begin(stack, by_group)
-                supervisor.ready.set()
-                await self._handle_until(supervisor.stopping)
-        except Exception as error:
-            self._failure = _told(error)
-            raise self._failure from error
-        finally:
-            supervisor.stopping.set()
-            self._producer = None
+    def _new_run(self, config: ConsumerConfig) -> Running:
+        plan = planned(self, config.group_id, self._defaults, self._overrides)
+        signs = Signs(plan.by_group)
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), cast("Hook", signs))
 
-    async def _begin(self, stack: AsyncExitStack, by_group: Mapping[str, list[tuple[Handler, Prepared]]]) -> None:
-        assert self._config is not None
-        everything = [
-            one for handlers in by_group.values() for _, prepared in handlers for one in prepared.app_dependencies
-        ]
-        opened = await open_into(stack, everything, None, {})
-        self._producer = await stack.enter_async_context(Producer(self._config))
-        hooks = (*cast("tuple[Hook, ...]", self._config.hooks), cast("Hook", self._signs))
-        observer = Observer(hooks, client_id=self._config.client_id)
-        self._groups = [
-            Group(
-                group_id,
-                handlers,
-                defaults=self._defaults,
-                opened=opened,
-                producer=self._producer,
-                observer=observer,
-                options={**self._options, "hooks": hooks},
-            )
-            for group_id, handlers in by_group.items()
-        ]
-        self._watchdog = Watchdog(
-            asyncio.get_running_loop(),
-            self._config.heartbeat_interval_ms / 1000,
-            what_runs=lambda: next((name for group in self._groups if (name := group.running) is not None), None),
-            tell=observer.tell,
+        def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> ConsumerSource:
+            return ConsumerSource(handlers, too, {**self._options, "group_id": group_id, "hooks": hooks})
+
+        return Running(
+            plan,
+            config,
+            connect=connect,
+            open_publisher=lambda: Producer(config),
+            signs=signs,
+            observer=Observer(hooks, client_id=config.client_id),
+            require_broker=self._require_broker,
         )
-        self._watchdog.start()
-        stack.callback(self._watchdog.stop)
-        for group in self._groups:
-            stack.push_async_callback(group.consumer.stop)
-            await group.start()
-
-    async def _handle_until(self, stopping: asyncio.Event) -> None:
-        assert self._config is not None
-        drain_s = min(self._config.rebalance_drain_ms, self._config.stop_timeout_ms * _DRAIN_SHARE) / 1000
-        async with anyio.create_task_group() as tasks:
-            for group in self._groups:
-                tasks.start_soon(group.run)
-            await stopping.wait()
-            async with anyio.create_task_group() as endings:
-                for group in self._groups:
-                    endings.start_soon(group.finish, drain_s)
-            tasks.cancel_scope.cancel()
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    """Wait for any of them."""
-    async with anyio.create_task_group() as tasks:
-
-        async def wait(event: asyncio.Event) -> None:
-            await event.wait()
-            tasks.cancel_scope.cancel()
-
-        for event in events:
-            tasks.start_soon(wait, event)
-
-
-def _check_routes(group_id: str, handlers: Sequence[Handler]) -> None:
-    """Two handlers of one topic and group need a ``when=`` to tell whose a record is."""
-    taken: dict[str, Handler] = {}
-    for handler in handlers:
-        for topic in handler.topics:
-            other = taken.setdefault(topic, handler)
-            if other is not handler and (other.when is None or handler.when is None):
-                raise ConfigurationError(
-                    f"{other.name} and {handler.name} both take topic {topic!r} in group {group_id!r}"
-                    " - say when=... for both, or give one a group_id of its own"
-                )
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, asked: asyncio.Event):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    names = (signal.SIGTERM, signal.SIGINT)
-    refused = (NotImplementedError, ValueError, RuntimeError)  # Windows; not the main thread
-    for name in names:
-        with contextlib.suppress(*refused):
-            loop.add_signal_handler(name, asked.set)
-    try:
-        yield
-    finally:
-        for name in names:
-            with contextlib.suppress(*refused):
-                loop.remove_signal_handler(name)
-
-
-def _told(error: BaseException) -> PenstockError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, PenstockError):
-        return error
-    failure = PenstockError(f"the app ended: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.app.dead_letters import Failure, dead_letter, origin_of, topic_name
 from penstock.app.handlers import Handler
-from penstock.app.producer import Producer
+from penstock.app.publisher import Publisher
 from penstock.app.reject import Reject
 from penstock.core.retries import Decision, OnFailure, Retry, Step, after_failure
 from penstock.errors import DeadLetterError, DecodeError, HandlerFailedError, PublishError
@@ -42,7 +42,7 @@ class Failures:
         attempt: runs the handler on a record once more.
         pause: waits without being in the way; False when the record is another's meanwhile.
         wall_clock: seconds since the epoch, for the letters.
-        producer: publishes dead letters; None when the handler has none.
+        publisher: for dead letters.
     """
 
     def __init__(  # noqa: PLR0913 - what a failure is about
@@ -53,7 +53,7 @@ class Failures:
         retry: Retry,
         on_failure: OnFailure,
         dead_letter_topic: str | None,
-        producer: Producer | None,
+        publisher: Publisher,
         attempt: Callable[[Record], Awaitable[object]],
         pause: Callable[[Record, float], Awaitable[bool]],
         observer: Observer,
@@ -61,7 +61,7 @@ class Failures:
     ) -> None:
         self._handler, self._group_id = handler, group_id
         self._retry, self._on_failure = retry, on_failure
-        self._dead_letter_topic, self._producer = dead_letter_topic, producer
+        self._dead_letter_topic, self._publisher = dead_letter_topic, publisher
         self._attempt, self._pause, self._observer, self._wall_clock = attempt, pause, observer, wall_clock
         self.waiting = 0
         """Records that nobody takes, and which are tried again now and then."""
@@ -121,12 +121,11 @@ class Failures:
 
     async def _bury(self, record: Record, failures: int, error: Exception) -> None:
         assert self._dead_letter_topic is not None
-        assert self._producer is not None
         topic = topic_name(self._dead_letter_topic, topic=origin_of(record).topic, group=self._group_id)
         failure = Failure(error, failures, self._handler.name, self._group_id, int(self._wall_clock() * 1000))
         letter = dead_letter(record, failure)
         try:
-            await self._producer.publish(topic, letter.value, key=letter.key, headers=letter.headers)
+            await self._publisher.publish(topic, letter.value, key=letter.key, headers=letter.headers)
         except PublishError as refused:
             raise DeadLetterError(
                 f"{record.topic_partition} offset {record.offset} failed ({_said(error)}) and cannot be written to the"

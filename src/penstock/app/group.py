@@ -7,46 +7,32 @@ decides nothing else; order is ``app.line``'s, failure ``app.failures``'s.
 from __future__ import annotations
 
 import asyncio
-import functools
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import anyio
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 
 from penstock.app.arguments import Opened
-from penstock.app.codecs import AnyCodec
+from penstock.app.calling import record_call, wants
 from penstock.app.dead_letters import REPLAY, topic_name
 from penstock.app.failures import Failures
 from penstock.app.handlers import Handler
 from penstock.app.line import Line
+from penstock.app.plan import Defaults
 from penstock.app.prepared import Prepared
-from penstock.app.producer import Producer
-from penstock.app.reject import Reject
-from penstock.app.results import outgoing
-from penstock.consumer.consumer import Consumer, hand_over, read_too
-from penstock.consumer.reader import Reader
+from penstock.app.publisher import Publisher
+from penstock.app.sources import Source
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
-from penstock.core.retries import OnFailure, Retry
 from penstock.observe.events import UnmatchedRecord
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 
-__all__ = ["Defaults", "Group"]
+__all__ = ["Connect", "Group"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """What an app says for those of its handlers that say nothing."""
-
-    retry: Retry
-    on_failure: OnFailure
-    dead_letter: str | None
-    codec: AnyCodec
+Connect: TypeAlias = Callable[[str, Sequence[Handler], Iterable[str]], Source]
+"""Gives the source of a group's records: for these handlers, and with these topics beside theirs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +50,8 @@ class Group:
     Args:
         handlers: each with its signature read.
         opened: what dependencies of the app's scope have given.
-        producer: for results and dead letters; None when no handler needs one.
-        options: the consumer's.
+        publisher: for results and dead letters.
+        connect: where records come from.
     """
 
     def __init__(  # noqa: PLR0913 - the rooms it stands between
@@ -75,34 +61,31 @@ class Group:
         *,
         defaults: Defaults,
         opened: Opened,
-        producer: Producer | None,
+        publisher: Publisher,
         observer: Observer,
-        options: Mapping[str, Any],
+        connect: Connect,
     ) -> None:
         self.group_id = group_id
         self._handlers, self._defaults, self._opened = handlers, defaults, opened
-        self._producer, self._observer = producer, observer
-        self.consumer = _consumer_for([handler for handler, _ in handlers], {**options, "group_id": group_id})
-        self._replays = {
+        self._publisher, self._observer = publisher, observer
+        self._replays: Mapping[str, str] = {
             topic_name(REPLAY, topic=topic, group=group_id): topic
             for handler, _ in handlers
             for topic in handler.topics
         }
         """The topic of each replay topic: what is replayed goes to whoever handled it first."""
-        read_too(self.consumer, self._replays)
+        self.source = connect(group_id, [handler for handler, _ in handlers], self._replays)
         self._stations: list[_Station] = []
         self._of_topic: dict[str, list[_Station]] = {}
-        self._reader: Reader | None = None
         self._progress = Wake()
 
     async def start(self) -> None:
-        """Start the consumer; the first records come with ``run``.
+        """Connect to where records come from; the first come with ``run``.
 
         Raises:
             PenstockError: as ``Consumer.start`` does.
         """
-        await self.consumer.start()
-        self._reader, window = hand_over(self.consumer, self)
+        window = await self.source.start(self)
         self._stations = [self._station(handler, prepared, window) for handler, prepared in self._handlers]
 
     async def run(self) -> None:
@@ -119,9 +102,8 @@ class Group:
 
     async def finish(self, timeout_s: float) -> None:
         """Begin nothing more, and wait for what runs, for so long at most."""
-        assert self._reader is not None
         until = asyncio.get_running_loop().time() + timeout_s
-        self._reader.halt(self.consumer.assignment())
+        self.source.halt()
         while any(station.line.runs for station in self._stations) and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 
@@ -159,9 +141,8 @@ class Group:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        assert self._reader is not None
         while True:
-            position, records = await self._reader.next_slice(self._room_of)
+            position, records = await self.source.next_slice(self._room_of)
             self._deal(position, records)
 
     def _room_of(self, partition: TopicPartition) -> int:
@@ -174,7 +155,7 @@ class Group:
             return
         shares: dict[int, list[Record]] = {}
         for record in records:
-            wanting = (n for n, one in enumerate(stations) if _wants(one.handler, record))
+            wanting = (n for n, one in enumerate(stations) if wants(one.handler, record))
             # What nobody wants fails where a handler says that it shall; there it is refused before the handler runs.
             refusing = (n for n, one in enumerate(stations) if one.handler.unmatched == "fail")
             chosen = next(wanting, next(refusing, None))
@@ -195,11 +176,18 @@ class Group:
 
     def _progressed(self) -> None:
         self._progress.set()
-        if self._reader is not None:
-            self._reader.progressed()
+        self.source.progressed()
 
     def _station(self, handler: Handler, prepared: Prepared, window: int) -> _Station:
-        handle = self._handling(handler, prepared)
+        codec = handler.codec or self._defaults.codec
+        handle = record_call(
+            handler,
+            prepared,
+            opened=self._opened,
+            publisher=self._publisher,
+            encode=codec.encode,  # type: ignore[attr-defined]  # read as a codec when the signature was
+            middleware=(*self._defaults.middleware, *handler.middleware),
+        )
 
         async def pause(record: Record, seconds: float) -> bool:
             return await line.pause(record, seconds)
@@ -210,7 +198,7 @@ class Group:
             retry=handler.retry or self._defaults.retry,
             on_failure=handler.on_failure or self._defaults.on_failure,
             dead_letter_topic=handler.dead_letter or self._defaults.dead_letter,
-            producer=self._producer,
+            publisher=self._publisher,
             attempt=handle,
             pause=pause,
             observer=self._observer,
@@ -225,98 +213,9 @@ class Group:
         )
         return _Station(handler, line, failures)
 
-    def _handling(self, handler: Handler, prepared: Prepared) -> Callable[[Record], Awaitable[object]]:
-        """The whole way of one record through a handler, with nothing in it that the handler does not ask for."""
-        call = _calling(prepared, self._opened, handler.concurrency)
-        if handler.timeout_ms is not None:
-            call = _with_deadline(call, handler.timeout_ms / 1000)
-        if handler.publish is not None:
-            assert self._producer is not None
-            codec = handler.codec or self._defaults.codec
-            call = _publishing(call, self._producer, handler.publish, codec.encode, handler.name)  # type: ignore[attr-defined]
-        if handler.when is not None:
-            call = _with_condition(call, handler.when)
-        return call
-
-
-def _calling(prepared: Prepared, opened: Opened, threads: int) -> Callable[[Record], Awaitable[object]]:
-    if not prepared.is_async:
-        limiter = CapacityLimiter(threads)
-
-        async def in_a_thread(record: Record) -> object:
-            async with prepared.opened_for(record, opened) as everything:
-                args, kwargs = prepared.bind(record, everything)
-                call = functools.partial(prepared.function, *args, **kwargs)
-                return await run_sync(call, limiter=limiter)
-
-        return in_a_thread
-    if not prepared.is_simple:
-        return lambda record: prepared.call(record, opened)
-    function, decode = prepared.function, prepared.decode
-
-    async def simple(record: Record) -> object:
-        try:
-            value = decode(record.value)
-        except Exception as error:
-            raise prepared.decode_error(record, error) from error
-        return await function(value)
-
-    return simple
-
-
-def _with_deadline(
-    call: Callable[[Record], Awaitable[object]], seconds: float
-) -> Callable[[Record], Awaitable[object]]:
-    async def in_time(record: Record) -> object:
-        async with asyncio.timeout(seconds):
-            return await call(record)
-
-    return in_time
-
-
-def _publishing(
-    call: Callable[[Record], Awaitable[object]],
-    producer: Producer,
-    topic: str,
-    encode: Callable[[object], bytes],
-    where: str,
-) -> Callable[[Record], Awaitable[object]]:
-    async def and_publish(record: Record) -> None:
-        # Acknowledged before the record is done, so that no commit is ahead of what it led to.
-        for out in outgoing(await call(record), topic, encode, where):
-            await producer.publish(out.topic, out.value, key=out.key, headers=out.headers, partition=out.partition)
-
-    return and_publish
-
-
-def _consumer_for(handlers: Sequence[Handler], options: Mapping[str, Any]) -> Consumer:
-    topics = sorted({topic for handler in handlers for topic in handler.topics})
-    patterns = [handler.pattern.pattern for handler in handlers if handler.pattern is not None]
-    if not patterns:
-        return Consumer(*topics, **options)
-    return Consumer(pattern="|".join(f"(?:{one})" for one in [*map(re.escape, topics), *patterns]), **options)
-
 
 def _reads(handler: Handler, topic: str) -> bool:
     return topic in handler.topics or (handler.pattern is not None and handler.pattern.fullmatch(topic) is not None)
-
-
-def _wants(handler: Handler, record: Record) -> bool:
-    try:
-        return handler.when is None or handler.when(record)
-    except Exception:  # noqa: BLE001 - it raises again where that is a failure of the record
-        return True
-
-
-def _with_condition(
-    call: Callable[[Record], Awaitable[object]], when: Callable[[Record], bool]
-) -> Callable[[Record], Awaitable[object]]:
-    async def if_wanted(record: Record) -> object:
-        if not when(record):
-            raise Reject("no handler's when= takes this record - say unmatched='skip' if it may be passed over")
-        return await call(record)
-
-    return if_wanted
 
 
 def _lowest(offsets: Iterable[int | None]) -> int | None:

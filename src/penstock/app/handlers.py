@@ -7,7 +7,7 @@ be imported anywhere. Signatures are read when the app starts (``app.parameters`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -16,11 +16,15 @@ from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError
 from penstock.records import Record
 
-__all__ = ["Handler", "Handlers", "Unmatched"]
+__all__ = ["Handle", "Handler", "Handlers", "Middleware", "Unmatched", "check_middleware"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 Unmatched: TypeAlias = Literal["fail", "skip"]
+Handle: TypeAlias = Callable[[Record], Awaitable[object]]
+"""Runs a record to its end, or raises; what it returns is what the handler returned."""
+Middleware: TypeAlias = Callable[[Handle], Handle]
+"""Wraps what runs a record: ``def timed(call): ...`` returns an ``async def`` that awaits ``call(record)``."""
 
 DEFAULT_CONCURRENCY = 64
 
@@ -44,13 +48,38 @@ class Handler:
     on_failure: OnFailure | None = None
     publish: str | None = None
     codec: object = None
+    middleware: tuple[Middleware, ...] = ()
 
 
 class Handlers:
-    """A collection of handlers, to be included in an app; an app is one itself."""
+    """A collection of handlers, to be included in an app; an app is one itself.
+
+    Attributes:
+        declared: the handlers.
+        starting: what ``on_start`` was given, in this order.
+        ending: what ``on_stop`` was given.
+    """
 
     def __init__(self) -> None:
         self.declared: list[Handler] = []
+        self.starting: list[Callable[[], object]] = []
+        self.ending: list[Callable[[], object]] = []
+
+    def on_start(self, function: FunctionT) -> FunctionT:
+        """Have a function, plain or async and without arguments, called before the first record is handled.
+
+        Dependencies of the app's scope are open then, and ``app.publish`` works. What it raises ends the start.
+        """
+        self.starting.append(function)
+        return function
+
+    def on_stop(self, function: FunctionT) -> FunctionT:
+        """Have one called after the last record was handled, and committed; the last one declared goes first.
+
+        ``app.publish`` still works. What it raises is what ``stop()`` raises, after all others were called.
+        """
+        self.ending.append(function)
+        return function
 
     def handler(  # noqa: PLR0913 - the options of a handler
         self,
@@ -67,6 +96,7 @@ class Handlers:
         on_failure: OnFailure | None = None,
         publish: str | None = None,
         codec: object = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Callable[[FunctionT], FunctionT]:
         """Have a function called for each record of ``topics``; it is returned as it is.
 
@@ -84,6 +114,7 @@ class Handlers:
             on_failure: what happens to them without one.
             publish: the topic to which what it returns goes.
             codec: how values are read and written.
+            middleware: what wraps it, inside the app's own; the outermost first.
 
         Raises:
             ConfigurationError: an option is wrong, or excludes another.
@@ -92,8 +123,10 @@ class Handlers:
         return self._declaring(topics, pattern, options)
 
     def include(self, handlers: Handlers) -> None:
-        """Take over what ``handlers`` has declared so far."""
+        """Take over what ``handlers`` has declared so far, its hooks too."""
         self.declared += handlers.declared
+        self.starting += handlers.starting
+        self.ending += handlers.ending
 
     def _declaring(
         self,
@@ -121,7 +154,7 @@ class Handlers:
                     name=name,
                     topics=tuple(dict.fromkeys(topics)),
                     pattern=compiled,
-                    **options,
+                    **{**options, "middleware": tuple(options["middleware"])},
                 )
             )
             return function
@@ -135,11 +168,24 @@ def _check(options: Mapping[str, Any]) -> None:
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
             raise ConfigurationError(f"{name}={value!r} will not do: it has to be one of {known}")
+    check_middleware(options["middleware"])
     _check_count("concurrency", options["concurrency"], at_least=1)
     _check_count("timeout_ms", options["timeout_ms"], at_least=1)
     retry = options.get("retry")
     if retry is not None and not isinstance(retry, Retry):
         raise ConfigurationError(f"retry={retry!r} will not do: it has to be Retry(attempts=...)")
+
+
+def check_middleware(given: object) -> None:
+    """See that it is a sequence of functions.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if not isinstance(given, list | tuple) or not all(map(callable, given)):
+        raise ConfigurationError(
+            f"middleware={given!r} will not do: it has to be a list of functions, each wrapping what it is given"
+        )
 
 
 def _check_count(name: str, value: object, *, at_least: int) -> None:

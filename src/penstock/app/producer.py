@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import BrokerResponseError, KafkaError
 
+from penstock.app.publisher import Published
 from penstock.config import ConsumerConfig, TokenProvider
 from penstock.errors import BrokerConnectionError, ConsumerStateError, PublishError, broker_error
 from penstock.net.security import tls_context
 from penstock.records import TopicPartition
 
-__all__ = ["Producer", "Published"]
+__all__ = ["Producer"]
 
 _GIVING_UP_S = 1
 _A_MOMENT_S = 5
@@ -28,13 +29,6 @@ _A_MOMENT_S = 5
 
 # It asserts what its callers may get wrong: a partition that the topic has not, a record without key and value.
 _REFUSALS = (KafkaError, TimeoutError, AssertionError)
-
-
-class Published(NamedTuple):
-    """Where a record is now."""
-
-    partition: TopicPartition
-    offset: int
 
 
 class Producer:

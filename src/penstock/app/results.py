@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock.app.messages import Message
 from penstock.errors import PublishError
 
-__all__ = ["Outgoing", "outgoing"]
+__all__ = ["Outgoing", "outgoing", "traced"]
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+_TRACE = frozenset({"traceparent", "tracestate", "baggage"})
+"""Headers by which what belongs together is found again (W3C Trace Context, W3C Baggage)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +24,7 @@ class Outgoing:
     topic: str
     value: bytes | None
     key: bytes | None = None
-    headers: Sequence[tuple[str, bytes | None]] = ()
+    headers: Headers = ()
     partition: int | None = None
 
 
@@ -48,6 +54,14 @@ def outgoing(result: object, topic: str | None, encode: Callable[[object], bytes
             raise PublishError(f"{where} returned what its codec cannot encode for {to!r}: {error}") from error
         headers = tuple((name, _bytes(of)) for name, of in message.headers)
         yield Outgoing(to, value, _bytes(message.key), headers, message.partition)
+
+
+def traced(headers: Headers, source: Headers) -> Headers:
+    """``headers``, and those of ``source`` that carry a trace on; a trace that was begun anew stays as it is."""
+    carried = [one for one in source if one[0] in _TRACE]
+    if not carried or any(name in _TRACE for name, _ in headers):
+        return headers
+    return [*headers, *carried]
 
 
 def _messages(result: object) -> Iterable[Message]:

@@ -17,6 +17,7 @@ from penstock.records import TopicPartition
 __all__ = [
     "BatchRefused",
     "BrokerUnreachable",
+    "BrokersAwaited",
     "ClusterRebootstrapped",
     "CommitFailed",
     "ConnectionLost",
@@ -95,6 +96,15 @@ class MetadataRefreshFailed(Event):
 
     level = logging.WARNING
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokersAwaited(Event):
+    """An app with ``require_broker=False`` found no broker to begin with, and tries again after a pause."""
+
+    level = logging.WARNING
+    reason: str
+    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)

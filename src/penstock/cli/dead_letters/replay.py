@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from penstock.admin.topics import create_topic
 from penstock.app.dead_letters import REPLAY, DeadLetter, Origin, replay_letter, topic_name
-from penstock.app.producer import Producer, Published
+from penstock.app.producer import Producer
+from penstock.app.publisher import Published
 from penstock.cli.dead_letters.choosing import Place, place_of
 from penstock.error_codes import ErrorCode
 from penstock.errors import BrokerError, PublishError, broker_error

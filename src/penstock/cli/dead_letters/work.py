@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 
-from penstock.app.producer import Producer, Published
+from penstock.app.producer import Producer
+from penstock.app.publisher import Published
 from penstock.cli.dead_letters.choosing import Choice, place_of
 from penstock.cli.dead_letters.reading import Letters, partitions_of
 from penstock.cli.dead_letters.replay import Plan, Sending, make_topics, plan_replay, send, target_of

@@ -1,0 +1,121 @@
+"""The whole way of one record through a handler, with nothing in it that the handler does not ask for.
+
+From the outside in: ``when=``, what it publishes, its deadline, middleware, decoding and the function itself. So
+middleware is timed and may change what is published, and neither sees a record that is not the handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from penstock.app.arguments import Opened
+from penstock.app.handlers import Handle, Handler, Middleware
+from penstock.app.prepared import Prepared
+from penstock.app.publisher import Publisher
+from penstock.app.reject import Reject
+from penstock.app.results import Outgoing, outgoing, traced
+from penstock.records import Record
+
+__all__ = ["record_call", "wants"]
+
+
+def record_call(  # noqa: PLR0913 - what a call is made of
+    handler: Handler,
+    prepared: Prepared,
+    *,
+    opened: Opened,
+    publisher: Publisher,
+    encode: Callable[[object], bytes],
+    middleware: Sequence[Middleware] = (),
+) -> Handle:
+    """What runs a record to its end; what it raises is the record's failure.
+
+    Args:
+        handler: what is said about it.
+        prepared: its signature, read.
+        opened: what dependencies of the app's scope have given.
+        publisher: for what the handler returns.
+        encode: makes bytes of that.
+        middleware: the outermost first.
+    """
+    call = _calling(prepared, opened, handler.concurrency)
+    for around in reversed(middleware):
+        call = around(call)
+    if handler.timeout_ms is not None:
+        call = _with_deadline(call, handler.timeout_ms / 1000)
+    if handler.publish is not None:
+        call = _publishing(call, publisher, handler.publish, encode, handler.name)
+    if handler.when is not None:
+        call = _with_condition(call, handler.when)
+    return call
+
+
+def wants(handler: Handler, record: Record) -> bool:
+    """Whether a record is for this handler; a condition that raises takes it, and raises again where that counts."""
+    try:
+        return handler.when is None or handler.when(record)
+    except Exception:  # noqa: BLE001 - it raises again where that is a failure of the record
+        return True
+
+
+def _calling(prepared: Prepared, opened: Opened, threads: int) -> Handle:
+    if not prepared.is_async:
+        limiter = CapacityLimiter(threads)
+
+        async def in_a_thread(record: Record) -> object:
+            async with prepared.opened_for(record, opened) as everything:
+                args, kwargs = prepared.bind(record, everything)
+                call = functools.partial(prepared.function, *args, **kwargs)
+                return await run_sync(call, limiter=limiter)
+
+        return in_a_thread
+    if not prepared.is_simple:
+        return lambda record: prepared.call(record, opened)
+    function, decode = prepared.function, prepared.decode
+
+    async def simple(record: Record) -> object:
+        try:
+            value = decode(record.value)
+        except Exception as error:
+            raise prepared.decode_error(record, error) from error
+        return await function(value)
+
+    return simple
+
+
+def _with_deadline(call: Handle, seconds: float) -> Handle:
+    async def in_time(record: Record) -> object:
+        async with asyncio.timeout(seconds):
+            return await call(record)
+
+    return in_time
+
+
+def _publishing(
+    call: Handle, publisher: Publisher, topic: str, encode: Callable[[object], bytes], where: str
+) -> Handle:
+    async def publish(record: Record, out: Outgoing) -> None:
+        headers = traced(out.headers, record.headers)
+        await publisher.publish(out.topic, out.value, key=out.key, headers=headers, partition=out.partition)
+
+    async def and_publish(record: Record) -> None:
+        # Acknowledged before the record is done, so that no commit is ahead of what it led to.
+        for out in outgoing(await call(record), topic, encode, where):
+            await publish(record, out)
+
+    return and_publish
+
+
+def _with_condition(call: Handle, when: Callable[[Record], Any]) -> Handle:
+    async def if_wanted(record: Record) -> object:
+        if not when(record):
+            raise Reject("no handler's when= takes this record - say unmatched='skip' if it may be passed over")
+        return await call(record)
+
+    return if_wanted

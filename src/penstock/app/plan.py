@@ -1,0 +1,86 @@
+"""What an app will run: its handlers by group, each with its signature read, and what holds for all of them.
+
+Rule of this file: made at start and looked at only; all that can be wrong with what a user declared is told here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from penstock.app.codecs import AnyCodec
+from penstock.app.dependencies import Dependency, Overrides
+from penstock.app.handlers import Handler, Handlers, Middleware
+from penstock.app.prepared import Prepared, prepare
+from penstock.core.retries import OnFailure, Retry
+from penstock.errors import ConfigurationError
+
+__all__ = ["Defaults", "Plan", "planned"]
+
+Ready: TypeAlias = tuple[Handler, Prepared]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What an app says for those of its handlers that say nothing."""
+
+    retry: Retry
+    on_failure: OnFailure
+    dead_letter: str | None
+    codec: AnyCodec
+    middleware: tuple[Middleware, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run."""
+
+    by_group: Mapping[str, Sequence[Ready]]
+    defaults: Defaults
+    starting: Sequence[Callable[[], object]] = ()
+    ending: Sequence[Callable[[], object]] = ()
+
+    @property
+    def dependencies(self) -> Iterable[Dependency]:
+        """All of the app's scope; some stand there more than once."""
+        return (one for ready in self.by_group.values() for _, prepared in ready for one in prepared.app_dependencies)
+
+
+def planned(handlers: Handlers, group_id: str | None, defaults: Defaults, overrides: Overrides) -> Plan:
+    """Read the signatures, and see who handles what.
+
+    Args:
+        handlers: those that are declared, and hooks.
+        defaults: of handlers that say nothing.
+        group_id: of handlers that name none.
+        overrides: providers to call instead of those that ``Depends`` names.
+
+    Raises:
+        ConfigurationError: a signature will not do, a handler has no group, or two take the same records.
+    """
+    if not handlers.declared:
+        raise ConfigurationError("this app has no handlers - declare one with @app.handler('topic')")
+    by_group: dict[str, list[Ready]] = {}
+    for handler in handlers.declared:
+        group = handler.group_id or group_id
+        if group is None:
+            raise ConfigurationError(f"{handler.name} has no group - say App(group_id='billing')")
+        codec = cast("AnyCodec", handler.codec or defaults.codec)
+        by_group.setdefault(group, []).append((handler, prepare(handler.function, codec, overrides=overrides)))
+    for group, ready in by_group.items():
+        _check_routes(group, [handler for handler, _ in ready])
+    return Plan(by_group, defaults, tuple(handlers.starting), tuple(handlers.ending))
+
+
+def _check_routes(group_id: str, handlers: Sequence[Handler]) -> None:
+    """Two handlers of one topic and group need a ``when=`` to tell whose a record is."""
+    taken: dict[str, Handler] = {}
+    for handler in handlers:
+        for topic in handler.topics:
+            other = taken.setdefault(topic, handler)
+            if other is not handler and (other.when is None or handler.when is None):
+                raise ConfigurationError(
+                    f"{other.name} and {handler.name} both take topic {topic!r} in group {group_id!r}"
+                    " - say when=... for both, or give one a group_id of its own"
+                )

@@ -1,0 +1,96 @@
+"""Where a group's records come from: a consumer, or a test that hands them in.
+
+Rule of this file: what is in hand, done and given back is between the source and its taker; nobody else looks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.app.handlers import Handler
+from penstock.consumer.consumer import Consumer, hand_over, read_too
+from penstock.consumer.reader import Reader, Taker
+from penstock.core.positions import Position
+from penstock.records import Record, TopicPartition
+
+__all__ = ["ConsumerSource", "Source"]
+
+
+class Source(Protocol):
+    """Gives slices of partitions to one taker."""
+
+    async def start(self, taker: Taker) -> int:
+        """Begin; gives how many records may wait on the way.
+
+        Raises:
+            PenstockError: it cannot begin.
+        """
+
+    async def stop(self) -> None:
+        """Commit what is done, and end."""
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+        """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
+
+        Raises:
+            PenstockError: it cannot go on.
+        """
+
+    def progressed(self) -> None:
+        """Something is done, or there is room where there was none."""
+
+    def halt(self) -> None:
+        """Hand out nothing more."""
+
+
+class ConsumerSource:
+    """A consumer that reads what some handlers want.
+
+    Args:
+        too: topics that are read beside those of the handlers, from when they are there on.
+        options: the consumer's.
+    """
+
+    def __init__(self, handlers: Sequence[Handler], too: Iterable[str], options: Mapping[str, Any]) -> None:
+        self.consumer = _consumer_for(handlers, options)
+        read_too(self.consumer, too)
+        self._reader: Reader | None = None
+
+    async def start(self, taker: Taker) -> int:
+        """Start the consumer.
+
+        Raises:
+            PenstockError: as ``Consumer.start`` does.
+        """
+        await self.consumer.start()
+        self._reader, window = hand_over(self.consumer, taker)
+        return window
+
+    async def stop(self) -> None:
+        """Commit what is done, leave the group."""
+        await self.consumer.stop()
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+        """As the reader has it."""
+        assert self._reader is not None
+        return await self._reader.next_slice(room_of)
+
+    def progressed(self) -> None:
+        """Tell the reader."""
+        if self._reader is not None:
+            self._reader.progressed()
+
+    def halt(self) -> None:
+        """Hand out nothing more of what is assigned."""
+        assert self._reader is not None
+        self._reader.halt(self.consumer.assignment())
+
+
+def _consumer_for(handlers: Sequence[Handler], options: Mapping[str, Any]) -> Consumer:
+    topics = sorted({topic for handler in handlers for topic in handler.topics})
+    patterns = [handler.pattern.pattern for handler in handlers if handler.pattern is not None]
+    if not patterns:
+        return Consumer(*topics, **options)
+    return Consumer(pattern="|".join(f"(?:{one})" for one in [*map(re.escape, topics), *patterns]), **options)
