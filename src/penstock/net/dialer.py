@@ -84,8 +84,7 @@ class Dialer:
                     port,
                     ssl=self._tls,
                     local_addr=config.local_addr,
-                    # All addresses of a name, IPv6 and IPv4, the second a quarter of a second after the first.
-                    happy_eyeballs_delay=None if _is_address(host) else 0.25,
+                    **_in_parallel(loop, host),
                 )
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(f"{host}:{port}: {_distrust(error)}") from None
@@ -182,6 +181,16 @@ def _connect_complaint(error: OSError) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return f"it hung up when we spoke TLS - if this is a listener without TLS, {_NO_TLS}"
     return f"{text} - is the host up, and is there a way to it?"
+
+
+def _in_parallel(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
+    """All addresses of a name, IPv6 and IPv4, the second a quarter of a second after the first.
+
+    A loop that is not asyncio's own, such as uvloop, tries them one after the other and knows no such option.
+    """
+    if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
+        return {}
+    return {"happy_eyeballs_delay": 0.25}
 
 
 def _is_address(host: str) -> bool:

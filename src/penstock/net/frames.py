@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import cast
 
 from penstock.errors import BrokerConnectionError, MalformedMessageError
 
@@ -35,8 +36,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._refused: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's behaves as one, and is none by its class.
+        self.transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a frame knows its size better
         return (self._head if self._body is None else self._body)[self._filled :]

@@ -1,0 +1,65 @@
+"""On uvloop, which servers such as uvicorn take where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+import uvloop
+
+from penstock import App, BrokerConnectionError, Consumer
+from penstock.testing import KafkaServer
+
+
+@pytest.fixture(params=["PLAINTEXT", "SSL"])
+def server(request, kafka_server):
+    if request.param == "PLAINTEXT":
+        yield kafka_server
+    else:
+        with KafkaServer(security=request.param) as secured:
+            yield secured
+
+
+def test_it_runs_on_uvloop(server):
+    """Large records and small, with and without TLS, each published and handled once; the loop is uvloop's."""
+    topic, sizes, handled = f"t-{uuid.uuid4().hex[:12]}", [1, 100, 300_000, 5, 700_000], []
+    server.create_topic(topic)
+
+    async def work() -> str:
+        app = App(**server.client_options, group_id=topic)
+        everything = asyncio.Event()
+
+        @app.handler(topic)
+        async def handle(value: bytes) -> None:
+            handled.append(len(value))
+            await asyncio.sleep(0)
+            if len(handled) == len(sizes):
+                everything.set()
+
+        async with asyncio.timeout(30), app:
+            for size in sizes:
+                await app.publish(topic, b"." * size)
+            await everything.wait()
+        return type(asyncio.get_running_loop()).__module__
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.run(work())
+
+    assert loop.startswith("uvloop")
+    assert handled == sizes
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1"])
+def test_nobody_there_is_told_on_uvloop(address):
+    """A connection that is refused says so as it does on asyncio's own loop, for names and for addresses."""
+
+    async def try_to() -> None:
+        async with Consumer("t", bootstrap_servers=address, start_timeout_ms=200):
+            pass
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        pytest.raises(BrokerConnectionError, match="connection refused - is the broker running"),
+    ):
+        runner.run(try_to())
