@@ -30,6 +30,7 @@ class Witness:
         compression: str = "none",
         batch_bytes: int = 1_000_000,
         keys: Iterable[bytes] | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
     ) -> int:
         """Produce and wait until all is acknowledged; gives how many."""
         producer = Producer(
@@ -44,7 +45,7 @@ class Witness:
         )
         count = 0
         for value, key in zip(values, keys or iter(lambda: None, 0), strict=False):
-            producer.produce(topic, value, key=key, partition=partition)
+            producer.produce(topic, value, key=key, partition=partition, headers=headers)
             count += 1
             if count % 10_000 == 0:
                 producer.poll(0)

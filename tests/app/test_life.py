@@ -1,0 +1,288 @@
+"""An app's life: hooks at both ends, wrappers of its handlers, brokers that come later, and two ways to end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from typing import Annotated
+
+import pytest
+from commands import environment
+from crew import until
+
+from penstock import App, ConfigurationError, Depends, Handlers, PublishError, Record, Retry
+from penstock.observe.events import BrokersAwaited
+
+
+done: list[str] = []
+
+
+async def open_bank():
+    """What a handler depends on."""
+    done.append("bank opens")
+    try:
+        yield "bank"
+    finally:
+        done.append("bank closes")
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    def make(**options):
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **{"group_id": group, **options})
+
+    return make
+
+
+async def test_hooks_stand_at_both_ends(new_app, new_topic, witness):
+    """What starts is through before the first record, what stops comes after the last; dependencies are open in both."""
+    topic, out, app, module = new_topic(), new_topic(), new_app(), Handlers()
+    done.clear()
+    witness.produce(topic, [b"0"])
+
+    @app.on_start
+    async def announce():
+        await app.publish(out, b"up")
+        done.append("start")
+
+    @app.on_stop
+    async def first_declared():
+        await app.publish(out, b"down")
+        done.append("stop")
+
+    @module.on_stop
+    def declared_last():
+        done.append("module stops")
+
+    @module.handler(topic)
+    async def handle(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]):
+        done.append(f"handled at {bank}")
+
+    app.include(module)
+    async with app:
+        await until(lambda: len(done) == 3)
+
+    assert done == ["bank opens", "start", "handled at bank", "module stops", "stop", "bank closes"]
+    assert (await witness.ends(out, 1)) == {0: 2}
+
+
+async def test_a_start_hook_that_raises_ends_the_start(new_app, new_topic):
+    """No record is handled when what has to come before has failed, and everything is closed again."""
+    app = new_app()
+    done.clear()
+
+    @app.on_start
+    def refuse():
+        raise LookupError("no such table")
+
+    @app.handler(new_topic())
+    async def handle(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]): ...
+
+    with pytest.raises(Exception, match="no such table"):
+        await app.start()
+
+    assert done == ["bank opens", "bank closes"]
+
+
+async def test_a_stop_hook_that_raises_is_told_and_the_others_are_called(new_app, new_topic):
+    """An error at the end is not swallowed, and keeps nobody from closing."""
+    app, called = new_app(), []
+    app.on_stop(lambda: called.append(True))
+
+    @app.on_stop
+    def refuse():
+        raise LookupError("no such table")
+
+    @app.handler(new_topic())
+    async def handle(value: bytes): ...
+
+    await app.start()
+    with pytest.raises(Exception, match="no such table"):
+        await app.stop()
+
+    assert called == [True]
+
+
+async def test_middleware_wraps_handlers(new_app, new_topic, witness):
+    """The app's wraps the handler's; each sees the record, the result, and the handler's own failure, which goes on."""
+    topic, said = new_topic(), []
+
+    def saying(name):
+        def around(call):
+            async def called(record: Record):
+                said.append(f"{name} before {record.value!r}")
+                try:
+                    result = await call(record)
+                except ValueError:
+                    said.append(f"{name} sees a failure")
+                    raise
+                said.append(f"{name} after {result}")
+                return result
+
+            return called
+
+        return around
+
+    app = new_app(middleware=[saying("app")], retry=Retry(attempts=1), on_failure="skip")
+    witness.produce(topic, [b"1", b"2"])
+
+    @app.handler(topic, middleware=[saying("handler")])
+    async def handle(value: bytes) -> str:
+        if value == b"2":
+            raise ValueError
+        return "done"
+
+    async with app:
+        await until(lambda: len(said) == 8)
+
+    assert said == [
+        "app before b'1'",
+        "handler before b'1'",
+        "handler after done",
+        "app after done",
+        "app before b'2'",
+        "handler before b'2'",
+        "handler sees a failure",
+        "app sees a failure",
+    ]
+
+
+async def test_what_is_no_middleware_is_told():
+    """A single function where a list is wanted, or no function at all, is refused when it is given."""
+    with pytest.raises(ConfigurationError, match="list of functions"):
+        App(group_id="g", middleware=lambda call: call)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="list of functions"):
+        App(group_id="g").handler("t", middleware=["timed"])  # type: ignore[list-item]
+
+
+async def test_a_trace_goes_on_with_what_is_published(new_app, new_topic, witness, kafka_server):
+    """Headers of a trace are carried from a record to what came of it; other headers stay where they were."""
+    topic, out = new_topic(), new_topic()
+    app = new_app()
+    trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    witness.produce(topic, [b"0"], headers=[("traceparent", trace), ("shop", b"berlin")])
+    seen: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+
+    @app.handler(topic, publish=out)
+    async def handle(value: bytes) -> bytes:
+        return value
+
+    @app.handler(out)
+    async def look(record: Record):
+        seen.set_result(record)
+
+    async with app, asyncio.timeout(30):
+        record = await seen
+
+    assert list(record.headers) == [("traceparent", trace)]
+
+
+@contextlib.asynccontextmanager
+async def door_to(bootstrap_servers: str, port: int):
+    """A port that leads to the broker, from now on."""
+    host, _, behind = bootstrap_servers.partition(":")
+
+    async def carry(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def opened(reader, writer):
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(behind))
+        await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
+
+    async with await asyncio.start_server(opened, "127.0.0.1", port):
+        yield
+
+
+async def test_an_app_may_start_before_kafka_does(new_topic, witness, kafka_server, group, recorder):
+    """With require_broker=False the start does not wait, the app is ready, says why it cannot publish, and begins when
+    a broker answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    topic, handled, hooked = new_topic(), [], []
+    app = App(
+        bootstrap_servers=f"127.0.0.1:{port}",
+        group_id=group,
+        require_broker=False,
+        start_timeout_ms=200,
+        hooks=[recorder],
+    )
+    app.on_start(lambda: hooked.append(True))
+    witness.produce(topic, [b"0"])
+
+    @app.handler(topic)
+    async def handle(value: bytes):
+        handled.append(value)
+
+    async with app:
+        early = app.health()
+        with pytest.raises(PublishError, match="no broker was reached yet"):
+            await app.publish(topic, b"too early")
+        await until(lambda: len([one for one in recorder.events if isinstance(one, BrokersAwaited)]) >= 2)
+        async with door_to(kafka_server.bootstrap_servers, port):
+            await until(lambda: handled == [b"0"])
+
+    assert (early.is_live, early.is_ready) == (True, True)
+    assert hooked == [True]
+
+
+async def test_one_that_never_meets_a_broker_can_be_stopped(group):
+    """Stopping does not wait for a broker that is not there."""
+    app = App(bootstrap_servers="127.0.0.1:1", group_id=group, require_broker=False, start_timeout_ms=100)
+
+    @app.handler("orders")
+    async def handle(value: bytes): ...
+
+    async with asyncio.timeout(10):
+        await app.start()
+        await app.stop()
+
+
+STUCK = """
+import asyncio, sys, time
+from penstock import App
+
+app = App(bootstrap_servers=sys.argv[1], group_id=sys.argv[2])
+
+@app.handler(sys.argv[3])
+async def hang(value: bytes):
+    print("hangs", flush=True)
+    {how}
+
+asyncio.run(app.run())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", ["time.sleep(300)", "await asyncio.sleep(300)"])
+async def test_a_second_signal_ends_it_now(kafka_server, group, new_topic, witness, how, number):
+    """Whoever asks twice does not wait for handlers, nor for a loop that is blocked."""
+    topic = new_topic()
+    witness.produce(topic, [b"0"])
+    program = [sys.executable, "-c", STUCK.format(how=how), kafka_server.bootstrap_servers, group, topic]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(number)
+            await until(lambda: is_default(process.pid, number))
+            process.send_signal(number)
+            process.wait(timeout=10)
+        finally:
+            process.kill()
+
+    assert process.returncode == -number
+
+
+def is_default(pid: int, number: int) -> bool:
+    """Whether a process leaves a signal to the operating system by now."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
+    return not caught >> (number - 1) & 1
