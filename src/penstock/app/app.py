@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast
 
 from typing_extensions import Unpack
@@ -108,6 +108,11 @@ class App(Handlers):
         check_names(given)
         self._options.update(given)
         resolve(self._options)
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The consumers' options as they were said, by ``App(...)`` and ``configure``."""
+        return MappingProxyType(self._options)
 
     def override(self, provider: Callable[..., object], replacement: Callable[..., object]) -> None:
         """Have ``Depends(provider)`` call ``replacement``."""
