@@ -7,7 +7,7 @@ Rule of this file: what users call, and in which order things start and stop. A 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast
