@@ -1,37 +1,410 @@
-"""Groups removed."""
+"""Groups as they are seen from outside: listed, described, removed.
+
+Rule of this file: both protocols look alike to whoever asks, but for what only one of them has. What a broker says of
+a group is passed on in Kafka's words (``Stable``, ``Empty``, ``Reconciling``).
+"""
 
 from __future__ import annotations
 
-from penstock.core.group_errors import Asked, Reaction, reaction_to
-from penstock.error_codes import ErrorCode, name_of
-from penstock.errors import BrokerConnectionError, broker_error
-from penstock.messages import DeleteGroupsRequest
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.admin.asking import NOT_NOW, PATIENCE_S, ask_coordinator, ask_each
+from penstock.error_codes import ErrorCode
+from penstock.errors import (
+    BrokerConnectionError,
+    GroupNotEmptyError,
+    MalformedMessageError,
+    NotAConsumerGroupError,
+    UnknownGroupError,
+    UnsupportedVersionError,
+    broker_error,
+)
+from penstock.messages import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribedConsumerGroup,
+    DescribedConsumerGroupMember,
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribedPartitions,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    Request,
+)
 from penstock.net.cluster import Cluster
+from penstock.records import TopicPartition
+from penstock.wire.members import decode_assignment, decode_subscription
 
-__all__ = ["delete_group"]
+__all__ = [
+    "GroupDescription",
+    "GroupListing",
+    "GroupMember",
+    "check_idle",
+    "delete_group",
+    "describe_group",
+    "describe_groups",
+    "list_groups",
+]
+
+_ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
+"""What a broker says of a group that speaks the other protocol, or where it does not know this one."""
 
 
-async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = 30) -> None:
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """One group, as its coordinator lists it."""
+
+    group_id: str
+    group_type: str
+    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty where brokers do not say (before 3.8)."""
+    protocol_type: str
+    """``consumer`` of those that consume, ``connect`` of Kafka Connect's; empty where nobody ever joined."""
+    state: str
+    """Empty where brokers do not say (before 2.6)."""
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One live member of a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    group_instance_id: str | None = None
+    """Of a static member."""
+    partitions: tuple[TopicPartition, ...] = ()
+    """What it has, in order."""
+    topics: tuple[str, ...] = ()
+    """What it asks for."""
+    pattern: str | None = None
+    """Or by which expression it asks, where the broker reads it."""
+    target: tuple[TopicPartition, ...] | None = None
+    """What it shall have, under the consumer protocol."""
+    problem: str = ""
+    """Why nothing can be said of its partitions: its client wrote them in no way that is known."""
+
+    def __str__(self) -> str:
+        static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
+        return f"{self.client_id or 'a client without a name'}{static} at {self.host or 'an unknown host'}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """One group and its members."""
+
+    group_id: str
+    group_type: str
+    """``classic`` or ``consumer``."""
+    protocol_type: str
+    state: str
+    assignor: str
+    """Who deals: what a classic group's members agreed on, or the broker's assignor."""
+    coordinator_id: int
+    coordinator: str
+    """Its address."""
+    members: tuple[GroupMember, ...] = ()
+    owners: Mapping[TopicPartition, GroupMember] = field(default_factory=dict, repr=False)
+    """Who has which partition."""
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether its members consume topics; one that nobody ever joined may have committed all the same."""
+        return self.protocol_type in {"consumer", ""}
+
+
+# ---- listing -----------------------------------------------------------------------------------------------------
+
+
+async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> list[GroupListing]:
+    """All groups that we may know of, by name; each broker is asked for those that it coordinates.
+
+    Raises:
+        BrokerError: a broker cannot say, still not after ``timeout_s``.
+        BrokerConnectionError: one does not answer: without it the list would not be whole.
+    """
+
+    async def ask() -> list[GroupListing]:
+        try:
+            answers = await ask_each(cluster, dict.fromkeys(cluster.topology.brokers, ListGroupsRequest()))
+        except BrokerConnectionError:
+            await cluster.refresh()
+            raise
+        for answer in answers.values():
+            if answer.error_code:
+                raise broker_error(answer.error_code, "a broker does not list its groups")
+        return _listed(answers)
+
+    return await cluster.retrying(ask, timeout_s=timeout_s, what="listing groups")
+
+
+def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
+    """By name; a group that changes its coordinator just now may be listed by both."""
+    found = {
+        one.group_id: GroupListing(one.group_id, one.group_type.lower(), one.protocol_type, one.group_state, node_id)
+        for node_id, answer in answers.items()
+        for one in answer.groups
+    }
+    return [found[group_id] for group_id in sorted(found)]
+
+
+# ---- describing --------------------------------------------------------------------------------------------------
+
+
+async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupDescription:
+    """One group, whichever protocol it speaks.
+
+    Raises:
+        UnknownGroupError: there is none of that name.
+        NotAConsumerGroupError: it is a share group or one of Kafka Streams, which this cannot describe.
+        GroupAuthorizationFailedError: we may not look at it.
+        BrokerConnectionError: nobody answers in time.
+    """
+    what = f"describing group {group_id!r}"
+    newer = await _ask_newer(cluster, group_id, timeout_s, what)
+    if newer is not None and newer.error_code not in _ELSEWHERE:
+        return _of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
+    answer = await ask_coordinator(
+        cluster,
+        group_id,
+        DescribeGroupsRequest((group_id,)),
+        lambda answer: [one.error_code for one in answer.groups],
+        timeout_s=timeout_s,
+        what=what,
+    )
+    group = next((one for one in answer.groups if one.group_id == group_id), None)
+    if group is None:
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the broker says nothing of it")
+    if _is_nowhere(group):
+        raise await _why_nowhere(cluster, group_id, timeout_s)
+    return _of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
+
+
+async def describe_groups(
+    cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = PATIENCE_S
+) -> list[GroupDescription]:
+    """What ``list_groups`` gave, described, in one or two requests a broker; left out is what cannot be, or is gone.
+
+    Raises:
+        GroupAuthorizationFailedError: we may list a group, and not look at it.
+        BrokerConnectionError: nobody answers in time.
+    """
+    wanted = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
+    newer = [one for one in wanted if one.group_type == "consumer"]
+    older = [one for one in wanted if one.group_type != "consumer"]
+    described: dict[str, GroupDescription] = {}
+    moved: list[str] = []
+    asked_newer = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(newer).items()}
+    asked_older = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(older).items()}
+    try:
+        for node_id, answer in (await ask_each(cluster, asked_newer)).items():
+            for group in answer.groups:
+                if group.error_code in NOT_NOW | _ELSEWHERE:
+                    moved.append(group.group_id)
+                else:
+                    described[group.group_id] = _of_consumer_protocol(group, node_id, cluster)
+        for node_id, said in (await ask_each(cluster, asked_older)).items():
+            for one in said.groups:
+                if one.error_code in NOT_NOW or _is_nowhere(one):
+                    moved.append(one.group_id)
+                else:
+                    described[one.group_id] = _of_classic_protocol(one, node_id, cluster)
+    except BrokerConnectionError:
+        moved = [one.group_id for one in wanted if one.group_id not in described]
+    for group_id in moved:
+        try:
+            described[group_id] = await describe_group(cluster, group_id, timeout_s=timeout_s)
+        except (UnknownGroupError, NotAConsumerGroupError):
+            continue  # it went since it was listed, or became something else
+    return [described[group_id] for group_id in sorted(described)]
+
+
+def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for one in listings:
+        found[one.coordinator_id] = (*found.get(one.coordinator_id, ()), one.group_id)
+    return found
+
+
+async def _ask_newer(cluster: Cluster, group_id: str, timeout_s: float, what: str) -> DescribedConsumerGroup | None:
+    """The group under KIP-848; None where brokers are too old for it."""
+    try:
+        answer = await ask_coordinator(
+            cluster,
+            group_id,
+            ConsumerGroupDescribeRequest((group_id,)),
+            lambda answer: [one.error_code for one in answer.groups],
+            timeout_s=timeout_s,
+            what=what,
+        )
+    except UnsupportedVersionError:
+        return None
+    return next((one for one in answer.groups if one.group_id == group_id), None)
+
+
+def _is_nowhere(group: DescribedGroup) -> bool:
+    return group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not group.error_code and group.group_state == "Dead")
+
+
+async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> NotAConsumerGroupError | UnknownGroupError:
+    """It is of a kind that nobody describes here, or it does not exist."""
+    request: Request[ListGroupsResponse] = ListGroupsRequest()
+    listed = await ask_coordinator(
+        cluster,
+        group_id,
+        request,
+        lambda answer: [answer.error_code],
+        timeout_s=timeout_s,
+        what=f"looking for group {group_id!r}",
+    )
+    kind = next((one.group_type for one in listed.groups if one.group_id == group_id), "").lower()
+    if kind and kind not in {"classic", "consumer"}:
+        return NotAConsumerGroupError(
+            f"{group_id!r} is a group of kind {kind!r}, not of consumers - use Kafka's own tools for it"
+        )
+    return UnknownGroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+
+
+def _of_consumer_protocol(
+    group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
+) -> GroupDescription:
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    members = tuple(_newer_member(one) for one in group.members)
+    return _described(
+        group.group_id, "consumer", "consumer", group.group_state, group.assignor_name, members, coordinator_id, cluster
+    )
+
+
+def _newer_member(member: DescribedConsumerGroupMember) -> GroupMember:
+    return GroupMember(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.instance_id,
+        _flat(member.assignment),
+        tuple(sorted(member.subscribed_topic_names)),
+        member.subscribed_topic_regex or None,
+        _flat(member.target_assignment),
+    )
+
+
+def _flat(dealt: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(TopicPartition(one.topic, partition) for one in dealt for partition in one.partitions))
+
+
+def _of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    consumes = group.protocol_type == "consumer"
+    members = tuple(_older_member(one, consumes=consumes) for one in group.members)
+    return _described(
+        group.group_id,
+        "classic",
+        group.protocol_type,
+        group.group_state,
+        group.protocol_data,
+        members,
+        coordinator_id,
+        cluster,
+    )
+
+
+def _older_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMember:
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    problem = ""
+    # Nothing is said of either while a group is between two generations.
+    if consumes:
+        try:
+            topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
+            dealt = decode_assignment(member.assignment).assigned_partitions
+            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in dealt for p in one.partitions))
+        except MalformedMessageError as error:
+            problem = str(error)
+    return GroupMember(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.group_instance_id,
+        partitions,
+        topics,
+        problem=problem,
+    )
+
+
+def _described(  # noqa: PLR0913, PLR0917 - what both protocols have
+    group_id: str,
+    group_type: str,
+    protocol_type: str,
+    state: str,
+    assignor: str,
+    members: Sequence[GroupMember],
+    coordinator_id: int | None,
+    cluster: Cluster,
+) -> GroupDescription:
+    node_id = -1 if coordinator_id is None else coordinator_id
+    node = cluster.topology.brokers.get(node_id)
+    in_order = tuple(sorted(members, key=lambda one: (one.client_id, one.group_instance_id or "", one.member_id)))
+    return GroupDescription(
+        group_id,
+        group_type,
+        protocol_type,
+        state,
+        assignor,
+        node_id,
+        f"{node.host}:{node.port}" if node is not None else "",
+        in_order,
+        {partition: member for member in in_order for partition in member.partitions},
+    )
+
+
+# ---- changing ----------------------------------------------------------------------------------------------------
+
+
+def check_idle(group: GroupDescription, what: str) -> None:
+    """Refuse ``what`` while the group has live members.
+
+    Raises:
+        GroupNotEmptyError: naming them.
+    """
+    if group.members:
+        raise _not_empty(group.group_id, group.members, what)
+
+
+def _not_empty(group_id: str, members: Sequence[GroupMember], what: str) -> GroupNotEmptyError:
+    names = [str(one) for one in members]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    count = "1 live member" if len(names) == 1 else f"{len(names)} live members"
+    who = f"{count}: {shown}" if names else "live members"
+    return GroupNotEmptyError(
+        f"group {group_id!r} has {who} - stop them before {what}, or wait until their session is over", names
+    )
+
+
+async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> None:
     """Remove a group without members, and all that it has committed; one that is not there is removed already.
 
     Raises:
-        BrokerError: it has members, or may not be removed.
+        GroupNotEmptyError: it has live members; they are named.
+        BrokerError: it may not be removed.
         BrokerConnectionError: the brokers do not answer in time.
     """
-
-    async def delete() -> None:
-        coordinator = await cluster.coordinator(group_id)
-        try:
-            answer = await coordinator.send(DeleteGroupsRequest((group_id,)))
-        except BrokerConnectionError as error:
-            cluster.forget_coordinator(group_id, str(error))
-            raise
-        codes = {group.group_id: group.error_code for group in answer.groups}
-        code = codes.get(group_id, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if code in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
-            return
-        if reaction_to(code, Asked.OFFSETS) is Reaction.FIND_COORDINATOR:
-            cluster.forget_coordinator(group_id, name_of(code))
+    what = f"removing group {group_id!r}"
+    answer = await ask_coordinator(
+        cluster,
+        group_id,
+        DeleteGroupsRequest((group_id,)),
+        lambda answer: [one.error_code for one in answer.groups],
+        timeout_s=timeout_s,
+        what=what,
+    )
+    codes = {group.group_id: group.error_code for group in answer.groups}
+    code = codes.get(group_id, ErrorCode.UNKNOWN_SERVER_ERROR)
+    if code == ErrorCode.NON_EMPTY_GROUP:
+        described = await describe_group(cluster, group_id, timeout_s=timeout_s)
+        raise _not_empty(group_id, described.members, "removing the group")
+    if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         raise broker_error(code, f"group {group_id} was not removed")
-
-    await cluster.retrying(delete, timeout_s=timeout_s, what=f"removing group {group_id}")

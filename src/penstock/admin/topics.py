@@ -1,11 +1,12 @@
-"""Topics made and unmade.
+"""Topics made and unmade, and how many partitions they have.
 
 Rule of this file: an answer may be lost on its way, so a second attempt that finds the work done counts as success.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from penstock.error_codes import ErrorCode
@@ -22,7 +23,7 @@ from penstock.messages import (
 )
 from penstock.net.cluster import Cluster
 
-__all__ = ["create_topic", "delete_topic"]
+__all__ = ["create_topic", "delete_topic", "partitions_of", "watched"]
 
 
 async def create_topic(  # noqa: PLR0913 - what a topic has
@@ -86,6 +87,39 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
         await _change(cluster, question, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     await cluster.retrying(delete, timeout_s=timeout_s, what=f"deleting topic {name}")
+
+
+@contextmanager
+def watched(cluster: Cluster, topics: Iterable[str]) -> Iterator[None]:
+    """Keep ``topics`` in the cluster's picture for the length of a ``with``."""
+    who = object()
+    cluster.watch(who, topics)
+    try:
+        yield
+    finally:
+        cluster.unwatch(who)
+
+
+async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s: float = 30) -> dict[str, int]:
+    """How many partitions each topic has; one that does not exist is left out.
+
+    Raises:
+        BrokerError: a name is no topic's, or we may not know of it.
+        BrokerConnectionError: nobody answers in time.
+    """
+    if not topics:
+        return {}
+
+    async def look() -> dict[str, int]:
+        await cluster.refresh()
+        for name in topics:
+            code = cluster.topology.errors.get(name, ErrorCode.NONE)
+            if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
+                raise broker_error(code, f"topic {name!r}")
+        return cluster.topology.partitions_of(topics)
+
+    with watched(cluster, topics):
+        return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
 
 
 async def _change(
