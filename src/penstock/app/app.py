@@ -7,22 +7,25 @@ Rule of this file: what users call, and in which order things start and stop. A 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
 from penstock.app.codecs import AnyCodec, JsonCodec
+from penstock.app.dependencies import Overrides
 from penstock.app.ends import asked_by_signals, first_of
+from penstock.app.group import Connect
 from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.messages import Message
 from penstock.app.plan import Defaults, planned
 from penstock.app.producer import Producer
-from penstock.app.publisher import Published
+from penstock.app.publisher import Published, Publisher
 from penstock.app.results import outgoing
 from penstock.app.running import Running
 from penstock.app.signs import Signs
@@ -33,7 +36,7 @@ from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError, ConsumerStateError, PublishError
 from penstock.observe.hooks import Hook, Observer
 
-__all__ = ["App"]
+__all__ = ["App", "StandIn", "running_of", "standing_in"]
 
 
 class App(Handlers):
@@ -87,6 +90,7 @@ class App(Handlers):
         self._overrides: dict[Callable[..., object], Callable[..., object]] = {}
         self._supervisor: Supervisor | None = None
         self._running: Running | None = None
+        self._instead: StandIn | None = None
         self._config: ConsumerConfig | None = None
 
     def __repr__(self) -> str:
@@ -102,7 +106,8 @@ class App(Handlers):
             ConfigurationError: an option is unknown or mistyped.
             ConsumerStateError: the app is started.
         """
-        if getattr(self, "_supervisor", None) is not None:
+        supervisor = getattr(self, "_supervisor", None)
+        if supervisor is not None and not supervisor.is_over:
             raise ConsumerStateError("configure() comes before the start - this app is started")
         given = cast("dict[str, Any]", options)
         check_names(given)
@@ -125,10 +130,10 @@ class App(Handlers):
 
         Raises:
             ConfigurationError: a handler's signature will not do, or options contradict each other.
-            ConsumerStateError: it was started before.
+            ConsumerStateError: it is started, and was not stopped.
             PenstockError: as ``Consumer.start`` does.
         """
-        if self._supervisor is not None:
+        if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
         running = self._running = self._new_run(self._config)
@@ -248,9 +253,12 @@ class App(Handlers):
         return self._running
 
     def _new_run(self, config: ConsumerConfig) -> Running:
-        plan = planned(self, config.group_id, self._defaults, self._overrides)
+        instead = self._instead
+        overrides = self._overrides if instead is None else {**self._overrides, **instead.overrides}
+        plan = planned(self, config.group_id, self._defaults, overrides)
         signs = Signs(plan.by_group)
-        hooks = (*cast("tuple[Hook, ...]", config.hooks), cast("Hook", signs))
+        more = () if instead is None else instead.hooks
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", signs))
 
         def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> ConsumerSource:
             return ConsumerSource(handlers, too, {**self._options, "group_id": group_id, "hooks": hooks})
@@ -258,9 +266,34 @@ class App(Handlers):
         return Running(
             plan,
             config,
-            connect=connect,
-            open_publisher=lambda: Producer(config),
+            connect=connect if instead is None else instead.connect,
+            open_publisher=(lambda: Producer(config)) if instead is None else instead.open_publisher,
             signs=signs,
             observer=Observer(hooks, client_id=config.client_id),
             require_broker=self._require_broker,
         )
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What takes the place of Kafka."""
+
+    connect: Connect
+    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
+    overrides: Overrides
+    hooks: tuple[Hook, ...]
+
+
+@contextmanager
+def standing_in(app: App, instead: StandIn) -> Iterator[None]:
+    """Have the next start of an app use something else than Kafka."""
+    app._instead = instead  # noqa: SLF001 - this room's own
+    try:
+        yield
+    finally:
+        app._instead = None  # noqa: SLF001
+
+
+def running_of(app: App) -> Running:
+    """What runs of a started app."""
+    return app._started  # noqa: SLF001 - this room's own

@@ -50,6 +50,11 @@ class Supervisor:
         if self._task.done():
             self._task.result()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the body was run and has ended."""
+        return self._task is not None and self._task.done()
+
     async def stop(self, timeout_s: float) -> None:
         """Ask the body to end; after ``timeout_s`` it is cancelled. Whoever calls this is not cancelled meanwhile."""
         self.stopping.set()
