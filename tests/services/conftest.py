@@ -1,0 +1,185 @@
+"""The example services as processes of their own, on a broker that each test has to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from commands import environment
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+from crew import until
+from proxied import ProxiedWitness
+
+from penstock.testing import KafkaServer
+
+ROOT = Path(__file__).parents[2]
+TOPICS = ("orders", "invoices", "blocks", "fatal")
+PARTITIONS = 3
+
+
+class Service:
+    """One that runs: asked over HTTP, its log read, ended by a signal."""
+
+    def __init__(self, command: list[str], port: int, log: Path, variables: dict[str, str]) -> None:
+        self._log = log
+        with log.open("w") as sink:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(**variables), stdout=sink, stderr=subprocess.STDOUT
+            )
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def status(self, path: str) -> int:
+        """Of the answer."""
+        return (await self.http.get(path)).status_code
+
+    async def comes_to(self, path: str, status: int) -> None:
+        """Wait until it answers so."""
+        await self._asking(path, lambda answer: answer.status_code == status)
+
+    async def finds(self, check: str, status: str) -> dict[str, str]:
+        """Wait until its health has that status for one thing that it looks at: what it says."""
+        answer = await self._asking("/livez", lambda answer: _checks(answer)[check]["status"] == status)
+        return _checks(answer)[check]
+
+    async def checks(self, path: str) -> dict[str, dict[str, str]]:
+        """What a health check says of each thing that it looked at."""
+        return _checks(await self.http.get(path))
+
+    async def _asking(self, path: str, is_it: Callable[[httpx.Response], bool]) -> httpx.Response:
+        async with asyncio.timeout(30):
+            while True:
+                assert self.process.poll() is None, self.log
+                try:
+                    if is_it(answer := await self.http.get(path)):
+                        return answer
+                except httpx.ConnectError:
+                    pass  # nobody is there yet
+                await asyncio.sleep(0.02)
+
+    async def says(self, words: str) -> str:
+        """Wait for a line of its log."""
+        await until(lambda: words in self.log)
+        return next(line for line in self.log.splitlines() if words in line)
+
+    async def order(self, customer: str, total: int) -> int:
+        """Place an order over HTTP: the status of the answer."""
+        return (await self.http.post("/orders", json={"customer": customer, "total": total})).status_code
+
+    async def end(self) -> float:
+        """SIGTERM: how many seconds it takes to be gone."""
+        began_at = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(self.process.wait, 30)
+        return time.monotonic() - began_at
+
+    async def close(self) -> None:
+        """End it whatever it does."""
+        await self.http.aclose()
+        self.process.kill()
+        self.process.wait()
+
+
+class Home:
+    """One of the examples: how it is started, and what its handler has done."""
+
+    def __init__(self, kind: str, server: KafkaServer, folder: Path) -> None:
+        self.kind, self.server, self._folder = kind, server, folder
+        self.witness = ProxiedWitness(server)
+        self.started: list[Service] = []
+
+    def start(self, *, is_spoiled: bool = False, **variables: str) -> Service:
+        """The service as a process, with options of penstock's by their names."""
+        port = _free_port()
+        module = f"spoiled_{self.kind}" if is_spoiled else f"examples.{self.kind}_service"
+        server = ["uvicorn", f"{module}:web", "--port", str(port)] if self.kind == "fastapi" else [module]
+        service = Service(
+            [sys.executable, "-m", *server],
+            port,
+            self._folder / f"{len(self.started)}.log",
+            {
+                "PENSTOCK_BOOTSTRAP_SERVERS": self.server.bootstrap_servers,
+                "PENSTOCK_HEARTBEAT_INTERVAL_MS": "300",
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, Path(__file__).parent))),
+                "BILLING_DATABASE": str(self._folder / "billing.db"),
+                "PORT": str(port),
+                **variables,
+            },
+        )
+        self.started.append(service)
+        return service
+
+    def charged(self) -> list[int]:
+        """The totals of the orders that were handled, each as often as it was."""
+        if self.kind == "fastapi":
+            return [total for (total,) in self._asked("SELECT total FROM charges")]
+        return self._invoices()
+
+    def how_many(self) -> int:
+        """The same, counted."""
+        if self.kind == "fastapi":
+            return sum(count for (count,) in self._asked("SELECT count(*) FROM charges"))
+        return sum(self._ends().values())
+
+    def _asked(self, question: str) -> list[tuple[int]]:
+        path = self._folder / "billing.db"
+        if not path.exists():
+            return []
+        with closing(sqlite3.connect(path)) as database:
+            tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return database.execute(question).fetchall() if tables[0] else []
+
+    def _ends(self) -> dict[int, int]:
+        places = [TopicPartition("invoices", partition) for partition in range(PARTITIONS)]
+        asked = self.witness.admin.list_offsets({place: OffsetSpec.latest() for place in places})
+        return {place.partition: found.result(20).offset for place, found in asked.items()}
+
+    def _invoices(self) -> list[int]:
+        found: list[int] = []
+        with closing(Consumer({"bootstrap.servers": self.server.bootstrap_servers, "group.id": "ledger"})) as reader:
+            for partition, end in self._ends().items():
+                reader.assign([TopicPartition("invoices", partition, 0)])
+                count = 0
+                while count < end:
+                    for message in reader.consume(min(end - count, 1_000), 10):
+                        assert message.error() is None, message.error()
+                        found.append(json.loads(message.value())["due"])
+                        count += 1
+        return found
+
+
+@pytest.fixture(params=["fastapi", "aiohttp"])
+async def home(request, tmp_path) -> Iterator[Home]:
+    """An example with a broker of its own, behind a fault proxy."""
+    with KafkaServer(proxied=True) as server:
+        for topic in TOPICS:
+            server.create_topic(topic, PARTITIONS)
+        home = Home(request.param, server, tmp_path)
+        yield home
+        for service in home.started:
+            await service.close()
+
+
+def _checks(answer: httpx.Response) -> dict[str, dict[str, str]]:
+    return {one["name"]: one for one in answer.json()["checks"]}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]

@@ -1,0 +1,11 @@
+"""The example with aiohttp, and handlers that go wrong."""
+
+import os
+
+from aiohttp import web
+from spoils import spoils
+
+from examples.aiohttp_service import billing, service
+
+billing.include(spoils)
+web.run_app(service, port=int(os.environ["PORT"]))

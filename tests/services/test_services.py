@@ -1,0 +1,106 @@
+"""The example services as real servers on the real broker: what probes are told, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import httpx
+import pytest
+from crew import until
+
+from penstock.messages import JoinGroupRequest
+
+TOTAL = 3_000
+STOP_TIMEOUT_S = 10
+
+
+async def test_an_order_goes_round(home):
+    """Live and not ready before the first assignment, both after it; an order by HTTP is charged by the handler."""
+    with home.server.proxy.hold_answer(JoinGroupRequest, times=None) as held:
+        service = home.start()
+        await asyncio.wait_for(held.took_place(), 30)
+        await service.comes_to("/livez", 200)
+        before = await service.http.get("/readyz")
+    await service.comes_to("/readyz", 200)
+
+    assert before.status_code == 503
+    assert {one["name"]: one["status"] for one in before.json()["checks"]}["group"] == "starting"
+    assert await service.order("ann", 5) in {200, 202}
+    await until(lambda: home.charged() == [5])
+    assert {one["status"] for one in (await service.checks("/readyz")).values()} == {"ok"}
+    assert (await service.http.post("/orders", content=b"{")).status_code in {400, 422}
+
+
+async def test_an_outage_is_no_reason_to_restart(home):
+    """While the broker is dead both checks stay 200 and say what is wrong; when it is back, orders go round again."""
+    service = home.start(PENSTOCK_DEFAULT_API_TIMEOUT_MS="1000", PENSTOCK_METADATA_MAX_AGE_MS="500")
+    await service.comes_to("/readyz", 200)
+    home.server.kill()
+    await service.finds("brokers", "degraded")
+
+    assert [await service.status(path) for path in ("/livez", "/readyz")] == [200, 200]
+    assert await service.order("ann", 1) == 503
+    await asyncio.to_thread(home.server.restart)
+    async with asyncio.timeout(30):
+        while await service.order("ann", 5) == 503:
+            pass
+    await until(lambda: 5 in home.charged())
+    assert (await service.checks("/livez"))["brokers"]["status"] == "ok"
+
+
+async def test_a_blocked_loop_does_not_answer_and_is_named(home, tmp_path):
+    """A probe gets no answer while a handler blocks the loop, and the log names its line; then all is well."""
+    free = tmp_path / "free"
+    service = home.start(is_spoiled=True)
+    await service.comes_to("/readyz", 200)
+    home.witness.produce("blocks", [str(free).encode()])
+    told = await service.says("loop blocked")
+    with pytest.raises(httpx.ReadTimeout):
+        await service.http.get("/livez", timeout=0.5)
+    was_blocked_all_along = "loop freed" not in service.log
+    free.touch()
+    await service.comes_to("/livez", 200)
+    await service.says("loop freed")
+
+    assert was_blocked_all_along
+    assert "handler=block" in told
+    assert "where=spoils.py:" in told
+    assert await service.status("/readyz") == 200
+
+
+async def test_a_fatal_error_asks_for_a_restart(home):
+    """What ended the app makes both checks 503, in its words; the service still answers, and ends on SIGTERM."""
+    service = home.start(is_spoiled=True, PENSTOCK_STOP_TIMEOUT_MS=str(STOP_TIMEOUT_S * 1000))
+    await service.comes_to("/readyz", 200)
+    home.witness.produce("fatal", [b"customer bob"])
+    await service.comes_to("/livez", 503)
+
+    assert "there is no customer bob" in (await service.checks("/livez"))["app"]["detail"]
+    assert await service.status("/readyz") == 503
+    assert await service.end() < STOP_TIMEOUT_S
+
+
+async def test_sigterm_loses_and_repeats_nothing(home):
+    """Ended in the midst of work: what was handled is committed, once, and no more; the next start goes on there."""
+    for partition in range(3):
+        orders = [json.dumps({"customer": "ann", "total": n}).encode() for n in range(partition, TOTAL, 3)]
+        home.witness.produce("orders", orders, partition=partition)
+
+    service = home.start(PENSTOCK_STOP_TIMEOUT_MS=str(STOP_TIMEOUT_S * 1000))
+    await until(lambda: home.how_many() > 100)
+    took_s = await service.end()
+    handled, committed = home.charged(), await home.witness.committed("billing", "orders", 3)
+    following = home.start()
+    await until(lambda: home.how_many() >= TOTAL)
+    await following.end()
+
+    assert took_s < STOP_TIMEOUT_S
+    assert 100 < len(handled) < TOTAL
+    assert sorted(handled) == sorted(n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0))
+    assert sorted(home.charged()) == list(range(TOTAL))
+    assert sum((await home.witness.committed("billing", "orders", 3)).values()) == TOTAL
+    # uvicorn ends by the signal itself, once all is in order; aiohttp exits with 0.
+    assert {one.process.returncode for one in home.started} == {{"fastapi": -signal.SIGTERM, "aiohttp": 0}[home.kind]}
+    assert "Traceback" not in service.log + following.log
