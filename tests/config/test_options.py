@@ -113,6 +113,8 @@ def test_a_config_does_not_change():
     ("name", "default"),
     {
         "auto_commit_interval_ms": 5_000,
+        "ack": "auto",
+        "offset_metadata_max_bytes": 4_096,
         "check_crcs": True,
         "enable_auto_commit": None,
         "fetch_max_wait_ms": 500,

@@ -124,6 +124,10 @@ class Group:
 
     # ---- as the reader wants it --------------------------------------------------------------------------------
 
+    def next_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and neither begun nor done; None when there is none."""
+        return _lowest(one.line.next_of(position) for one in self._stations)
+
     def done_of(self, position: Position) -> int | None:
         """The lowest offset that is handed out and not done; None when there is none."""
         return _lowest(one.line.done_of(position) for one in self._stations)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from penstock.core.lanes import Lanes, OrderBy, Work
 from penstock.core.positions import Position
 from penstock.core.slices import is_too_long
+from penstock.core.tracker import Tracker
 from penstock.errors import HandlerFailedError
 from penstock.records import Record, TopicPartition
 
@@ -30,16 +31,16 @@ _RECORDS_A_LOOK = 32
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What is held of one partition in one assignment."""
+    """What is held of one partition since its last beginning."""
 
-    position: Position
-    assignment: int
-    begun: set[int] = field(default_factory=set)
-    """Offsets of records that are suspended, or parked behind one that is."""
+    tracker: Tracker
+    """Told of records that are suspended, or parked behind one that is."""
     parked: set[int] = field(default_factory=set)
-    """Those of them that did not run yet."""
+    """Offsets of those that did not run yet."""
+    is_halted: bool = False
+    """Whether nothing more of it is begun here, and nothing that failed is tried again."""
     left: int | None = None
-    """Since it was halted: the lowest offset that will not be begun here."""
+    """Since then: the lowest offset that was not taken up."""
 
 
 class _Worker:
@@ -88,7 +89,7 @@ class Line:
         self._running: _Worker | None = None
         self._is_looked_for = False
         self._context = copy_context()
-        self._pauses: dict[asyncio.Future[None], Record] = {}
+        self._pauses: dict[asyncio.Future[None], Work[_Held]] = {}
         """Records that failed and wait for their next attempt."""
         self._is_ending = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -102,24 +103,28 @@ class Line:
     def add(self, position: Position, records: Sequence[Record]) -> None:
         """Run these, when their turn comes."""
         held = self._held.get(position.partition)
-        if held is None or held.assignment != position.assignment:
-            held = self._held[position.partition] = _Held(position, position.assignment)
+        if held is None or held.tracker is not position.tracker:
+            assert position.tracker is not None
+            held = self._held[position.partition] = _Held(position.tracker)
         self._lanes.add(position.partition, records, held)
         if self._running is None:
             self._wake_one()
 
-    def done_of(self, position: Position) -> int | None:
-        """The lowest offset that is not done; None when there is none."""
+    def next_of(self, position: Position) -> int | None:
+        """The lowest offset that was handed in and not taken up; None when there is none."""
         self._settle()
         held = self._held.get(position.partition)
-        if held is None or held.assignment != position.assignment:
+        if held is None or held.tracker is not position.tracker:
             return None
-        open_ones = [
-            offset for offset in (self._lanes.next_offset(position.partition), held.left) if offset is not None
-        ]
-        if held.begun:
-            open_ones.append(min(held.begun))
-        return min(open_ones, default=None)
+        return held.left if held.is_halted else self._lanes.next_offset(position.partition)
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is not done; None when there is none."""
+        following, held = self.next_of(position), self._held.get(position.partition)
+        if held is None or held.tracker is not position.tracker:
+            return None
+        lowest = held.tracker.lowest
+        return following if lowest is None or (following is not None and following < lowest) else lowest
 
     def halt(self, partition: TopicPartition) -> int | None:
         """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
@@ -127,23 +132,40 @@ class Line:
         held = self._held.get(partition)
         if held is None:
             return None
-        following = self._lanes.next_offset(partition)
-        not_begun = held.parked if following is None else {*held.parked, following}
-        held.left = min(not_begun, default=None)
-        held.begun -= held.parked
-        held.parked.clear()
+        held.is_halted, held.left = True, self._lanes.next_offset(partition)
         self._lanes.drop(partition)
-        for pause, record in self._pauses.items():
-            if record.topic_partition == partition and not pause.done():
-                held.left = record.offset if held.left is None else min(held.left, record.offset)
-                pause.set_result(None)
-        return held.left
+        not_begun = {*held.parked, *self._end_pauses(held)}
+        held.parked.clear()
+        for offset in not_begun:
+            held.tracker.abandon(offset)
+        return min(not_begun if held.left is None else {*not_begun, held.left}, default=None)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition; what runs of it runs on and counts for nothing."""
+        """Forget a partition; what runs of it runs on and counts for nothing, what failed is not tried again."""
         self._settle()
         self._lanes.drop(partition)
-        self._held.pop(partition, None)
+        held = self._held.pop(partition, None)
+        if held is not None:
+            held.is_halted = True
+            self._end_pauses(held)
+
+    def _end_pauses(self, held: _Held) -> list[int]:
+        """Have nobody wait for another attempt at a record that is another's now; gives their offsets."""
+        ended = []
+        for pause, work in self._pauses.items():
+            if work.source is held and not pause.done():
+                ended.append(work.record.offset)
+                pause.set_result(None)
+        return ended
+
+    def is_ours(self, record: Record) -> bool:
+        """Whether the record that this task runs is of a partition that was not dropped since it began."""
+        task = asyncio.current_task()
+        worker = self._workers.get(task) if task is not None else None
+        if worker is None or worker.work is None:
+            # It was not suspended, so nothing was dropped meanwhile.
+            return True
+        return self._held.get(record.topic_partition) is worker.work.source
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -165,9 +187,13 @@ class Line:
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
+        work = self._work_of(record)
+        if work.source.is_halted:
+            work.source.tracker.abandon(record.offset)
+            return False
         self._concurrency += 1
         pause = self._loop.create_future()
-        self._pauses[pause] = record
+        self._pauses[pause] = work
         try:
             if self._lanes.waiting:
                 self._wake_one()
@@ -179,6 +205,16 @@ class Line:
             self._concurrency -= 1
             del self._pauses[pause]
         return False
+
+    def _work_of(self, record: Record) -> Work[_Held]:
+        """What this task's worker runs, which suspends now if it did not before."""
+        self._settle()
+        task = asyncio.current_task()
+        assert task is not None
+        work = self._workers[task].work
+        assert work is not None
+        assert work.record is record
+        return work
 
     @property
     def longest_s(self) -> float:
@@ -311,14 +347,14 @@ class Line:
         work = running.work = self._lanes.work_of(running.record)
         running.since = self._loop.time()
         self._lanes.suspended(work)
-        work.source.begun.add(work.record.offset)
+        work.source.tracker.begin(work.record.offset)
 
     def _rest(self) -> None:
         """The worker gives the loop back with nothing in hand."""
         self._running = None
 
     def _parked(self, work: Work[_Held]) -> None:
-        work.source.begun.add(work.record.offset)
+        work.source.tracker.begin(work.record.offset)
         work.source.parked.add(work.record.offset)
 
     def _finish_begun(self, worker: _Worker) -> bool:
@@ -330,7 +366,7 @@ class Line:
         worker.work = worker.record = None
         held = work.source
         self._lanes.finished(work)
-        held.begun.discard(work.record.offset)
-        if held.left is not None or self._lanes.waiting < self._lanes.lane_limit:
+        held.tracker.finish(work.record.offset)
+        if held.is_halted or self._lanes.waiting < self._lanes.lane_limit:
             self._on_progress()
         return True

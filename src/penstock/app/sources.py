@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from penstock.app.handlers import Handler
 from penstock.consumer.consumer import Consumer, hand_over, read_too
-from penstock.consumer.reader import Reader, Taker
+from penstock.consumer.hands import Taker
+from penstock.consumer.reader import Reader
 from penstock.core.positions import Position
 from penstock.records import Record, TopicPartition
 

@@ -34,6 +34,7 @@ SecurityProtocol: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SAS
 SaslMechanism: TypeAlias = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"]
 OffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
+Ack: TypeAlias = Literal["auto", "manual"]
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
 AssignmentStrategy: TypeAlias = str | Callable[..., Mapping[str, Any]]
@@ -156,6 +157,12 @@ class ConsumerConfig:
     )
     enable_auto_commit: bool | None = _option(None, "Commit what is done, now and then; on with a group.")
     auto_commit_interval_ms: int = _option(5_000, "How often that is.", at_least=1)
+    ack: Ack = _option("auto", "'manual': a record is done when ack() says so, in any order, not with the next one.")
+    offset_metadata_max_bytes: int = _option(
+        4_096,
+        "As the broker's offset.metadata.max.bytes; room for what is finished behind a commit. 0 leaves that out.",
+        at_least=0,
+    )
     isolation_level: IsolationLevel = _option("read_uncommitted", "'read_committed' hides aborted transactions.")
 
     # ---- flow
@@ -238,6 +245,8 @@ class ConsumerOptions(TypedDict, total=False):
     auto_offset_reset: OffsetReset | None
     enable_auto_commit: bool | None
     auto_commit_interval_ms: int
+    ack: Ack
+    offset_metadata_max_bytes: int
     isolation_level: IsolationLevel
     fetch_min_bytes: int
     fetch_max_wait_ms: int

@@ -31,7 +31,7 @@ from penstock.errors import (
 )
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
-from penstock.observe.events import CommitFailed, OffsetsCommitted
+from penstock.observe.events import CommitFailed, OffsetMapDropped, OffsetsCommitted
 from penstock.observe.hooks import Observer
 from penstock.records import OffsetAndMetadata, TopicPartition
 
@@ -66,6 +66,8 @@ class Committer:
         self._clock = CommitClock(interval_s)
         self._one_at_a_time = asyncio.Lock()
         self._news = Wake()
+        self._dropped: set[TopicPartition] = set()
+        """Partitions whose map did not fit beside their last commit."""
 
     async def run_commits(self) -> None:
         """Commit what is done at every interval, for ever."""
@@ -117,12 +119,8 @@ class Committer:
             BrokerError: they may not be committed at all.
         """
         async with self._turn(timeout_s) as deadline:
-            entries = {
-                partition: CommitOffset(*partition, one.offset, _epoch(one.leader_epoch), one.metadata)
-                for partition, one in offsets.items()
-            }
-            ours = self._commits.positions.of(offsets)
-            await self._send_until_done(self._commits.picture(ours, entries), deadline)
+            self._reader.sync()
+            await self._send_until_done(self._commits.chosen(offsets), deadline)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -145,6 +143,7 @@ class Committer:
 
     async def _send_until_done(self, snapshot: Snapshot, deadline: float) -> None:
         left = dict(snapshot.offsets)
+        self._tell_dropped(snapshot)
         final: list[BrokerError] = []
 
         async def attempt() -> None:
@@ -207,7 +206,29 @@ class Committer:
         for partition in taken:
             del left[partition]
         for partition in entries.keys() & left.keys():
+            if codes.get(partition) == ErrorCode.OFFSET_METADATA_TOO_LARGE:
+                self._shorten(partition, snapshot, left)
             self._refused(partition, codes.get(partition), identity)
+
+    def _shorten(self, partition: TopicPartition, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> None:
+        """The broker takes less metadata than we thought: it is committed without the map, if there is one."""
+        bare = self._commits.without_map(left[partition], snapshot.notes[partition])
+        if bare is None:
+            return
+        left[partition] = bare
+        reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
+        self._observer.tell(OffsetMapDropped(partition, bare.offset, reason))
+        raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, partition)
+
+    def _tell_dropped(self, snapshot: Snapshot) -> None:
+        """Tell of maps that do not fit, of each partition once until they fit again."""
+        for partition, note in snapshot.notes.items():
+            if not note.is_map_dropped:
+                self._dropped.discard(partition)
+            elif partition not in self._dropped:
+                self._dropped.add(partition)
+                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
+                self._observer.tell(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
 
     def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:
@@ -244,7 +265,3 @@ def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:
     # To Kafka in general it may be final; to this group it is not.
     error.retriable = True
     return error
-
-
-def _epoch(leader_epoch: int | None) -> int:
-    return -1 if leader_epoch is None else leader_epoch

@@ -14,12 +14,14 @@ from typing import NamedTuple, Self, cast, overload
 from typing_extensions import Unpack
 
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from penstock.consumer.arguments import check_offset, checked_subscription, with_metadata
 from penstock.consumer.engine import Engine
-from penstock.consumer.offsets import committed_offsets, is_offset
+from penstock.consumer.hands import Taker
+from penstock.consumer.offsets import committed_offsets
 from penstock.consumer.ownership import in_callback
-from penstock.consumer.patterns import TopicPattern, checked_pattern
-from penstock.consumer.reader import Reader, Taker
+from penstock.consumer.reader import Reader
 from penstock.consumer.supervisor import Supervisor
+from penstock.core.offset_map import decode
 from penstock.core.positions import Position
 from penstock.errors import ConfigurationError, ConsumerStateError, RequestTimedOutError
 from penstock.observe.hooks import Hook, Observer
@@ -37,6 +39,8 @@ class ConsumerStatistics(NamedTuple):
     """Fetched and not decoded."""
     reserved_bytes: int
     """Kept free for fetches under way; with what is buffered at most ``max_buffered_bytes``."""
+    ignored_maps: int
+    """Commits found at takeovers with metadata that are not ours, or cannot be read; see ``OffsetMapIgnored``."""
 
 
 class Consumer:
@@ -44,7 +48,8 @@ class Consumer:
 
     ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and
     stops it; ``async for record in orders`` reads. A record is done when the next one is asked for: raising, ``break``,
-    cancellation and ``stop()`` leave the one in hand unacknowledged, so it is delivered again (at-least-once).
+    cancellation and ``stop()`` leave the one in hand unacknowledged, so it is delivered again (at-least-once). With
+    ``ack="manual"`` each is done when ``ack(record)`` says so, in any order and from any task.
 
     Args:
         topics: names of the topics to read.
@@ -63,7 +68,7 @@ class Consumer:
         self._options = dict(options)
         check_names(self._options)
         config = resolve(self._options)
-        self._topics, self._pattern = _checked_subscription(topics, pattern, config.group_protocol)
+        self._topics, self._pattern = checked_subscription(topics, pattern, config.group_protocol)
         self._config: ConsumerConfig | None = None
         self._engine: Engine | None = None
         self._supervisor: Supervisor | None = None
@@ -222,17 +227,25 @@ class Consumer:
     def ack(self, record: Record) -> bool:
         """Say that a record in hand is done without asking for the next one.
 
-        In a batch, what came before it in its partition is done too.
+        In a batch, what came before it in its partition is done too. With ``ack="manual"`` it alone is done, in any
+        order: the commit follows the lowest record that is not, and says which behind it are. ``record`` is the object
+        that was handed out, and no copy.
 
         Returns:
             False when the record is not in hand any more: its partition went, or it was done already.
+
+        Raises:
+            ConsumerStateError: not started.
         """
-        return self._started.reader.acknowledge(record)
+        return not self._is_stopped and self._started.reader.acknowledge(record)
 
     # ---- offsets -----------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
         """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
+
+        With ``ack="manual"``, what is acknowledged, up to the lowest record that is not. A text that goes with an
+        offset stays as long as that offset does.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
@@ -248,10 +261,11 @@ class Consumer:
             raise engine.failure
         timeout_s = engine.config.default_api_timeout_ms / 1000
         if offsets is None:
-            engine.reader.finish_all()
+            if engine.config.ack == "auto":
+                engine.reader.finish_all()
             await engine.committer.commit_done(timeout_s=timeout_s)
         elif offsets:
-            await engine.committer.commit_these(_with_metadata(offsets), timeout_s=timeout_s)
+            await engine.committer.commit_these(with_metadata(offsets), timeout_s=timeout_s)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed, as the broker says; a partition without a commit is absent.
@@ -265,11 +279,12 @@ class Consumer:
         group_id = engine.config.group_id
         if group_id is None:
             raise ConsumerStateError("committed() needs a group_id - there is no group that commits")
-        return await engine.cluster.retrying(
+        found = await engine.cluster.retrying(
             partial(committed_offsets, engine.cluster, group_id, list(partitions)),
             timeout_s=engine.config.default_api_timeout_ms / 1000,
             what=f"reading the committed offsets of group {group_id!r}",
         )
+        return {at: one._replace(metadata=decode(one.metadata, one.offset).user_text) for at, one in found.items()}
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out.
@@ -297,7 +312,7 @@ class Consumer:
         """
         engine = self._started
         position = self._assigned(partition)
-        _check_offset(offset)
+        check_offset(offset)
         engine.reader.drop([partition])
         position.begin(offset)
         engine.positions_changed()
@@ -336,7 +351,8 @@ class Consumer:
     def statistics(self) -> ConsumerStatistics:
         """What it holds right now."""
         engine = self._started
-        return ConsumerStatistics(engine.reader.queued_records, engine.buffer.held_bytes, engine.buffer.reserved_bytes)
+        reader, buffer = engine.reader, engine.buffer
+        return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -371,6 +387,8 @@ def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
 def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
     """Have ``taker`` read from a started consumer instead of its user: the reader, and how much may be queued."""
     engine = consumer._started  # noqa: SLF001 - this room's own
+    if engine.config.ack != "auto":
+        raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
     engine.reader.hand_over_to(taker)
     return engine.reader, engine.config.max_queued_records
 
@@ -389,32 +407,3 @@ class _NotStarted:
 
     async def next_records(self, _count: int) -> list[Record]:
         raise ConsumerStateError(self.advice)
-
-
-def _checked_subscription(
-    topics: Iterable[object], pattern: object, group_protocol: str
-) -> tuple[frozenset[str], TopicPattern | None]:
-    names = list(topics)
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
-    if (pattern is None) is not bool(names):
-        raise ConfigurationError("which topics? - Consumer('orders', ...), or Consumer(pattern='orders[.].*', ...)")
-    return frozenset(map(str, names)), None if pattern is None else checked_pattern(pattern, group_protocol)
-
-
-def _with_metadata(
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    given = {
-        partition: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
-        for partition, one in offsets.items()
-    }
-    for one in given.values():
-        _check_offset(one.offset)
-    return given
-
-
-def _check_offset(offset: object) -> None:
-    if not is_offset(offset):
-        raise ConfigurationError(f"offset={offset!r} will not do: it has to be a whole number, 0 or more")

@@ -13,6 +13,7 @@ from penstock.consumer.chunk import Chunk
 from penstock.consumer.committer import Committer
 from penstock.consumer.coordinator import Coordinator
 from penstock.consumer.fetcher import Fetcher
+from penstock.consumer.map_watch import MapWatch
 from penstock.consumer.ownership import Ownership
 from penstock.consumer.patterns import BrokerPattern, TopicPattern
 from penstock.consumer.picture import Picture
@@ -59,7 +60,12 @@ class Engine:
         self.buffer: Buffer[Chunk] = Buffer(config.max_buffered_bytes)
         self.picture = Picture(self.cluster, self._picture_changed)
         self.reader = Reader(
-            self.positions, self.buffer, max_queued_records=config.max_queued_records, on_room=self._room_made
+            self.positions,
+            self.buffer,
+            MapWatch(observer, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
+            is_acked_by_hand=config.ack == "manual",
+            max_queued_records=config.max_queued_records,
+            on_room=self._room_made,
         )
         self.beginnings = Beginnings(
             config, self.cluster, self.positions, self.reader, self.picture, observer, self.positions_changed
@@ -87,7 +93,7 @@ class Engine:
         self.committer = Committer(
             config,
             self.cluster,
-            Commits(self.positions),
+            Commits(self.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
             self.reader,
             self._observer,
             self._committing_as,

@@ -20,6 +20,7 @@ from penstock.config import ConsumerConfig
 from penstock.consumer.committer import Committer
 from penstock.consumer.offsets import committed_offsets, is_offset
 from penstock.consumer.reader import Reader
+from penstock.core.offset_map import decode
 from penstock.core.positions import Position, Positions
 from penstock.errors import RebalanceError
 from penstock.net.cluster import Cluster
@@ -102,8 +103,12 @@ class Ownership:
         if committed is None:
             position.reset(self._config.offset_reset, None)
             return
-        position.begin(committed.offset, -1 if committed.leader_epoch is None else committed.leader_epoch)
-        position.committed, position.committed_metadata = committed.offset, committed.metadata
+        leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
+        said = decode(committed.metadata, committed.offset)
+        position.begin(committed.offset, leader_epoch, said.offset_map)
+        position.committed, position.committed_metadata = committed.offset, said.user_text
+        position.committed_map = said.offset_map
+        self._reader.maps.found(position, said)
 
     async def _ask_callback(self) -> None:
         callback = self._config.post_rebalance_callback

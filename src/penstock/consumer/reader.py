@@ -5,7 +5,8 @@ it is, decoding, the record keeping, and giving the event loop a turn. So positi
 which everybody calls who looks at them.
 
 A record is *in hand* from when it is handed out until the same consumer is asked for the next one, which says that
-it is done. Nothing leaves the buffer before the last ``await`` of a call, so a call that is cancelled loses nothing.
+it is done; other ways are ``consumer.hands``'s. Nothing leaves the buffer before the last ``await`` of a call, so a
+call that is cancelled loses nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
-from typing import Protocol
 
 from penstock.consumer.chunk import Chunk
+from penstock.consumer.hands import Hands, Taker
+from penstock.consumer.map_watch import MapWatch
+from penstock.consumer.supply import Slice, Supply
 from penstock.consumer.wake import Wake
 from penstock.core.buffer import Buffer
 from penstock.core.positions import Position, Positions
@@ -25,20 +28,7 @@ from penstock.core.slices import FIRST_SLICE, is_too_long, next_slice
 from penstock.errors import ConsumerStateError, PenstockError
 from penstock.records import Record, TopicPartition
 
-__all__ = ["Reader", "Taker"]
-
-
-class Taker(Protocol):
-    """Whoever takes whole slices, works on many records at once, and knows himself what is done."""
-
-    def done_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and not done; None when there is none."""
-
-    def halt(self, partition: TopicPartition) -> int | None:
-        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
-
-    def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition: it is not ours any more, or is read from somewhere else."""
+__all__ = ["Reader"]
 
 
 class Reader:
@@ -47,25 +37,30 @@ class Reader:
     Attributes:
         slice: records that are decoded and not handed out; the consumer takes them one by one.
         hand: the last one it took.
+        maps: watches over what is finished out of order.
     """
 
-    def __init__(
-        self, positions: Positions, buffer: Buffer[Chunk], *, max_queued_records: int, on_room: Callable[[], None]
+    def __init__(  # noqa: PLR0913 - the sides of a reader
+        self,
+        positions: Positions,
+        buffer: Buffer[Chunk],
+        maps: MapWatch,
+        *,
+        is_acked_by_hand: bool,
+        max_queued_records: int,
+        on_room: Callable[[], None],
     ) -> None:
+        self.maps = maps
         self.slice: Iterator[Record] = iter(())
         self.hand: Record | None = None
-        self._positions, self._buffer = positions, buffer
-        self._max_queued_records, self._on_room = max_queued_records, on_room
+        self._positions, self._buffer, self._on_room = positions, buffer, on_room
+        self._hands = Hands(positions, is_acked_by_hand=is_acked_by_hand)
+        self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room)
+        self._max_queued_records = max_queued_records
         self._loop = asyncio.get_running_loop()
-        self._current: Position | None = None
-        """Whose records are in the slice."""
-        self._chunk: Chunk | None = None
-        """Where they came from."""
-        self._behind = 0
-        """The position behind the slice."""
+        self._current: Slice | None = None
+        """The slice as it was taken."""
         self._acknowledged: Record | None = None
-        self._touched: set[TopicPartition] = set()
-        """Partitions of which a batch is in hand."""
         self._slice_size = FIRST_SLICE
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._news = Wake()
@@ -76,7 +71,6 @@ class Reader:
         self._dropped: Record | None = None
         """What was in hand when its partition went."""
         self._is_waiting = False
-        self._taker: Taker | None = None
         self._errors: deque[PenstockError] = deque()
         self._end: PenstockError | None = None
 
@@ -128,7 +122,7 @@ class Reader:
 
     def hand_over_to(self, taker: Taker) -> None:
         """From now on ``taker`` takes slices, by ``next_slice``, and says what is done."""
-        self._taker = taker
+        self._hands.taker = taker
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]]:
         """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
@@ -138,23 +132,19 @@ class Reader:
             PenstockError: whatever has to be told.
         """
         while (found := self._take_slice(room_of)) is None:
-            await self._news.wait()
+            await self._wait_for_news()
         return found
 
     def _take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
         self._raise_what_has_to_be_told()
-
-        def may_be_read(partition: TopicPartition) -> bool:
-            return self._is_readable(partition) and room_of(partition) > 0
-
-        while (partition := self._buffer.next_partition(may_be_read)) is not None:
-            position = self._positions.get(partition)
-            assert position is not None
-            if self._open_slice(position, min(room_of(partition), self._max_queued_records)):
-                position.delivered, records = self._behind, list(self.slice)
-                self._current, self._chunk, self.slice = None, None, iter(())
-                return position, records
-        return None
+        found = self._next_slice(
+            lambda partition: self._supply.is_readable(partition) and room_of(partition) > 0,
+            lambda partition: min(room_of(partition), self._max_queued_records),
+        )
+        if found is None:
+            return None
+        found.position.delivered = found.behind
+        return found.position, found.records
 
     def progressed(self) -> None:
         """Something that was in hand is done, or more is wanted than before."""
@@ -177,7 +167,7 @@ class Reader:
                 self._turn_began_at = self._loop.time()
             size = self._next_size()
             while not self._find_slice(size):
-                await self._news.wait()
+                await self._wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
             self._is_waiting = False
@@ -190,89 +180,77 @@ class Reader:
     def _find_slice(self, count: int) -> bool:
         """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
         self._raise_what_has_to_be_told()
-        while (partition := self._buffer.next_partition(self._is_readable)) is not None:
-            position = self._positions.get(partition)
-            assert position is not None
-            if self._open_slice(position, min(count, self._max_queued_records)):
-                return True
-        return False
-
-    def _open_slice(self, position: Position, count: int) -> bool:
-        chunk = self._buffer.head(position.partition)
-        assert chunk is not None
-        records = chunk.take(position, count)
-        is_used_up = len(records) < count
-        if is_used_up:
-            self._buffer.pop(position.partition)
-            self._on_room()
-        if not records:
-            _move_on(position, chunk.next_offset, chunk.leader_epoch)
+        found = self._next_slice(self._supply.is_readable, lambda _: min(count, self._max_queued_records))
+        if found is None:
             return False
-        self._current, self._chunk = position, None if is_used_up else chunk
-        self._behind = chunk.next_offset if is_used_up else records[-1].offset + 1
-        position.delivered_epoch = chunk.leader_epoch
-        self.slice = iter(records)
+        self._hands.begin(found.position, found.records, found.behind)
+        self._current, self.slice = found, iter(found.records)
         return True
+
+    def _next_slice(
+        self, is_wanted: Callable[[TopicPartition], bool], count_of: Callable[[TopicPartition], int]
+    ) -> Slice | None:
+        found = self._supply.next_slice(is_wanted, count_of)
+        if self._supply.has_more:
+            self._loop.call_soon(self._news.set)
+        return found
+
+    async def _wait_for_news(self) -> None:
+        await self._news.wait(self.maps.look_again_at)
 
     def _begin_slice(self) -> None:
         self._slice_began_at = self._loop.time()
 
     def _whole_slice(self, count: int) -> list[Record]:
         """Take from the slice for a batch, and keep the record of it at once."""
-        position = self._current
-        assert position is not None
+        current = self._current
+        assert current is not None
         records = list(islice(self.slice, count))
-        if not position.in_hand:
-            position.done = records[0].offset
-        position.delivered = records[-1].offset + 1 if length_hint(self.slice) else self._behind
-        self._touched.add(position.partition)
+        delivered = records[-1].offset + 1 if length_hint(self.slice) else current.behind
+        self._hands.touch(current.position, records[0].offset, delivered)
         return records
 
     # ---- record keeping ----------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Bring the positions up to what has been handed out."""
-        if self._taker is not None:
-            for one in self._positions:
-                lowest = self._taker.done_of(one)
-                one.done = one.delivered if lowest is None else lowest
-            return
-        record, position = self.hand, self._current
-        if record is not None and position is not None:
-            position.delivered = record.offset + 1
+        record, current = self.hand, self._current
+        if record is not None and current is not None:
+            position = current.position
+            is_last = self._hands.is_acked_by_hand and not length_hint(self.slice)
+            position.delivered = current.behind if is_last else record.offset + 1
             position.done = record.offset + 1 if record is self._acknowledged else record.offset
+        for one in self._positions:
+            self._hands.sync(one)
 
     def finish_all(self) -> None:
         """What is in hand is done, by the user's own word."""
         self._finish()
 
     def acknowledge(self, record: Record) -> bool:
-        """``record``, and what came before it in its partition, is done; False when it is not in hand any more."""
-        if record is self.hand and self._current is not None:
+        """``record``, and what came before it in its partition, is done; False when it is not in hand any more.
+
+        With ``ack="manual"``, it alone.
+        """
+        if record is self.hand and self._current is not None and not self._hands.is_acked_by_hand:
             self._acknowledged = record
-            return True
-        position = self._positions.get(record.topic_partition)
-        if position is None or position.partition not in self._touched:
+        elif not self._hands.acknowledge(record):
             return False
-        if (
-            position.done is None
-            or position.delivered is None
-            or not position.done <= record.offset < position.delivered
-        ):
-            return False
-        position.done = record.offset + 1
+        self._times_asked += 1
+        self._progress.set()
+        if self.maps.is_holding:
+            self._news.set()
         return True
 
     def _finish(self) -> None:
-        """What is in hand is done."""
-        position = self._current
-        if self.hand is not None and position is not None:
+        """The next one is asked for, so that what is in hand is done, unless that is said of each by itself."""
+        current = self._current
+        if self.hand is not None and current is not None:
             is_last = not length_hint(self.slice)
-            position.delivered = position.done = self._behind if is_last else self.hand.offset + 1
+            current.position.delivered = current.behind if is_last else self.hand.offset + 1
+            self._hands.touched.add(current.position.partition)
         self.hand = None
-        for touched in self._positions.of(self._touched):
-            touched.done = touched.delivered
-        self._touched.clear()
+        self._hands.release()
         self._progress.set()
         self._times_asked += 1
         self._dropped = None
@@ -291,10 +269,9 @@ class Reader:
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
+        self.sync()
         for position in self._positions.of(partitions):
-            position.is_halted = True
-            if self._taker is not None and (left := self._taker.halt(position.partition)) is not None:
-                position.delivered = left
+            self._hands.halt(position)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -306,14 +283,13 @@ class Reader:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget all that was fetched of ``partitions``, and what is in hand of them."""
         gone = set(partitions)
-        if self._current is not None and self._current.partition in gone:
+        if self._current is not None and self._current.position.partition in gone:
             self._dropped = self.hand or self._dropped
-            self.slice, self.hand, self._current, self._chunk = iter(()), None, None, None
-        self._touched -= gone
+            self.slice, self.hand, self._current = iter(()), None, None
+        self.maps.drop(gone)
+        self._hands.drop(gone)
         for partition in gone:
             self._buffer.drop(partition)
-            if self._taker is not None:
-                self._taker.drop(partition)
         self._progress.set()
         self._on_room()
 
@@ -343,10 +319,9 @@ class Reader:
 
     def holds(self, position: Position) -> bool:
         """Whether something of a partition is decoded or in hand."""
-        if self._taker is not None:
-            return self._taker.done_of(position) is not None
-        is_current = position is self._current and (self.hand is not None or bool(length_hint(self.slice)))
-        return is_current or position.partition in self._touched
+        is_mine = self._current is not None and position is self._current.position
+        is_current = is_mine and (self.hand is not None or bool(length_hint(self.slice)))
+        return is_current or self._hands.holds(position)
 
     # ---- for those who look ------------------------------------------------------------------------------------
 
@@ -359,10 +334,10 @@ class Reader:
     @property
     def is_owed(self) -> bool:
         """Whether records wait for the user, or are in hand, while the user does not wait for any."""
-        if self._is_waiting or self._taker is not None:
+        if self._is_waiting or self._hands.taker is not None:
             return False
-        waits = any(self._buffer.holds(p.partition) and self._is_readable(p.partition) for p in self._positions)
-        return waits or self.hand is not None or bool(self._touched) or bool(length_hint(self.slice))
+        waits = any(self._buffer.holds(p.partition) and self._supply.is_readable(p.partition) for p in self._positions)
+        return waits or self.hand is not None or bool(self._hands.touched) or bool(length_hint(self.slice))
 
     @property
     def queued_records(self) -> int:
@@ -376,26 +351,19 @@ class Reader:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _is_readable(self, partition: TopicPartition) -> bool:
-        position = self._positions.get(partition)
-        return position is not None and not position.is_halted and not position.is_paused
-
     def _put_back_if_not_readable(self) -> None:
-        if self._current is not None and not self._is_readable(self._current.partition):
+        if self._current is not None and not self._supply.is_readable(self._current.position.partition):
             self._put_back_current()
 
     def _put_back_current(self) -> None:
         """Records that are decoded and not handed out go back to where they came from."""
-        position, rest = self._current, list(self.slice)
-        if position is None or not rest:
+        current, rest = self._current, list(self.slice)
+        if current is None or not rest:
             return
+        self.slice = iter(rest)
         self.sync()
-        if self._chunk is not None:
-            self._chunk.give_back(rest)
-        else:
-            returned = Chunk(self._behind, returned=rest, leader_epoch=position.delivered_epoch)
-            self._buffer.put_back(position.partition, returned)
-        self._behind = rest[0].offset
+        self._hands.take_back(current.position, rest)
+        self._supply.put_back(current, rest)
         self.slice = iter(())
 
     def _raise_what_has_to_be_told(self) -> None:
@@ -403,13 +371,3 @@ class Reader:
             raise self._errors.popleft()
         if self._end is not None:
             raise self._end
-
-
-def _move_on(position: Position, offset: int, leader_epoch: int) -> None:
-    """Pass over offsets that have no records, unless something before them is still in hand."""
-    if position.delivered is None or offset <= position.delivered:
-        return
-    if not position.in_hand:
-        position.done = offset
-    position.delivered = offset
-    position.delivered_epoch = max(position.delivered_epoch, leader_epoch)

@@ -2,18 +2,35 @@
 
 ``Commits`` takes a picture of the positions when a commit is sent and compares it with them when the answer comes:
 an answer counts only for the epoch it was sent in, so an older commit that is late cannot take a newer one back.
+
+With an offset goes the map of what is finished behind it (``core.offset_map``). When nothing but the map has changed,
+as behind a record that is stuck, that is worth a commit, too. The user's text belongs to the offset it was committed
+with: it stays while the offset does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from penstock.core.offset_map import OffsetMap, encode
 from penstock.core.positions import Position, Positions
 from penstock.messages import CommitOffset
-from penstock.records import TopicPartition
+from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["CommitClock", "Commits", "Snapshot"]
+__all__ = ["CommitClock", "Commits", "Note", "Snapshot"]
+
+
+class Note(NamedTuple):
+    """What the metadata of one entry say."""
+
+    user_text: str
+    offset_map: OffsetMap | None
+    """What is finished behind the offset."""
+    fill: float
+    is_map_dropped: bool
+    """It does not fit, and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +41,7 @@ class Snapshot:
     epochs: Mapping[TopicPartition, int]
     assignments: Mapping[TopicPartition, int]
     """Which assignment each was taken in; a partition that is not ours to begin with has none."""
+    notes: Mapping[TopicPartition, Note] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.offsets)
@@ -46,26 +64,75 @@ class CommitClock:
 
 
 class Commits:
-    """What is committed of the positions."""
+    """What is committed of the positions.
 
-    def __init__(self, positions: Positions) -> None:
+    Args:
+        max_bytes: of metadata; 0 leaves maps out.
+        writer: who we are, for whoever reads a map.
+    """
+
+    def __init__(self, positions: Positions, *, max_bytes: int = 4_096, writer: str = "") -> None:
         self.positions = positions
+        self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> Snapshot:
         """What is done and not committed yet, of all partitions or of some."""
-        chosen = self.positions if partitions is None else self.positions.of(partitions)
-        return self.picture(p for p in chosen if p.is_dirty)
+        among = self.positions if partitions is None else self.positions.of(partitions)
+        due = [position for position in among if position.is_dirty or self._is_map_due(position)]
+        entries = {one.partition: self._entry(one) for one in due}
+        return self._picture(due, entries)
 
-    def picture(
-        self, positions: Iterable[Position], offsets: Mapping[TopicPartition, CommitOffset] | None = None
+    def chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Snapshot:
+        """What the user has chosen; the map goes with it where the offset is the one that we would commit."""
+        ours = self.positions.of(offsets)
+        entries = {}
+        for partition, one in offsets.items():
+            position = self.positions.get(partition)
+            offset_map = self._map_of(position) if position is not None and position.done == one.offset else None
+            epoch = -1 if one.leader_epoch is None else one.leader_epoch
+            entries[partition] = self._with_map(
+                CommitOffset(*partition, one.offset, epoch, one.metadata), offset_map, position
+            )
+        return self._picture(ours, entries)
+
+    def without_map(self, entry: CommitOffset, note: Note) -> CommitOffset | None:
+        """The same with nothing but the user's text; None when it says nothing more."""
+        text = encode(None, note.user_text, self._max_bytes).text
+        return replace(entry, metadata=text) if text != entry.metadata else None
+
+    def _picture(
+        self, positions: Iterable[Position], entries: Mapping[TopicPartition, tuple[CommitOffset, Note]]
     ) -> Snapshot:
-        """What is done of ``positions``, or what ``offsets`` say instead, as of now."""
         taken = list(positions)
         return Snapshot(
-            {position.partition: _entry(position) for position in taken} if offsets is None else offsets,
+            {partition: entry for partition, (entry, _) in entries.items()},
             {position.partition: position.epoch for position in taken},
             {position.partition: position.assignment for position in taken},
+            {partition: note for partition, (_, note) in entries.items()},
         )
+
+    def _entry(self, position: Position) -> tuple[CommitOffset, Note]:
+        assert position.done is not None
+        user_text = position.committed_metadata if position.done == position.committed else ""
+        entry = CommitOffset(*position.partition, position.done, position.delivered_epoch, user_text)
+        return self._with_map(entry, self._map_of(position), position)
+
+    def _with_map(
+        self, entry: CommitOffset, offset_map: OffsetMap | None, position: Position | None
+    ) -> tuple[CommitOffset, Note]:
+        user_text = entry.metadata or ""
+        writer = "" if offset_map is None else self._writer
+        envelope = encode(offset_map, user_text, self._max_bytes, writer=writer)
+        if position is not None and position.done == entry.offset:
+            position.map_fill.saw(envelope)
+        note = Note(user_text, offset_map, envelope.fill, envelope.is_map_dropped)
+        return replace(entry, metadata=envelope.text), note
+
+    def _map_of(self, position: Position) -> OffsetMap | None:
+        return position.offset_map if self._max_bytes else None
+
+    def _is_map_due(self, position: Position) -> bool:
+        return position.done is not None and self._map_of(position) != position.committed_map
 
     def gone(self, snapshot: Snapshot) -> frozenset[TopicPartition]:
         """Those of ``snapshot`` that were released since it was taken: they are others' to commit now."""
@@ -77,9 +144,6 @@ class Commits:
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:
+                note = snapshot.notes[position.partition]
                 position.committed = entry.offset
-
-
-def _entry(position: Position) -> CommitOffset:
-    assert position.done is not None
-    return CommitOffset(position.partition.topic, position.partition.partition, position.done, position.delivered_epoch)
+                position.committed_metadata, position.committed_map = note.user_text, note.offset_map

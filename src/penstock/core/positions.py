@@ -2,7 +2,8 @@
 
 Four offsets, always in this order, all of the *next* record: ``committed <= done <= delivered <= fetched`` within one
 epoch. ``delivered`` is what the user calls the position. Each assignment, seek and reset begins a new epoch; what
-was fetched, handed out or acknowledged under an older one counts for nothing any more.
+was fetched, handed out or acknowledged under an older one counts for nothing any more. With each beginning comes a
+tracker of its own, for what is finished out of order.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.core.map_fill import MapFill
+from penstock.core.offset_map import OffsetMap
+from penstock.core.tracker import Tracker
 from penstock.records import TopicPartition
 
 __all__ = ["Position", "Positions"]
@@ -32,6 +36,13 @@ class Position:
     committed: int | None = None
     """As last acknowledged by the broker; None when the group has no offset of it."""
     committed_metadata: str = ""
+    """The user's own text beside that offset."""
+    committed_map: OffsetMap | None = None
+    """What was said with that offset to be finished behind it."""
+    tracker: Tracker | None = None
+    """What is finished out of order since the last beginning; None until it is known where to begin."""
+    map_fill: MapFill = field(default_factory=MapFill)
+    """How much of the commit metadata that takes."""
     last_fetched_epoch: int = -1
     """The leader's epoch that the last fetched batch was written under (KIP-595)."""
     delivered_epoch: int = -1
@@ -63,7 +74,7 @@ class Position:
     @property
     def in_hand(self) -> bool:
         """Whether a record is handed out and not done."""
-        return self.done != self.delivered
+        return self.done != self.delivered or (self.tracker is not None and self.tracker.unfinished > 0)
 
     @property
     def is_dirty(self) -> bool:
@@ -74,9 +85,16 @@ class Position:
         """
         return self.done is not None and self.done != self.committed
 
-    def begin(self, offset: int, leader_epoch: int = -1) -> None:
-        """Read from ``offset`` on."""
+    @property
+    def offset_map(self) -> OffsetMap | None:
+        """What goes with a commit of ``done``: what is finished behind it; None when nothing is."""
+        found = self.tracker.offset_map() if self.tracker is not None else None
+        return found if found is not None and found.base == self.done else None
+
+    def begin(self, offset: int, leader_epoch: int = -1, known: OffsetMap | None = None) -> None:
+        """Read from ``offset`` on; what ``known`` says is finished was finished by somebody else."""
         self.epoch += 1
+        self.tracker, self.map_fill = Tracker(offset, known), MapFill()
         self.fetched = self.delivered = self.done = offset
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
         self.reset_to = self.reset_from = None
@@ -85,9 +103,18 @@ class Position:
     def reset(self, policy: str, before: int | None) -> None:
         """The log has no ``before`` (or there never was a position): find a beginning by ``policy``."""
         self.epoch += 1
-        self.fetched = self.delivered = self.done = None
+        self.fetched = self.delivered = self.done = self.tracker = None
         self.reset_to, self.reset_from = policy, before
         self.read_replica = None
+
+    def pass_over(self, to: int, leader_epoch: int) -> None:
+        """There are no records to hand out below ``to``; what is in hand before it stays so."""
+        if self.delivered is None or to <= self.delivered:
+            return
+        if not self.in_hand:
+            self.done = to
+        self.delivered = to
+        self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
 
     def back_off(self, until: float) -> None:
         """Do not ask the broker for it before ``until``."""

@@ -3,7 +3,8 @@
 Rule of this file: completeness is judged against what was handed out, never against which offset follows which. What
 lies below ``next_offset`` and was not said to be begun is finished or was never there (compaction, markers and
 aborted records leave gaps), so records that are finished before the next is begun cost nothing here: ``advance`` now
-and then, and no set is touched.
+and then, and no set is touched. Nobody but ``advance`` and ``begin_all`` moves ``next_offset``: several may share the
+records of a partition, and one of them may be ahead of the others.
 
 One tracker lives for one assignment of a partition; a seek or a reset begins a new one.
 """
@@ -34,18 +35,22 @@ class Tracker:
         next_offset: the lowest offset that is not begun.
     """
 
-    __slots__ = ("_heap", "_known", "_most", "_unfinished", "next_offset")
+    __slots__ = ("_abandoned", "_heap", "_highest", "_known", "_most", "_unfinished", "next_offset")
 
     def __init__(self, base: int, known: OffsetMap | None = None) -> None:
         self.next_offset = base
         self._known = known
         self._unfinished: set[int] = set()
+        self._abandoned: set[int] = set()
         # The lowest unfinished one is at its top, below finished ones that nobody has taken away yet.
         self._heap: list[int] = []
+        self._highest = -1
         self._most = _SLACK
 
     def __repr__(self) -> str:
         return f"<Tracker done={self.done} next_offset={self.next_offset} unfinished={self.unfinished}>"
+
+    # ---- what happens to records -------------------------------------------------------------------------------
 
     def advance(self, to: int) -> None:
         """All below ``to`` is finished, never was there, or is begun; never backwards."""
@@ -55,20 +60,31 @@ class Tracker:
         """A record is begun, or waits behind one that is; what is below it is as ``advance`` says."""
         self._unfinished.add(offset)
         heappush(self._heap, offset)
-        if offset >= self.next_offset:
-            self.next_offset = offset + 1
+        self._highest = max(self._highest, offset)
         self._tidy()
 
     def begin_all(self, offsets: Sequence[int]) -> None:
-        """The same of several, lowest first: a batch, or a slice whose records are acknowledged in any order."""
+        """Several that are handed out at once, lowest first; what lies between them is not there, or is finished."""
         if not offsets:
             return
         self._unfinished.update(offsets)
         self._heap.extend(offsets)
-        if offsets[0] < self.next_offset:
+        if offsets[0] <= self._highest:
             heapify(self._heap)
+        self._highest = max(self._highest, offsets[-1])
         self.advance(offsets[-1] + 1)
         self._tidy()
+
+    def take_back(self, offsets: Sequence[int]) -> None:
+        """The last of those that ``begin_all`` was given were not handed out after all, and will be begun again."""
+        self._unfinished.difference_update(offsets)
+        self.next_offset = offsets[0]
+
+    def abandon(self, offset: int) -> None:
+        """A record that was begun will not be finished here, so that no commit passes it: its next owner runs it."""
+        if offset in self._unfinished:
+            self._unfinished.remove(offset)
+            self._abandoned.add(offset)
 
     def finish(self, offset: int) -> bool:
         """A record that was begun is finished, in any order; False when it is not in hand: done, or never begun."""
@@ -78,25 +94,28 @@ class Tracker:
             return False
         return True
 
+    # ---- how they stand ----------------------------------------------------------------------------------------
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest offset that is begun and not finished, or was abandoned; None when there is none."""
+        heap, unfinished, abandoned = self._heap, self._unfinished, self._abandoned
+        while heap:
+            if heap[0] in unfinished or heap[0] in abandoned:
+                return heap[0]
+            heappop(heap)
+        return None
+
     @property
     def done(self) -> int:
         """What may be committed: the lowest unfinished offset, or else the next one."""
-        heap, unfinished = self._heap, self._unfinished
-        while heap:
-            if heap[0] in unfinished:
-                return heap[0]
-            heappop(heap)
-        return self.next_offset
+        lowest = self.lowest
+        return self.next_offset if lowest is None else min(lowest, self.next_offset)
 
     @property
     def unfinished(self) -> int:
-        """How many records are unfinished."""
+        """How many records are unfinished and in hand."""
         return len(self._unfinished)
-
-    @property
-    def span(self) -> int:
-        """Over how many offsets what is unfinished and what is finished behind it are spread."""
-        return self.next_offset - self.done
 
     @property
     def known(self) -> OffsetMap | None:
@@ -107,19 +126,21 @@ class Tracker:
 
     def offset_map(self) -> OffsetMap | None:
         """What goes with a commit of ``done``: all that is finished behind it; None when nothing is."""
+        if not (self._unfinished or self._abandoned or self._known):
+            return None
         done, limit, known = self.done, self.next_offset, self.known
-        while limit - 1 in self._unfinished:
+        not_finished = self._unfinished | self._abandoned
+        while limit - 1 in not_finished:
             limit -= 1
-        later: tuple[int, ...] = ()
         if known is not None:
-            later = known.unfinished[bisect_left(known.unfinished, self.next_offset) :]
+            not_finished.update(known.unfinished[bisect_left(known.unfinished, self.next_offset) :])
             limit = known.limit
         if limit <= done:
             return None
-        return OffsetMap(done, limit, (*sorted(o for o in self._unfinished if o < limit), *later))
+        return OffsetMap(done, limit, tuple(sorted(o for o in not_finished if o < limit)))
 
     def _tidy(self) -> None:
         """Keep the heap in proportion, while one record at its top is stuck and millions pass it."""
         if len(self._heap) > self._most:
-            self._heap = sorted(self._unfinished)
+            self._heap = sorted(self._unfinished | self._abandoned)
             self._most = 2 * len(self._heap) + _SLACK

@@ -30,13 +30,22 @@ __all__ = [
     "DrainTimedOut",
     "Event",
     "FetchFailed",
+    "FinishedSkipped",
+    "ForeignMetadataFound",
     "GroupJoined",
     "GroupLeft",
     "GroupRequestFailed",
     "HandlerFailed",
+    "LaneFull",
+    "LetterRefused",
     "LoopBlocked",
     "LoopFreed",
     "MetadataRefreshFailed",
+    "OffsetMapDropped",
+    "OffsetMapFound",
+    "OffsetMapHigh",
+    "OffsetMapIgnored",
+    "OffsetMapLow",
     "OffsetReset",
     "OffsetsCommitted",
     "OverrideRefused",
@@ -45,9 +54,14 @@ __all__ = [
     "PartitionsRevoked",
     "RebalanceStarted",
     "RecordBuried",
+    "RecordDelayed",
     "RecordSkipped",
     "SessionExpired",
+    "TopicMade",
+    "TopicMissing",
     "UnmatchedRecord",
+    "WorkerEnded",
+    "WorkerStarted",
 ]
 
 Partitions = frozenset[TopicPartition]
@@ -239,6 +253,76 @@ class OffsetsCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetMapFound(Event):
+    """A partition was taken over of which more is finished than the commit says; that is not handed out again."""
+
+    partition: TopicPartition
+    offset: int
+    finished: int
+    """So many offsets behind the commit; some of them may never have had a record."""
+    writer: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapIgnored(Event):
+    """The commit metadata of a partition that was taken over cannot be read; what they said is done is done again."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMetadataFound(Event):
+    """A partition was taken over whose commit metadata are a plain text, the user's own or another client's."""
+
+    level = logging.DEBUG
+    partition: TopicPartition
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSkipped(Event):
+    """So many records were not handed out, as an owner before had finished them; told when all of them are passed."""
+
+    partition: TopicPartition
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapHigh(Event):
+    """So much is finished out of order that it hardly fits beside a commit: no new records until the lowest is done."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+    """Of the lowest record that is not finished."""
+    unfinished: int
+    fill: float
+    """Of the room in the commit metadata; above 1, what is finished out of order is left out of the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapLow(Event):
+    """New records of the partition are begun again."""
+
+    partition: TopicPartition
+    offset: int
+    fill: float
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapDropped(Event):
+    """A commit went without saying what is finished behind it: that would be done again if this member ended now."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitFailed(Event):
     """A commit was refused or not answered; the records may be delivered again."""
 
@@ -380,9 +464,94 @@ class RecordBuried(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordDelayed(Event):
+    """A record failed and stands in a retry topic; it is tried again when ``delay_s`` are over."""
+
+    level = logging.WARNING
+    handler: str
+    partition: TopicPartition
+    offset: int
+    error: str
+    retry_topic: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRefused(Event):
+    """A record that failed can be written neither to its retry topic nor to its dead letters, and is not passed over.
+
+    Its lane waits, and it is tried again in ``retry_s``; ``advice`` says what may help.
+    """
+
+    level = logging.ERROR
+    handler: str
+    partition: TopicPartition
+    offset: int
+    topic: str
+    error: str
+    advice: str
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFull(Event):
+    """So many records wait behind one of their lane that no more are taken of its partition until that one is done.
+
+    Told once a minute of a partition at most, while it goes on.
+    """
+
+    level = logging.WARNING
+    handler: str
+    partition: TopicPartition
+    key: bytes | None
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMade(Event):
+    """A topic of the group's own was not there and was made: for dead letters, or for records to be tried later."""
+
+    topic: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMissing(Event):
+    """The topic for dead letters is not there and cannot be made; what fails for good will wait until it is."""
+
+    level = logging.ERROR
+    topic: str
+    error: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class UnmatchedRecord(Event):
     """No handler's ``when`` takes a record, and ``unmatched="skip"`` says to go on."""
 
     level = logging.WARNING
     partition: TopicPartition
     offset: int
+
+
+# ---- processes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(Event):
+    """A worker's process was started, for the first time or again."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded(Event):
+    """A worker's process has ended and nobody had asked for it; it is started again after a pause, if at all."""
+
+    level = logging.ERROR
+    worker: int
+    exit_code: int
+    """Below 0 the number of the signal that killed it."""
+    error: str
+    restarts_after_s: float | None
