@@ -1,0 +1,114 @@
+"""Slices out of what waits in the buffer: whose turn it is, decoded, without what was finished by somebody before.
+
+Rule of this file: it takes from the buffer and puts back into it; what is handed out and done is ``reader``'s to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.consumer.chunk import Chunk
+from penstock.consumer.map_watch import MapWatch
+from penstock.core.buffer import Buffer
+from penstock.core.positions import Position, Positions
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Slice", "Supply"]
+
+Readable: TypeAlias = Callable[[TopicPartition], bool]
+
+_EMPTY_IN_A_ROW = 64
+"""After so many slices without a record to hand out, others have a turn."""
+
+
+@dataclass(slots=True)
+class Slice:
+    """Some decoded records of one partition."""
+
+    position: Position
+    records: list[Record]
+    behind: int
+    """The position behind it."""
+    chunk: Chunk | None
+    """Where it came from, if there is more there."""
+
+
+class Supply:
+    """Takes slices.
+
+    Args:
+        sync: brings a position up to what has been handed out.
+        on_room: told when there is room to fetch.
+    """
+
+    def __init__(
+        self,
+        positions: Positions,
+        buffer: Buffer[Chunk],
+        maps: MapWatch,
+        *,
+        sync: Callable[[Position], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._positions, self._buffer, self._maps = positions, buffer, maps
+        self._sync, self._on_room = sync, on_room
+        self.has_more = False
+        """Whether the last ``next_slice`` found nothing, and should be asked again soon."""
+
+    def is_readable(self, partition: TopicPartition) -> bool:
+        """Whether records of a partition may be handed out now."""
+        position = self._positions.get(partition)
+        if position is None or position.is_halted or position.is_paused:
+            return False
+        return not (position.map_fill.is_high and self._maps.holds_back(position, self._sync))
+
+    def next_slice(self, is_wanted: Readable, count_of: Callable[[TopicPartition], int]) -> Slice | None:
+        """Records of the partition whose turn it is, of those that are wanted; None when there is nothing to read.
+
+        Raises:
+            PenstockError: what stands in place of its records.
+        """
+        self._maps.look_again_at, self.has_more = None, False
+        for _ in range(_EMPTY_IN_A_ROW):
+            partition = self._buffer.next_partition(is_wanted)
+            if partition is None:
+                return None
+            position = self._positions.get(partition)
+            assert position is not None
+            if self._maps.is_due(position):
+                self._sync(position)
+                self._maps.look(position)
+                if not self.is_readable(partition):
+                    continue
+            if (found := self._open(position, count_of(partition))) is not None:
+                return found
+        self.has_more = True
+        return None
+
+    def _open(self, position: Position, count: int) -> Slice | None:
+        chunk = self._buffer.head(position.partition)
+        assert chunk is not None
+        records = chunk.take(position, count)
+        is_used_up = len(records) < count
+        if is_used_up:
+            self._buffer.pop(position.partition)
+            self._on_room()
+        behind = chunk.next_offset if is_used_up else records[-1].offset + 1
+        if position.tracker is not None and position.tracker.known is not None:
+            records = self._maps.unfinished_of(position, records)
+        if not records:
+            position.pass_over(behind, chunk.leader_epoch)
+            return None
+        position.delivered_epoch = chunk.leader_epoch
+        return Slice(position, records, behind, None if is_used_up else chunk)
+
+    def put_back(self, one: Slice, rest: Sequence[Record]) -> None:
+        """The last records of a slice go back to where they came from; they come first again."""
+        if one.chunk is not None:
+            one.chunk.give_back(rest)
+        else:
+            returned = Chunk(one.behind, returned=rest, leader_epoch=one.position.delivered_epoch)
+            self._buffer.put_back(one.position.partition, returned)
+        one.behind = rest[0].offset
