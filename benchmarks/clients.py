@@ -85,6 +85,36 @@ async def penstock_handler(run: Run) -> None:
         await all_read.wait()
 
 
+async def penstock_typed(run: Run) -> None:
+    import msgspec
+
+    from penstock import App
+
+    class Order(msgspec.Struct):
+        customer: str
+        item: int
+        total: float
+
+    app = App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
+    all_read = asyncio.Event()
+    seen = 0
+
+    async def handle(_order) -> None:
+        nonlocal seen
+        if not seen:
+            run.begin()
+        seen += 1
+        if seen == run.records:
+            run.end()
+            all_read.set()
+
+    # A type that is imported here alone is no name that text could be resolved to.
+    handle.__annotations__["_order"] = Order
+    app.handler(run.topic, order_by="partition", concurrency=64)(handle)
+    async with app:
+        await all_read.wait()
+
+
 async def aiokafka_async_for(run: Run) -> None:
     async with _aiokafka(run) as consumer:
         await _async_for(consumer, run)
@@ -124,27 +154,59 @@ async def confluent_consume(run: Run) -> None:
 
 
 async def faststream_handler(run: Run) -> None:
+    await _faststream(run, bytes)
+
+
+async def faststream_at_least_once(run: Run) -> None:
+    await _faststream(run, bytes, acknowledged=True)
+
+
+async def faststream_typed(run: Run) -> None:
+    await _faststream(run, _pydantic_order())
+
+
+async def faststream_typed_at_least_once(run: Run) -> None:
+    await _faststream(run, _pydantic_order(), acknowledged=True)
+
+
+async def _faststream(run: Run, kind: type, *, acknowledged: bool = False) -> None:
+    from faststream import AckPolicy
     from faststream.kafka import KafkaBroker
 
     # Its log of each record would be most of its time.
     broker = KafkaBroker(run.bootstrap_servers, logger=None)
     all_read = asyncio.Event()
     seen = 0
+    # By default it commits every few seconds what was fetched, whether it was handled or not.
+    policy = AckPolicy.REJECT_ON_ERROR if acknowledged else AckPolicy.ACK_FIRST
 
-    @broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest")
-    async def handle(value: bytes) -> None:
+    async def handle(value) -> None:
         nonlocal seen
         if not seen:
             run.begin()
         seen += 1
-        run.read_bytes += len(value)
+        if kind is bytes:
+            run.read_bytes += len(value)
         if seen == run.records:
             run.end()
             all_read.set()
 
+    handle.__annotations__["value"] = kind
+    broker.subscriber(run.topic, group_id=run.group, auto_offset_reset="earliest", ack_policy=policy)(handle)
     async with broker:
         await broker.start()
         await all_read.wait()
+
+
+def _pydantic_order() -> type:
+    from pydantic import BaseModel
+
+    class Order(BaseModel):
+        customer: str
+        item: int
+        total: float
+
+    return Order
 
 
 def _aiokafka(run: Run):
@@ -175,6 +237,8 @@ class Client(NamedTuple):
     read: Callable
     most: int | None = None
     """Fewer records for one that would take all day."""
+    reads: str = "bytes"
+    """What the values are that it reads: ``bytes``, or ``json``."""
 
     @property
     def name(self) -> str:
@@ -192,6 +256,17 @@ CLIENTS = [
 ]
 
 
+HANDLERS = [
+    Client("penstock", "typed handler", penstock_typed, reads="json"),
+    Client("penstock", "bytes handler", penstock_handler),
+    Client("faststream", "typed handler", faststream_typed, most=50_000, reads="json"),
+    Client("faststream", "bytes handler", faststream_handler, most=50_000),
+    Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, most=5_000, reads="json"),
+    Client("faststream", "bytes, acknowledged", faststream_at_least_once, most=5_000),
+]
+"""Of no-op handlers; ours have ``order_by="partition"`` and ``concurrency=64``, as they have when nothing is said."""
+
+
 def peak_memory() -> int:
     """The most bytes of memory that this process has had."""
     status = Path("/proc/self/status")
@@ -205,7 +280,7 @@ def peak_memory() -> int:
 def main() -> None:
     """Read as the arguments say and write the figures to stdout."""
     name, bootstrap_servers, topic, group, records = sys.argv[1:]
-    client = next(one for one in CLIENTS if one.name == name)
+    client = next(one for one in [*CLIENTS, *HANDLERS] if one.name == name)
     run = Run(bootstrap_servers, topic, group, int(records))
     asyncio.run(client.read(run))
     figures = {

@@ -25,7 +25,7 @@ from confluent_kafka import Producer
 from rich import box
 from rich.table import Table
 
-from benchmarks.consume import machine
+from benchmarks.rounds import machine
 from penstock import Consumer, Record, TopicPartition
 from penstock.cli.broker import local_broker
 from penstock.cli.screen import Screen

@@ -47,6 +47,31 @@ def test_clients_are_compared(tmp_path):
 
 
 @pytest.mark.slow
+def test_handlers_are_compared(tmp_path):
+    """Typed and bytes handlers of both have a row each; the promise is judged between those that are at least once."""
+    path = tmp_path / "handlers.json"
+
+    done = bench("handlers", "--records", "4000", "--rounds", "1", "--json", str(path))
+
+    result = json.loads(path.read_text())
+    speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
+    assert set(speeds) == {
+        f"{framework} {how}"
+        for framework, hows in {
+            "penstock": ["typed handler", "bytes handler"],
+            "faststream": ["typed handler", "bytes handler", "typed, acknowledged", "bytes, acknowledged"],
+        }.items()
+        for how in hows
+    }
+    for one in result["promises"]:
+        ours = speeds[f"penstock {one['handler']} handler"]
+        assert one["measured"] == pytest.approx(ours / speeds[f"faststream {one['handler']}, acknowledged"])
+        assert one["by_default"] == pytest.approx(ours / speeds[f"faststream {one['handler']} handler"])
+    assert done.returncode == (0 if all(one["holds"] for one in result["promises"]) else 1)
+    assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+@pytest.mark.slow
 def test_kept_partitions_are_watched(tmp_path):
     """Each protocol has its gaps, with and without a slow member, and the exit code is that of the figures."""
     path = tmp_path / "rebalance.json"

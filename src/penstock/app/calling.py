@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from anyio import CapacityLimiter
@@ -79,12 +79,14 @@ def _calling(prepared: Prepared, opened: Opened, threads: int) -> Handle:
         return lambda record: prepared.call(record, opened)
     function, decode = prepared.function, prepared.decode
 
-    async def simple(record: Record) -> object:
+    def simple(record: Record) -> Awaitable[object]:
         try:
             value = decode(record.value)
         except Exception as error:
             raise prepared.decode_error(record, error) from error
-        return await function(value)
+        # Not awaited here: one coroutine less for each record.
+        called: Awaitable[object] = function(value)
+        return called
 
     return simple
 
