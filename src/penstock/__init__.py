@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.app.messages import Message
     from penstock.app.parameters import Depends, Header, Key
     from penstock.app.reject import Reject
+    from penstock.app.worker_pool import WorkerPool
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
     from penstock.consumer.run import run
@@ -105,6 +106,7 @@ __all__ = [
     "UnknownGroupError",
     "UnknownTopicError",
     "UnsupportedVersionError",
+    "WorkerPool",
     "run",
 ]
 
@@ -124,6 +126,7 @@ _MODULES = {
     "Reject": "app.reject",
     "Retry": "core.retries",
     "TopicPartition": "records",
+    "WorkerPool": "app.worker_pool",
     "run": "consumer.run",
 }
 """Where each name is; those that are not here are errors."""

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.app.app import App
     from penstock.config import ConsumerOptions
 
-__all__ = ["arguments", "load", "run"]
+__all__ = ["arguments", "run"]
 
 _DESCRIPTION = """\
 Run the handlers of an app until SIGTERM or Ctrl-C.
 
 Then nothing more is begun, handlers that run may end, what is done is
-committed, and the group is left. It exits with 1 when the app cannot go on.
+committed, and the group is left; a second signal ends it at once. It exits
+with 1 when the app cannot go on.
+
+With --workers it runs in several processes, which share the partitions. One
+that dies is started again, and has its partitions back.
 """
 
 _EPILOG = """\
 examples:
   penstock run shop:billing
+  penstock run shop:billing --workers 4
+  penstock run shop:billing --reload
   penstock run shop.apps:billing --set bootstrap_servers=kafka:9092
   PENSTOCK_BOOTSTRAP_SERVERS=kafka:9092 penstock run shop:billing
 
@@ -40,6 +47,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="OPTION=VALUE", help="set an option; may be given several times"
     )
     parser.add_argument(
+        "--workers", type=int, metavar="N", help="run it in N processes, each a member of the group by its own name"
+    )
+    parser.add_argument(
+        "--reload", action="store_true", help="start it anew whenever a source file in this folder changes"
+    )
+    parser.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error"],
         default="info",
@@ -54,44 +67,41 @@ def run(options: argparse.Namespace) -> int:
 
     from penstock.config import parsed_option  # noqa: PLC0415
 
-    app = load(options.app)
+    settings: dict[str, object] = {}
     for setting in options.set:
         name, separator, text = setting.partition("=")
         if not separator:
             raise ConfigurationError(f"--set {setting}: write it as OPTION=VALUE")
-        app.configure(**cast("ConsumerOptions", {name: parsed_option(name, text, "--set")}))
+        settings[name] = parsed_option(name, text, "--set")
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if options.workers is not None or options.reload:
+        return _run_workers(options, settings)
+    from penstock.app.loading import load_app  # noqa: PLC0415
+
+    app = load_app(options.app)
+    app.configure(**cast("ConsumerOptions", settings))
     asyncio.run(app.run())
     return 0
 
 
-def load(where: str) -> App:
-    """The App at ``module:name``.
+def _run_workers(options: argparse.Namespace, settings: dict[str, object]) -> int:
+    import asyncio  # noqa: PLC0415
 
-    Raises:
-        ConfigurationError: there is none.
-    """
-    import sys  # noqa: PLC0415
-    from importlib import import_module  # noqa: PLC0415
+    from penstock.app.worker_pool import WorkerPool  # noqa: PLC0415
 
-    from penstock.app.app import App  # noqa: PLC0415
+    pool = WorkerPool(
+        options.app,
+        workers=1 if options.workers is None else options.workers,
+        log_level=options.log_level,
+        final_is_final=not options.reload,
+        **cast("ConsumerOptions", settings),
+    )
+    if not options.reload:
+        asyncio.run(pool.run())
+        return 0
+    if find_spec("watchfiles") is None:
+        raise ConfigurationError("--reload needs watchfiles - pip install 'penstock[cli]'")
+    from penstock.app.reloading import run_reloading  # noqa: PLC0415
 
-    module_name, separator, name = where.partition(":")
-    if not separator or not module_name or not name:
-        raise ConfigurationError(f"{where!r} says no app - write MODULE:APP, such as shop:billing")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
-        raise ConfigurationError(
-            f"there is no module {module_name!r} - run this where `import {module_name}` works"
-        ) from None
-    found = getattr(module, name, None)
-    if not isinstance(found, App):
-        apps = [one for one, value in vars(module).items() if isinstance(value, App)]
-        hint = f"it has {', '.join(apps)}" if apps else "it has no App at all"
-        raise ConfigurationError(f"{name!r} of {module_name} is no App - {hint}")
-    return found
+    asyncio.run(run_reloading(pool, Path.cwd()))
+    return 0

@@ -1,0 +1,190 @@
+"""A process that is kept running: started again when it dies, ended when it is asked to.
+
+Rule of this file: when to start again is ``core.worker_plan``'s to say, and whether at all is the owner's. This one
+does what they say, and sees to it that no child outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+
+from penstock.app.child import Child, unpickled
+from penstock.app.health import Check, Status
+from penstock.app.parent import MARGIN_S
+from penstock.core.process_messages import Failed, FromChild, Ready, Stop, Told
+from penstock.core.worker_plan import Restarts
+from penstock.errors import PenstockError
+from penstock.observe.events import WorkerEnded, WorkerStarted
+from penstock.observe.hooks import Observer
+
+__all__ = ["Death", "Kept", "Owner"]
+
+_UNREAD_S = 1.0
+"""How long is waited for the rest of what a dead child has said."""
+
+_STATUSES: dict[str, Status] = {"starting": "starting", "ok": "ok", "degraded": "degraded", "failed": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """An end that nobody asked for."""
+
+    worker: int
+    start: int
+    exit_code: int
+    error: PenstockError | None
+    """What it said; None when it could not say anything."""
+
+    def __str__(self) -> str:
+        how = f"killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+        return how if self.error is None else f"{how}: {self.error}"
+
+
+class Owner(Protocol):
+    """Whoever keeps processes."""
+
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:
+        """What that worker has to do; ``start`` is a number that no other start of any worker has."""
+
+    def take(self, start: int, message: FromChild) -> None:
+        """A process said something."""
+
+    def died(self, death: Death, pause_s: float) -> float | None:
+        """A process has died: the pause before it is started again, or None to leave it until it is asked for."""
+
+
+class Kept:
+    """Keeps one process running.
+
+    Attributes:
+        worker: its number among its like, from 0.
+        child: the process, while there is one.
+        start: the number of its last start.
+        settled: set when it has started what it is for, or has died for the first time.
+        ready: set when it has said, once, that it does its work.
+        stop_timeout_s: how long its end may take.
+    """
+
+    def __init__(
+        self, worker: int, module: str, owner: Owner, observer: Observer, next_start: Callable[[], int]
+    ) -> None:
+        self.worker, self._module, self._owner, self._observer = worker, module, owner, observer
+        self._next_start = next_start
+        self.child: Child | None = None
+        self.start = -1
+        self.settled = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.stop_timeout_s = 20.0
+        self.restarts = Restarts()
+        self._asked = asyncio.Event()
+        self._is_ending = False
+        self._told: tuple[Status, str] = "starting", ""
+        self._error: PenstockError | None = None
+        """What it said of its end."""
+
+    # ---- for its owner -----------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """End it in good order, and do not start it again."""
+        self._is_ending = True
+        self._asked.set()
+
+    def renew(self) -> None:
+        """End it in good order and start it anew."""
+        self._asked.set()
+
+    def check(self) -> Check:
+        """How it is."""
+        name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
+        status, detail = self._told
+        if self.restarts.is_unwell(now):
+            words = f"has died {self.restarts.deaths(now)} times in a row"
+            return Check(name, "degraded", f"{words}; {detail}" if detail else words)
+        return Check(name, status, detail)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep it until it is asked to end.
+
+        Raises:
+            PenstockError: what its owner raises for its death, or it cannot be started at all.
+        """
+        while not self._is_ending:
+            self._asked.clear()
+            death = await self._live()
+            if death is None:
+                continue
+            loop = asyncio.get_running_loop()
+            pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
+            then = "" if pause_s is None else f", started again after {pause_s:.1f} s"
+            self._told = "degraded", f"{death}{then}"
+            self._observer.tell(WorkerEnded(self.worker, death.exit_code, str(death.error or ""), pause_s))
+            self.settled.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._asked.wait()
+
+    async def _live(self) -> Death | None:
+        """One life of it; None when its end was asked for."""
+        self.start, self._error = self._next_start(), None
+        child = await Child.start(
+            self._module, self._owner.spec(self.worker, self.start), {"PENSTOCK_WORKER": str(self.worker)}
+        )
+        self.child = child
+        self._told = "starting", ""
+        self.restarts.started(asyncio.get_running_loop().time())
+        self._observer.tell(WorkerStarted(self.worker, child.pid))
+        try:
+            exit_code = await self._accompany(child)
+        finally:
+            self.child = None
+            await child.bury()
+        if self._asked.is_set():
+            return None
+        return Death(self.worker, self.start, exit_code, self._error)
+
+    async def _accompany(self, child: Child) -> int:
+        async with anyio.create_task_group() as tasks:
+            reading = anyio.CancelScope()
+
+            async def notice_end() -> None:
+                await child.ended()
+                # Whatever it has forked may hold the socket open.
+                reading.deadline = anyio.current_time() + _UNREAD_S
+
+            async def end_when_asked() -> None:
+                await self._asked.wait()
+                child.send(Stop())
+                await child.ended_within(self.stop_timeout_s + MARGIN_S)
+
+            tasks.start_soon(notice_end)
+            tasks.start_soon(end_when_asked)
+            with reading:
+                while (message := await child.next_message()) is not None:
+                    self._take(message)
+            exit_code = await child.ended_within(self.stop_timeout_s + MARGIN_S)
+            tasks.cancel_scope.cancel()
+        return exit_code
+
+    def _take(self, message: FromChild) -> None:
+        match message:
+            case Ready(stop_timeout_s=stop_timeout_s):
+                self.stop_timeout_s = stop_timeout_s
+                self.settled.set()
+            case Told(status=status, detail=detail):
+                self._told = _STATUSES.get(status, "degraded"), detail
+                if status in {"ok", "degraded"}:
+                    self.ready.set()
+            case Failed(error=error, text=text):
+                self._error = unpickled(error, text)
+            case _:
+                pass
+        self._owner.take(self.start, message)

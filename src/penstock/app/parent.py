@@ -1,0 +1,112 @@
+"""The other end of a child's socket: what a child does first, and what it does when its parent is gone.
+
+Rule of this file: it runs in the child. A thread listens, so that even a child whose event loop hangs ends when its
+parent has ended: first it is asked to, and when that does not help in time the process is ended as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.process_messages import (
+    HEADER,
+    Begin,
+    Failed,
+    FromChild,
+    Stop,
+    ToChild,
+    decode_to_child,
+    encode,
+    length_of,
+)
+from penstock.errors import PenstockError
+
+__all__ = ["MARGIN_S", "Parent", "failed"]
+
+MARGIN_S = 5.0
+"""What a process may take to end on top of what its consumers may."""
+
+
+class Parent:
+    """Whoever has started this process.
+
+    Args:
+        descriptor: the socket that was inherited.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self.stop_timeout_s = 20.0
+        """How long this process may take to end."""
+
+    def begin(self) -> dict[str, Any]:
+        """What to do, as the parent says it; from here on its modules can be imported."""
+        message = self._receive()
+        assert isinstance(message, Begin), message
+        spec: dict[str, Any] = pickle.loads(message.spec)  # noqa: S301 - from our own parent, over our own socket
+        sys.path[:] = spec.pop("path")
+        return spec
+
+    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The socket for an event loop that never hangs, instead of ``listen`` and ``send``."""
+        self._socket.setblocking(False)
+        return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
+
+    def listen(self, on_message: Callable[[ToChild], None]) -> None:
+        """Have every message told, in a thread; the last one is ``Stop``, whether it was said or the parent is gone."""
+        threading.Thread(target=self._listen, args=(on_message,), name="penstock parent", daemon=True).start()
+
+    def send(self, message: FromChild) -> None:
+        """Say something; a parent that is gone hears nothing."""
+        try:
+            self._socket.sendall(encode(message))
+        except OSError:
+            return  # the listener sees to the end
+
+    def _listen(self, on_message: Callable[[ToChild], None]) -> None:
+        message: ToChild | None = None
+        while not isinstance(message, Stop):
+            message = self._receive() or Stop()
+            on_message(message)
+        threading.Event().wait(self.stop_timeout_s + MARGIN_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _receive(self) -> ToChild | None:
+        """The next message; None when the parent is gone."""
+        header = self._exactly(HEADER)
+        body = None if header is None else self._exactly(length_of(header))
+        return None if body is None else decode_to_child(body)
+
+    def _exactly(self, size: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                part = self._socket.recv(size - len(parts))
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+def failed(error: BaseException) -> Failed:
+    """An error for the parent; of ours as it is, of others what it says."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, PenstockError):
+        return Failed(None, text)
+    try:
+        return Failed(pickle.dumps(error, protocol=5), text)
+    except Exception:  # noqa: BLE001 - what an error carries may be anything; what it says is told
+        return Failed(None, text)

@@ -1,0 +1,132 @@
+"""A worker: an App in a process of its own, for as long as the pool that has started it wants it.
+
+Rule of this file: it runs in the child and does what its pool says, but for signals, which App heeds by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+import anyio
+
+from penstock.app.app import App
+from penstock.app.ends import first_of
+from penstock.app.health import Health
+from penstock.app.labelled_output import label_output
+from penstock.app.loading import load_app
+from penstock.app.parent import Parent, failed
+from penstock.config import resolve
+from penstock.core.process_messages import Ready, Stop, ToChild, Told
+from penstock.errors import ConfigurationError, PenstockError
+
+__all__ = ["main"]
+
+_LOOK_S = 1.0
+"""How often it looks at its own health."""
+
+
+class _Worker:
+    def __init__(self, parent: Parent, spec: dict[str, Any]) -> None:
+        self._parent, self._spec = parent, spec
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = asyncio.Event()
+        self._is_asked = threading.Event()
+
+    def run(self) -> int:
+        self._parent.listen(self._take)
+        try:
+            app = load_app(self._spec["app"])
+            app.configure(**self._spec["options"])
+            self._name(app)
+            asyncio.run(self._work(app))
+        except Exception as error:  # noqa: BLE001 - whatever the app's module or its handlers raise is told
+            told = failed(error)
+            self._parent.send(told)
+            if told.error is None:
+                traceback.print_exc()
+            return 1
+        return 0
+
+    def _name(self, app: App) -> None:
+        """Give it a name of its own in the group, so that it has its partitions back when it is started again."""
+        given = app._options.get("group_instance_id", os.environ.get("PENSTOCK_GROUP_INSTANCE_ID"))  # noqa: SLF001 - this room's own
+        if given is None:
+            # As long as the pool lives the name is kept; with the pool its members leave the group.
+            app.configure(group_instance_id=f"{{hostname}}-{os.getppid()}.{self._spec['pool']}-{{worker}}")
+            if "leave_on_stop" not in app._options and "PENSTOCK_LEAVE_ON_STOP" not in os.environ:  # noqa: SLF001
+                app.configure(leave_on_stop=True)
+        elif self._spec["workers"] > 1 and "{worker}" not in given and "{pid}" not in given:
+            raise ConfigurationError(
+                f"group_instance_id={given!r} is the same in each of {self._spec['workers']} workers, and each would"
+                " put another out of the group - put {worker} into it"
+            )
+        self._parent.stop_timeout_s = resolve(app._options).stop_timeout_ms / 1000  # noqa: SLF001
+
+    async def _work(self, app: App) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_asked.is_set():
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_when_asked, app)
+            tasks.start_soon(self._tell, app)
+            await app.run()
+            tasks.cancel_scope.cancel()
+
+    async def _end_when_asked(self, app: App) -> None:
+        await self._asked.wait()
+        try:
+            await app.stop()
+        except PenstockError:
+            return  # run() raises it as well
+
+    async def _tell(self, app: App) -> None:
+        supervisor = app._supervisor  # noqa: SLF001 - this room's own
+        if supervisor is None:
+            return
+        await first_of(supervisor.ready, supervisor.stopping)
+        self._parent.send(Ready(self._parent.stop_timeout_s))
+        try:
+            await app.wait_ready()
+        except PenstockError:
+            return  # run() raises it as well
+        before: tuple[str, str] | None = None
+        while True:
+            if (now := _summary(app.health())) != before:
+                self._parent.send(Told(*now))
+                before = now
+            await asyncio.sleep(_LOOK_S)
+
+    def _take(self, message: ToChild) -> None:
+        """In the listening thread."""
+        if isinstance(message, Stop):
+            self._is_asked.set()
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._asked.set)
+
+
+def _summary(health: Health) -> tuple[str, str]:
+    """The worst of it."""
+    reasons = [f"{one.name}: {one.detail}" for one in health.checks if one.status == health.status and one.detail]
+    return health.status, "" if health.status == "ok" else "; ".join(reasons)
+
+
+def main() -> None:
+    """Be a worker; the socket's number is the one argument."""
+    parent = Parent(int(sys.argv[1]))
+    spec = parent.begin()
+    label_output(f"worker {os.environ['PENSTOCK_WORKER']} | ")
+    if spec["log_level"] is not None:
+        logging.basicConfig(
+            level=spec["log_level"].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        )
+    raise SystemExit(_Worker(parent, spec).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""WorkerPool: one App in several processes, which share the partitions of its groups.
+
+Rule of this file: what users call, and when the pool ends. How one worker is kept is ``app.kept``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import anyio
+from typing_extensions import Unpack
+
+from penstock.app.child import pickled
+from penstock.app.ends import first_of
+from penstock.app.health import Check, Health
+from penstock.app.health_asgi import ASGIApp, health_app
+from penstock.app.kept import Death, Kept
+from penstock.app.loading import check_place
+from penstock.app.parent import MARGIN_S
+from penstock.config import ConsumerOptions, check_names, resolve
+from penstock.consumer.supervisor import Supervisor
+from penstock.core.process_messages import FromChild
+from penstock.core.worker_plan import check_count
+from penstock.errors import (
+    ConfigurationError,
+    ConsumerStateError,
+    FencedMemberError,
+    HandlerFailedError,
+    PenstockError,
+)
+from penstock.observe.hooks import Hook, Observer
+
+__all__ = ["WorkerPool"]
+
+_MODULE = "penstock.app.worker"
+_FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
+"""What the next start would run into likewise, or was said to be the end."""
+
+_pools = itertools.count(1)
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class WorkerPool:
+    """Runs an App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
+
+    Each worker is a member of the app's groups, with a name of its own that it keeps when it is started again, so that
+    a worker that dies has its partitions back before anybody else is given them. One that dies is started again, after
+    pauses that grow while it does not run well. A ConfigurationError in one of them, or what ``on_failure="stop"``
+    stops for, ends the pool. Workers end with the pool, also when it is killed.
+
+    Args:
+        app: where the App is, such as ``"shop:billing"``.
+        workers: how many processes.
+        log_level: what workers log to stderr; None leaves logging to the app's module.
+        final_is_final: whether such an error ends the pool; without, the worker waits for ``renew``.
+        options: set for the app in each worker; ``hooks`` are told of the workers, in this process.
+
+    Raises:
+        ConfigurationError: an argument will not do.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        workers: int,
+        log_level: LogLevel | None = None,
+        final_is_final: bool = True,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        check_place(app)
+        check_count("workers", workers)
+        given = cast("dict[str, Any]", options)
+        check_names(given)
+        resolve(given if "group_id" in given else {**given, "group_id": "the app's"})
+        self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))))
+        pickled(given)
+        self._spec = {"app": app, "workers": workers, "pool": next(_pools), "log_level": log_level, "options": given}
+        self._final_is_final = final_is_final
+        starts = itertools.count().__next__
+        self._kept = [Kept(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
+        self._supervisor: Supervisor | None = None
+        self._failure: PenstockError | None = None
+
+    def __repr__(self) -> str:
+        state = "new" if self._supervisor is None else "started"
+        return f"<WorkerPool of {len(self._kept)} for {self._spec['app']} {state}>"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that are there now."""
+        return tuple(one.child.pid for one in self._kept if one.child is not None)
+
+    def health(self) -> Health:
+        """How its workers are; one that dies again and again is degraded."""
+        if self._failure is not None:
+            return Health.of([Check("pool", "failed", str(self._failure))])
+        if self._supervisor is None:
+            return Health.of([Check("pool", "starting")])
+        return Health.of(one.check() for one in self._kept)
+
+    @property
+    def health_app(self) -> ASGIApp:
+        """An ASGI app that answers ``/livez`` and ``/readyz`` for all workers."""
+        return health_app(self.health)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the workers and wait until each handles records, or has died and waits for its next start.
+
+        Raises:
+            ConfigurationError: a worker says that the app cannot run.
+            ConsumerStateError: it was started before.
+        """
+        if self._supervisor is not None:
+            raise ConsumerStateError("this pool is started already")
+        self._supervisor = Supervisor(self._live, f"penstock pool of {self._spec['app']}")
+        await self._supervisor.start()
+
+    async def stop(self) -> None:
+        """End all workers in good order; one that takes longer than its ``stop_timeout_ms`` is killed.
+
+        Raises:
+            PenstockError: what ended the pool before.
+        """
+        if self._supervisor is None:
+            return
+        longest_s = max(one.stop_timeout_s for one in self._kept)
+        await self._supervisor.stop(longest_s + 2 * MARGIN_S)
+        if self._failure is not None:
+            raise self._failure
+
+    async def wait_ready(self) -> None:
+        """Wait until each worker has its first assignment, even an empty one.
+
+        Raises:
+            ConsumerStateError: it is not started.
+            PenstockError: what ended the pool before that.
+        """
+        if self._supervisor is None:
+            raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
+        for one in self._kept:
+            await first_of(one.ready, self._supervisor.stopping)
+        if self._failure is not None:
+            raise self._failure
+
+    def renew(self) -> None:
+        """End all workers in good order and start them anew, with their modules read again."""
+        for one in self._kept:
+            one.renew()
+
+    async def run(self) -> None:
+        """Keep the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal ends all at once.
+
+        Raises:
+            PenstockError: what ended the pool.
+        """
+        with self._asked_by_signals():
+            try:
+                await self.start()
+                assert self._supervisor is not None
+                await self._supervisor.stopping.wait()
+            finally:
+                await self.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- as its workers' owner ---------------------------------------------------------------------------------
+
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - all are alike
+        """What a worker has to do."""
+        return self._spec
+
+    def take(self, start: int, message: FromChild) -> None:
+        """What a worker says is noted already."""
+
+    def died(self, death: Death, pause_s: float) -> float | None:
+        """Start it again, unless it would die of the same: then the pool ends, the others in good order."""
+        if not isinstance(death.error, _FINAL):
+            return pause_s
+        if self._final_is_final:
+            self._failure = self._failure or death.error
+            assert self._supervisor is not None
+            self._supervisor.stopping.set()
+        return None
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _live(self, supervisor: Supervisor) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for one in self._kept:
+                    tasks.start_soon(one.run)
+                tasks.start_soon(self._ready_when_settled, supervisor)
+                await supervisor.stopping.wait()
+                for one in self._kept:
+                    one.end()
+        except ExceptionGroup as errors:
+            self._failure = _first(errors)
+        finally:
+            supervisor.stopping.set()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
+        for one in self._kept:
+            await first_of(one.settled, supervisor.stopping)
+        if not supervisor.stopping.is_set():
+            supervisor.ready.set()
+
+    @contextlib.contextmanager
+    def _asked_by_signals(self) -> Iterator[None]:
+        """End the pool at the first signal; the second kills the workers and then does what it does by default."""
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+        def heard(number: signal.Signals) -> None:
+            if not asked.is_set() and self._supervisor is not None:
+                asked.set()
+                self._supervisor.stopping.set()
+                return
+            for one in self._kept:
+                if one.child is not None:
+                    one.child.kill()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        handled = []
+        for name in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
+                loop.add_signal_handler(name, heard, name)
+                handled.append(name)
+        try:
+            yield
+        finally:
+            for name in handled:
+                loop.remove_signal_handler(name)
+
+
+def _first(error: BaseException) -> PenstockError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, PenstockError):
+        return error
+    failure = PenstockError(f"the pool ended: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

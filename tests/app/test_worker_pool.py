@@ -1,0 +1,242 @@
+"""WorkerPool: one app in several processes, on the real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import KafkaException
+
+from penstock import ConfigurationError, ConsumerStateError, HandlerFailedError, WorkerPool
+from penstock.observe.events import WorkerEnded, WorkerStarted
+
+SHOP = """
+import os
+from pathlib import Path
+
+from penstock import App, Record
+
+LEDGER = Path(__file__).parent / "ledger"
+app = App(group_id="{group}", bootstrap_servers="{servers}", auto_commit_interval_ms=200, heartbeat_interval_ms=200)
+
+
+@app.handler("{topic}")
+async def note(record: Record) -> None:
+    with LEDGER.open("a") as ledger:
+        ledger.write(f"{{os.environ['PENSTOCK_WORKER']}} {{record.partition}} {{record.offset}}\\n")
+"""
+
+
+class Shop:
+    """A module with an app, and what its handlers have noted."""
+
+    def __init__(self, folder: Path, module: str) -> None:
+        self.place, self._ledger = f"{module}:app", folder / "ledger"
+
+    def noted(self) -> list[tuple[int, int, int]]:
+        """Who had which offset of which partition."""
+        if not self._ledger.exists():
+            return []
+        return [tuple(map(int, line.split())) for line in self._ledger.read_text().splitlines()]
+
+    async def until(self, count: int) -> None:
+        """Wait for so many records, each once."""
+        async with asyncio.timeout(30):
+            while True:
+                if len({(partition, offset) for _, partition, offset in self.noted()}) >= count:
+                    return
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def new_shop(tmp_path, monkeypatch):
+    """Makes a module that workers can import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source: str) -> Shop:
+        module = f"shop_{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(source)
+        return Shop(tmp_path, module)
+
+    return make
+
+
+async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
+    """The group's static members as the broker sees them: by name, their ids and what they have."""
+    found = await asyncio.to_thread(witness.admin.describe_consumer_groups([group])[group].result, 20)
+    return {
+        one.group_instance_id: (
+            one.member_id,
+            frozenset((tp.topic, tp.partition) for tp in one.assignment.topic_partitions),
+        )
+        for one in found.members
+    }
+
+
+async def shared(witness, group: str, members: int, partitions: int) -> dict[str, tuple[str, frozenset]]:
+    """The same, when so many members have all partitions among them, each a share."""
+    async with asyncio.timeout(30):
+        while True:
+            found = {}
+            with contextlib.suppress(KafkaException):  # the coordinator of a group that is not there yet
+                found = await described(witness, group)
+            shares = [share for _, share in found.values()]
+            if len(found) == members and all(shares) and sum(map(len, shares)) == partitions:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, new_topic, group, witness):
+    """Each worker is a static member with a share; each record is handled once; stop() leaves no process, no member."""
+    topic = new_topic(4)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+
+    async with WorkerPool(shop.place, workers=2) as pool:
+        pids = pool.pids
+        await pool.wait_ready()
+        members = await shared(witness, group, 2, 4)
+        for partition in range(4):
+            witness.produce(topic, [b"x"] * 50, partition=partition)
+        await shop.until(200)
+        assert pool.health().status == "ok"
+
+    assert sorted(map(len, (share for _, share in members.values()))) == [2, 2]
+    assert {name.rpartition("-")[2] for name in members} == {"0", "1"}
+    assert {worker for worker, _, _ in shop.noted()} == {0, 1}
+    assert len(shop.noted()) == len(set(shop.noted())) == 200
+    assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 50)
+    assert await described(witness, group) == {}
+    assert len(set(pids)) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert pool.pids == ()
+
+
+async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
+    new_shop, new_topic, group, witness, recorder
+):
+    """After SIGKILL it has its name and partitions again; the other keeps its id and share; nothing is lost."""
+    topic = new_topic(4)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+
+    async with WorkerPool(shop.place, workers=2, hooks=[recorder]):
+        before = await shared(witness, group, 2, 4)
+        for partition in range(4):
+            witness.produce(topic, [b"x"] * 50, partition=partition)
+        await shop.until(200)
+        (victim,) = {one.pid for one in recorder.of(WorkerStarted) if one.worker == 1}
+        os.kill(victim, signal.SIGKILL)
+        ended = await recorder.wait_for(WorkerEnded)
+        again = await recorder.wait_for(WorkerStarted, 3)
+        for partition in range(4):
+            witness.produce(topic, [b"y"] * 50, partition=partition)
+        await shop.until(400)
+        after = await described(witness, group)
+
+    (kept,) = (name for name in before if name.endswith("-0"))
+    assert ended.exit_code == -signal.SIGKILL
+    assert again.worker == 1
+    assert after[kept] == before[kept]
+    assert {name: share for name, (_, share) in after.items()} == {name: share for name, (_, share) in before.items()}
+    assert after.keys() == before.keys()
+    late = Counter((partition, offset) for _, partition, offset in shop.noted() if offset >= 50)
+    assert set(late.values()) == {1}
+
+
+async def test_a_configuration_error_ends_the_pool(new_shop, group, witness):
+    """What every start would run into is raised as it is, not tried again; no process is left."""
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic="t") + "\napp = 7\n")
+    pool = WorkerPool(shop.place, workers=2)
+
+    async with asyncio.timeout(20):
+        with pytest.raises(ConfigurationError, match="is no App"):
+            await pool.start()
+
+    assert pool.pids == ()
+    assert not pool.health().is_live
+
+
+async def test_one_name_for_all_workers_is_refused(new_shop, new_topic, group, witness):
+    """A group_instance_id without {worker} would have workers put each other out of the group."""
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
+
+    async with asyncio.timeout(20):
+        with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+            await WorkerPool(shop.place, workers=2, group_instance_id="billing").start()
+
+
+async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, group, witness):
+    """on_failure="stop" means all of it; run() raises what the handler died of, and the others end in good order."""
+    topic = new_topic(2)
+    shop = new_shop(
+        SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
+        .replace("App(", "App(on_failure='stop', ")
+        .replace("    with LEDGER", "    if record.value == b'poison':\n        raise ValueError\n    with LEDGER")
+    )
+    witness.produce(topic, [b"x"] * 10, partition=0)
+    pool = WorkerPool(shop.place, workers=2)
+
+    async def poison() -> None:
+        await shop.until(10)
+        witness.produce(topic, [b"poison"], partition=1)
+
+    async with asyncio.timeout(30):
+        poisoning = asyncio.create_task(poison())
+        with pytest.raises(HandlerFailedError):
+            await pool.run()
+        await poisoning
+
+    assert await witness.committed(group, topic, 1) == {0: 10}
+
+
+async def test_a_worker_that_dies_again_and_again_degrades_the_pool(new_shop, recorder):
+    """It is started again after pauses that grow, and health says so; a pool of nothing else still stops."""
+    shop = new_shop("import os\nos._exit(3)\n")
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
+        await recorder.wait_for(WorkerEnded, 3)
+        health = pool.health()
+
+    assert health.status == "degraded"
+    assert health.is_live
+    assert "3 times in a row" in health.checks[0].detail
+    first, _, third = recorder.of(WorkerEnded)[:3]
+    assert first.exit_code == 3
+    assert 0 < first.restarts_after_s < third.restarts_after_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"workers": True}, "workers=True"),
+        ({"workers": 1, "sesion_timeout_ms": 1}, "session_timeout_ms"),
+        ({"workers": 1, "post_rebalance_callback": lambda *_: None}, "does not go over to another process"),
+    ],
+)
+def test_what_will_not_do_is_refused_at_once(arguments, said):
+    """A pool that cannot be is not made."""
+    with pytest.raises(ConfigurationError, match=said):
+        WorkerPool("shop:app", **arguments)
+
+
+def test_where_the_app_is_has_to_be_said():
+    """MODULE:APP, as for `penstock run`."""
+    with pytest.raises(ConfigurationError, match="write MODULE:APP"):
+        WorkerPool("shop", workers=1)
+
+
+async def test_a_pool_is_started_once(new_shop):
+    """A second start is told so; stop() before any start does nothing."""
+    shop = new_shop("import os\nos._exit(3)\n")
+    pool = WorkerPool(shop.place, workers=1)
+    await pool.stop()
+
+    async with pool:
+        with pytest.raises(ConsumerStateError):
+            await pool.start()

@@ -1,0 +1,289 @@
+"""`penstock run --workers` and `--reload`: processes as a user starts them, and how they end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import COMMAND, environment
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+PARTITIONS = 4
+
+SHOP = """
+import asyncio
+import os
+from pathlib import Path
+
+from penstock import App, Record
+
+LEDGER = Path(__file__).parent / "ledger"
+PRICE = 1
+billing = App(group_id="{topic}", heartbeat_interval_ms=200, stop_timeout_ms=5000)
+
+
+@billing.handler("{topic}", order_by="partition")
+async def note(record: Record) -> None:
+    await asyncio.sleep({seconds})
+    with LEDGER.open("a") as ledger:
+        ledger.write(f"{{record.partition}} {{record.offset}} {{PRICE}}\\n")
+    if record.offset == 0:
+        print("first of", record.partition)
+"""
+
+
+class Shop:
+    """A folder with a module of an app, its topic, and what the handlers have noted."""
+
+    def __init__(self, folder: Path, servers: str, topic: str) -> None:
+        self.folder, self.servers, self.topic = folder, servers, topic
+        self._producer = Producer({"bootstrap.servers": servers})
+
+    def open(self, seconds: float = 0) -> None:
+        (self.folder / "shop.py").write_text(SHOP.format(topic=self.topic, seconds=seconds))
+
+    def produce(self, count: int) -> None:
+        for number in range(count):
+            self._producer.produce(self.topic, b"x", partition=number % PARTITIONS)
+        assert self._producer.flush(20) == 0
+
+    def noted(self) -> list[tuple[int, int, int]]:
+        """Partition, offset and price of each."""
+        ledger = self.folder / "ledger"
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        return [tuple(map(int, line.split())) for line in lines]
+
+    def until(self, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(self.noted()) < count:
+            assert time.monotonic() < deadline, self.noted()
+            time.sleep(0.02)
+
+    def committed(self) -> dict[int, int]:
+        witness = Consumer({"bootstrap.servers": self.servers, "group.id": self.topic})
+        found = witness.committed([TopicPartition(self.topic, one) for one in range(PARTITIONS)], timeout=20)
+        witness.close()
+        return {one.partition: max(one.offset, 0) for one in found}
+
+
+class Pool:
+    """A running `penstock run`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.told: list[str] = []
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip())
+        self._lines.put(None)
+
+    def until(self, words: str, count: int = 1) -> str:
+        """The ``count``-th line with these words from now on."""
+        while (line := self._lines.get(timeout=30)) is not None:
+            self.told.append(line)
+            count -= words in line
+            if count == 0:
+                return line
+        raise AssertionError("\n".join(self.told))
+
+    def end(self, number: signal.Signals) -> int:
+        """Its exit code after a signal."""
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=30)
+        self._reading.join(timeout=10)
+        while (line := self._lines.get(timeout=1)) is not None:
+            self.told.append(line)
+        return code
+
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+
+@pytest.fixture
+def shop(tmp_path, kafka_server):
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(topic, PARTITIONS)
+    return Shop(tmp_path, kafka_server.bootstrap_servers, topic)
+
+
+@contextmanager
+def running(shop: Shop, *arguments: str) -> Iterator[Pool]:
+    with subprocess.Popen(
+        [*COMMAND, "run", "shop:billing", "--set", f"bootstrap_servers={shop.servers}", *arguments],
+        cwd=shop.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        pool = Pool(process)
+        try:
+            yield pool
+        finally:
+            process.kill()
+            pool._reading.join(timeout=30)
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
+    """Whether none of them is left, nor a zombie."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return not alive
+
+
+def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
+    """What is committed is what was handled, to the record; whoever comes next handles the rest, once."""
+    shop.open(seconds=0.002)
+    shop.produce(2_000)
+
+    with running(shop, "--workers", "2") as pool:
+        shop.until(200)
+        workers = pool.workers()
+        first = pool.end(signal.SIGTERM)
+    handled = Counter(partition for partition, _, _ in shop.noted())
+    committed = shop.committed()
+    with running(shop, "--workers", "2") as pool:
+        shop.until(2_000)
+        second = pool.end(signal.SIGTERM)
+
+    assert (first, second) == (0, 0)
+    assert len(workers) == 2
+    assert not any(one.is_running() for one in workers)
+    assert committed == {one: handled[one] for one in range(PARTITIONS)}
+    assert 200 <= sum(handled.values()) < 2_000
+    assert set(Counter(shop.noted()).values()) == {1}
+    assert len(shop.noted()) == 2_000
+    assert shop.committed() == dict.fromkeys(range(PARTITIONS), 500)
+
+
+def test_the_lines_of_workers_are_told_apart(shop):
+    """What a worker prints or logs has its number in front; what the parent logs has none."""
+    shop.open()
+    shop.produce(PARTITIONS)
+
+    with running(shop, "--workers", "2") as pool:
+        shop.until(PARTITIONS)
+        code = pool.end(signal.SIGINT)
+
+    first = [line for line in pool.told if "first of" in line]
+    assert code == 0
+    assert len(first) == PARTITIONS
+    assert all(line.startswith(("worker 0 | ", "worker 1 | ")) for line in first)
+    assert all(line.startswith("worker ") for line in pool.told if "group joined" in line)
+    assert not any(line.startswith("worker ") for line in pool.told if "worker started" in line)
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(shop):
+    """SIGKILL to the parent: the workers notice, finish what they have in hand, commit, and are gone."""
+    shop.open()
+    shop.produce(40)
+
+    with running(shop, "--workers", "2") as pool:
+        shop.until(40)
+        workers = pool.workers()
+        pool.process.kill()
+        gone = gone_within(workers, 20)
+
+    assert len(workers) == 2
+    assert gone
+    assert shop.committed() == dict.fromkeys(range(PARTITIONS), 10)
+
+
+def test_a_second_signal_ends_all_at_once(shop):
+    """A handler that does not end holds the pool up to its deadline; a second signal does not wait for that."""
+    shop.open(seconds=600)
+    shop.produce(PARTITIONS)
+
+    with running(shop, "--workers", "2", "--set", "stop_timeout_ms=60000") as pool:
+        pool.until("group joined", 2)
+        workers = pool.workers()
+        pool.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            pool.process.wait(timeout=0.5)
+        began = time.monotonic()
+        code = pool.end(signal.SIGTERM)
+        gone = gone_within(workers, 5)
+
+    assert code == -signal.SIGTERM
+    assert time.monotonic() - began < 5
+    assert gone
+
+
+def test_a_hanging_worker_is_killed_after_its_time(shop):
+    """A blocked event loop cannot end in good order; the pool ends all the same, soon after stop_timeout_ms."""
+    (shop.folder / "shop.py").write_text(
+        SHOP.format(topic=shop.topic, seconds=0)
+        .replace("stop_timeout_ms=5000", "stop_timeout_ms=500")
+        .replace("    if record.offset", "    import time; print('hangs'); time.sleep(600)\n    if record.offset")
+    )
+    shop.produce(1)
+
+    with running(shop, "--workers", "1") as pool:
+        pool.until("hangs")
+        workers = pool.workers()
+        began = time.monotonic()
+        pool.end(signal.SIGTERM)
+
+    assert time.monotonic() - began < 15
+    assert not any(one.is_running() for one in workers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere:app", "--workers", "2"], "there is no module 'nowhere'"),
+        (["json", "--workers", "2"], "write MODULE:APP"),
+        (["json:loads", "--workers", "0"], "workers=0 will not do"),
+        (["json:loads", "--workers", "2", "--set", "session_timeout=5"], "session_timeout_ms"),
+    ],
+)
+def test_what_cannot_run_is_told_once(arguments, said):
+    """A mistake is one sentence and exit code 1, not a crash loop."""
+    done = subprocess.run(
+        [*COMMAND, "run", *arguments, "--log-level", "error"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_a_changed_source_file_restarts_the_workers(shop):
+    """--reload: what a handler does is what its file says now; a file that cannot be read waits for the next change."""
+    shop.open()
+    source = shop.folder / "shop.py"
+
+    with running(shop, "--reload") as pool:
+        pool.until("group joined")
+        shop.produce(PARTITIONS)
+        shop.until(PARTITIONS)
+        good = source.read_text()
+        source.write_text("billing = None\n")
+        pool.until("is no App")
+        source.write_text(good.replace("PRICE = 1", "PRICE = 2"))
+        os.utime(source, (time.time() + 5, time.time() + 5))  # the compiled file has seconds only
+        pool.until("group joined")
+        shop.produce(PARTITIONS)
+        shop.until(2 * PARTITIONS)
+        code = pool.end(signal.SIGTERM)
+
+    assert code == 0
+    assert sorted(shop.noted()) == sorted((p, o, o + 1) for p in range(PARTITIONS) for o in range(2))
