@@ -59,6 +59,9 @@ __all__ = [
     "SessionExpired",
     "TopicMade",
     "TopicMissing",
+    "TransactionAborted",
+    "TransactionInDoubt",
+    "TransactionalIdRenewed",
     "UnmatchedRecord",
     "WorkerEnded",
     "WorkerStarted",
@@ -319,6 +322,35 @@ class OffsetMapDropped(Event):
     level = logging.WARNING
     partition: TopicPartition
     offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAborted(Event):
+    """A transaction was taken back, with all that was published in it; its records are delivered again."""
+
+    level = logging.WARNING
+    group_id: str
+    records: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInDoubt(Event):
+    """A transaction's end was sent and not answered; it is asked again until it is known."""
+
+    level = logging.WARNING
+    group_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalIdRenewed(Event):
+    """The producer of transactions could not go on and was made anew, under the same name."""
+
+    level = logging.WARNING
+    group_id: str
+    transactional_id: str
     reason: str
 
 
