@@ -1,0 +1,364 @@
+"""Groups listed, described and measured are what librdkafka and Kafka's own tool see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from tooling import Reached, commit_to
+
+from penstock import (
+    Consumer,
+    GroupAuthorizationFailedError,
+    NotAConsumerGroupError,
+    RequestTimedOutError,
+    TopicPartition,
+    UnknownGroupError,
+)
+from penstock.admin.groups import describe_group, describe_groups, list_groups
+from penstock.admin.lag import group_lag
+from penstock.admin.offsets import LATEST, committed_offsets, delete_offsets, list_offsets
+from penstock.config import resolve
+from penstock.core.offset_map import OffsetMap, encode
+from penstock.errors import GroupNotEmptyError
+from penstock.messages import (
+    CommitOffset,
+    ConsumerGroupDescribeRequest,
+    DescribeGroupsRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+from penstock.net.cluster import Cluster
+from penstock.testing import KafkaServer
+
+PROTOCOLS = ["classic", "consumer"]
+
+
+@pytest.fixture
+def members(kafka_server):
+    """Live members of a group, each with its share of a topic, which all of it is dealt out to."""
+
+    @asynccontextmanager
+    async def live(group: str, topic: str, partitions: int, *client_ids: str, **options: object):
+        options = {"bootstrap_servers": kafka_server.bootstrap_servers, "group_id": group, **options}
+        async with AsyncExitStack() as stack:
+            consumers = [Consumer(topic, client_id=client_id, **options) for client_id in client_ids]
+            for consumer in consumers:
+                await stack.enter_async_context(consumer)
+            async with asyncio.timeout(60):
+                while sum(len(one.assignment()) for one in consumers) < partitions or not all(
+                    one.assignment() for one in consumers
+                ):
+                    for one in consumers:
+                        await one.getmany(timeout_ms=20)
+            yield consumers
+
+    return live
+
+
+@asynccontextmanager
+async def connect_group(cluster: Cluster, group: str):
+    """A group of Kafka Connect's kind, with one member."""
+    with pytest.raises(UnknownGroupError):
+        await describe_group(cluster, group)  # by then its coordinator is known
+    coordinator = await cluster.coordinator(group)
+    offer = (JoinGroupProtocol("sessioned", b"\x00\x01whatever"),)
+    first = await coordinator.send(JoinGroupRequest(group, 30_000, 30_000, "", "connect", offer))
+    joined = await coordinator.send(JoinGroupRequest(group, 30_000, 30_000, first.member_id, "connect", offer))
+    share = (SyncGroupAssignment(joined.member_id, b"\x00\x01its tasks"),)
+    await coordinator.send(SyncGroupRequest(group, joined.generation_id, joined.member_id, assignments=share))
+    yield joined.member_id
+
+
+# ---- listing and describing ----------------------------------------------------------------------------------------
+
+
+async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
+    reached, admin, kafkas_tool, new_topic, commit, members, group
+):
+    """Every group is there, with its state and protocol, as librdkafka and Kafka's own tool list it."""
+    topic = new_topic(2)
+    commit(f"{group}-idle", topic, {0: 0})
+    async with (
+        reached() as cluster,
+        members(f"{group}-new", topic, 2, "a", group_protocol="consumer"),
+        members(f"{group}-old", topic, 2, "b"),
+    ):
+        ours = {one.group_id: one for one in await list_groups(cluster)}
+        found = await asyncio.to_thread(lambda: admin.list_consumer_groups().result(20))
+        told = await asyncio.to_thread(kafkas_tool.say, "--list")
+
+    theirs = {one.group_id: one for one in found.valid}
+    mine = {name: one for name, one in ours.items() if name.startswith(group)}
+    assert set(theirs) <= set(ours)
+    assert set(mine) <= set(told.split())
+    assert {name.removeprefix(group): (one.group_type, one.state) for name, one in mine.items()} == {
+        "-idle": ("classic", "Empty"),
+        "-new": ("consumer", "Stable"),
+        "-old": ("classic", "Stable"),
+    }
+    assert {one.state.upper() for one in mine.values()} == {theirs[name].state.name for name in mine}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_group_is_described_as_librdkafka_describes_it(  # noqa: PLR0917
+    reached, witness, admin, new_topic, members, group, protocol
+):
+    """Members by client and host, each with its partitions, the assignor and the coordinator, in both protocols."""
+    topic = new_topic(4)
+    names = ("north", "south") if protocol == "classic" else ("north",)
+    async with members(group, topic, 4, *names, group_protocol=protocol), reached() as cluster:
+        ours = await describe_group(cluster, group)
+        theirs = await asyncio.to_thread(admin.describe_consumer_groups([group])[group].result, 20)
+        shares = await witness.members(group)
+
+    assert {one.member_id: set(one.partitions) for one in ours.members} == shares
+    assert [(one.client_id, one.host) for one in ours.members] == [(name, "127.0.0.1") for name in names]
+    assert [one.topics for one in ours.members] == [(topic,) for _ in names]
+    assert (ours.group_type, ours.state, ours.assignor) == (protocol, "Stable", theirs.partition_assignor)
+    assert (ours.coordinator_id, ours.coordinator) == (
+        theirs.coordinator.id,
+        f"{theirs.coordinator.host}:{theirs.coordinator.port}",
+    )
+    assert {one: member.client_id for one, member in ours.owners.items()}.keys() == {
+        TopicPartition(topic, number) for number in range(4)
+    }
+
+
+async def test_a_static_member_goes_by_its_name(reached, new_topic, members, group):
+    """Its instance id is there, and stands in every text about it."""
+    topic = new_topic()
+    async with members(group, topic, 1, "till", group_instance_id="till-1"), reached() as cluster:
+        (member,) = (await describe_group(cluster, group)).members
+
+        assert member.group_instance_id == "till-1"
+        assert str(member) == "till (till-1) at 127.0.0.1"
+
+
+async def test_many_groups_are_described_in_one_request(group):
+    """Not one a group: what was listed is described by its coordinator all at once."""
+    names = [f"{group}-{n:02}" for n in range(20)]
+    with KafkaServer(proxied=True) as server:
+        server.create_topic("any")
+        for name in names:
+            commit_to(server.bootstrap_servers, name, "any", {0: 0})
+        async with Reached(resolve({"bootstrap_servers": server.bootstrap_servers}, {})) as cluster:
+            described = await describe_groups(cluster, await list_groups(cluster))
+
+        assert [(one.group_id, one.state) for one in described] == [(name, "Empty") for name in names]
+        assert len(server.proxy.requests(DescribeGroupsRequest, client_id="penstock")) == 1
+        assert not server.proxy.requests(ConsumerGroupDescribeRequest)
+
+
+async def test_a_group_of_another_kind_is_described_and_has_no_lag(reached, group):
+    """Kafka Connect's workers are members without partitions; what is about offsets is refused, saying what it is."""
+    async with reached() as cluster, connect_group(cluster, group) as member_id:
+        described = await describe_group(cluster, group)
+
+        assert (described.protocol_type, described.is_of_consumers) == ("connect", False)
+        assert [(one.member_id, one.partitions) for one in described.members] == [(member_id, ())]
+        with pytest.raises(NotAConsumerGroupError, match="protocol type 'connect'"):
+            await group_lag(cluster, group)
+
+
+async def test_a_group_that_is_not_there_is_told_at_once(reached, group):
+    """Nobody waits for it; the error names it and says where to look."""
+    async with reached() as cluster:
+        began = time.monotonic()
+        for ask in (describe_group, group_lag):
+            with pytest.raises(UnknownGroupError, match=rf"there is no group '{group}'.*penstock groups list"):
+                await ask(cluster, group)
+
+        assert time.monotonic() - began < 5
+
+
+async def test_who_may_not_look_is_told(group, monkeypatch):
+    """Without an ACL, description, lag and offsets are refused by an error that says which right is missing."""
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with KafkaServer(security="PLAIN", config=config) as server:
+        cluster = Cluster(resolve(server.client_options, {}))
+        await cluster.bootstrap()
+        for ask in (describe_group, group_lag, committed_offsets):
+            with pytest.raises(GroupAuthorizationFailedError, match="grant READ"):
+                await ask(cluster, group)
+        assert await list_groups(cluster) == []
+        cluster.close()
+
+
+# ---- offsets and lag -----------------------------------------------------------------------------------------------
+
+
+async def test_lag_is_what_kafkas_tool_says(reached, kafkas_tool, new_topic, commit, group):
+    """Committed offset, end and lag of each partition, and the sum; without a commit there is no lag."""
+    topic = new_topic(3, records=10)
+    commit(group, topic, {0: 10, 1: 4})
+
+    async with reached() as cluster:
+        found = await group_lag(cluster, group)
+    theirs = await asyncio.to_thread(kafkas_tool.rows, "--describe", "--group", group)
+
+    ours = {(one.partition.topic, one.partition.partition): one for one in found.partitions}
+    assert {
+        (row["TOPIC"], int(row["PARTITION"])): tuple(
+            map(int, (row["CURRENT-OFFSET"], row["LOG-END-OFFSET"], row["LAG"]))
+        )
+        for row in theirs
+    } == {where: (one.committed.offset, one.end, one.lag) for where, one in ours.items() if one.committed is not None}
+    assert [one.lag for one in ours.values()] == [0, 6, None]
+    assert (found.total, found.uncommitted) == (6, 1)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_lag_says_who_has_the_partition(reached, new_topic, members, group, protocol):
+    """Each partition of a live group has its member, before anything is committed too."""
+    topic = new_topic(2)
+    async with members(group, topic, 2, "north", group_protocol=protocol), reached() as cluster:
+        found = await group_lag(cluster, group)
+
+    assert [(one.partition, one.member.client_id) for one in found.partitions] == [
+        (TopicPartition(topic, 0), "north"),
+        (TopicPartition(topic, 1), "north"),
+    ]
+
+
+async def test_what_the_log_lost_before_it_was_read_is_counted(reached, kafka_server, new_topic, commit, group):
+    """A commit before the log's beginning: the lag is as Kafka counts it, what of it is gone is told apart."""
+    topic = new_topic(1, records=10)
+    commit(group, topic, {0: 2})
+    kafka_server.delete_records(topic, {0: 7})
+
+    async with reached() as cluster:
+        (found,) = (await group_lag(cluster, group)).partitions
+
+    assert (found.begin, found.end, found.lag, found.lost) == (7, 10, 8, 5)
+
+
+async def test_a_topic_that_went_has_no_end(reached, kafka_server, new_topic, members, group):
+    """A member still asks for a topic that was deleted: the group is measured all the same."""
+    topic = new_topic()
+    async with members(group, topic, 1, "north", stop_timeout_ms=500), reached() as cluster:
+        kafka_server.delete_topic(topic)
+        found = await group_lag(cluster, group)
+
+    assert all((one.end, one.lag) == (None, None) for one in found.partitions)
+
+
+async def test_the_text_beside_an_offset_is_read(reached, new_topic, commit, group):
+    """The user's own text, and how much is finished beyond the offset, whoever wrote it."""
+    topic = new_topic(3, records=10)
+    ours = encode(OffsetMap(4, 9, (4, 6)), "the café's", 4096, writer="billing-1").text
+    commit(group, topic, {2: 5})
+
+    async with reached() as cluster:
+        coordinator = await cluster.coordinator(group)
+        texts = (CommitOffset(topic, 0, 3, metadata="by hand"), CommitOffset(topic, 1, 4, metadata=ours))
+        await coordinator.send(OffsetCommitRequest(group, texts))
+        first, second, third = (await committed_offsets(cluster, group)).values()
+
+    assert (first.offset, first.said.user_text, first.finished_beyond) == (3, "by hand", 0)
+    assert (second.said.user_text, second.said.writer, second.finished_beyond) == ("the café's", "billing-1", 3)
+    assert (third.metadata, third.finished_beyond) == ("", 0)
+
+
+async def test_only_the_partitions_that_are_asked_for(reached, new_topic, commit, group):
+    """What is not committed is absent, and never an offset of 0 or -1."""
+    topic = new_topic(3)
+    commit(group, topic, {0: 0, 2: 0})
+
+    async with reached() as cluster:
+        asked = [TopicPartition(topic, 1), TopicPartition(topic, 2)]
+        assert list(await committed_offsets(cluster, group, asked)) == [TopicPartition(topic, 2)]
+        assert await committed_offsets(cluster, f"{group}-not-there") == {}
+
+
+@pytest.mark.slow
+async def test_a_thousand_partitions_take_one_request():
+    """One OffsetFetch, and one ListOffsets a question and a broker, however many partitions there are."""
+    with KafkaServer(proxied=True) as server:
+        server.create_topic("wide", 1_000)
+        commit_to(server.bootstrap_servers, "wide", "wide", dict.fromkeys(range(1_000), 0))
+        before = len(server.proxy.frames)
+        async with Reached(resolve({"bootstrap_servers": server.bootstrap_servers}, {})) as cluster:
+            began = time.monotonic()
+            found = await group_lag(cluster, "wide")
+            took = time.monotonic() - began
+        asked = [frame for frame in server.proxy.frames[before:] if frame.direction == "request"]
+        server.kill()  # in order, the end of so many logs takes seconds
+
+    assert (len(found.partitions), found.total) == (1_000, 0)
+    assert sum(isinstance(frame.message, ListOffsetsRequest) for frame in asked) == 2
+    assert sum(isinstance(frame.message, OffsetFetchRequest) for frame in asked) == 1
+    assert took < 5
+
+
+async def test_offsets_are_listed_from_every_leader(kafka_cluster):
+    """Partitions are spread over three brokers, and each is asked for those that it leads."""
+    brokers = kafka_cluster(3)
+    brokers.create_topic("spread", 12)
+    cluster = Cluster(resolve({"bootstrap_servers": brokers.bootstrap_servers}, {}))
+    await cluster.bootstrap()
+    partitions = [TopicPartition("spread", number) for number in range(12)]
+
+    found = await list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    cluster.close()
+
+    assert {one.offset for one in found.values()} == {0}
+    assert sorted(found) == partitions
+
+
+async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(kafka_server, group):
+    """Brokers that take questions and answer none end a tool with an error, when its time is over."""
+    with KafkaServer(proxied=True) as server:
+        cluster = Cluster(resolve({"bootstrap_servers": server.bootstrap_servers}, {}))
+        await cluster.bootstrap()
+        with pytest.raises(UnknownGroupError):
+            await describe_group(cluster, group)
+        server.proxy.black_hole()
+        with pytest.raises(RequestTimedOutError, match="describing group"):
+            await describe_group(cluster, group, timeout_s=1)
+        with pytest.raises(RequestTimedOutError, match="listing groups"):
+            await list_groups(cluster, timeout_s=1)
+        cluster.close()
+
+
+# ---- forgetting ----------------------------------------------------------------------------------------------------
+
+
+async def test_committed_offsets_are_forgotten(reached, witness, new_topic, commit, group):
+    """Those that are named are gone, the others stay; to forget what is not there is no error."""
+    topic = new_topic(3)
+    commit(group, topic, {0: 0, 1: 0})
+
+    async with reached() as cluster:
+        await delete_offsets(cluster, group, [TopicPartition(topic, 1), TopicPartition(topic, 2)])
+
+    assert await witness.committed(group, topic, 3) == {0: 0}
+
+
+async def test_what_live_members_read_is_not_forgotten(reached, new_topic, members, witness, group):
+    """While somebody reads the topic its offsets stay, and who it is is named."""
+    topic = new_topic()
+    async with members(group, topic, 1, "north") as (consumer,), reached() as cluster:
+        await consumer.commit({TopicPartition(topic, 0): 0})
+        with pytest.raises(GroupNotEmptyError, match=r"1 live member: north at 127\.0\.0\.1") as raised:
+            await delete_offsets(cluster, group, [TopicPartition(topic, 0)])
+
+        assert raised.value.members == ("north at 127.0.0.1",)
+        assert await witness.committed(group, topic, 1) == {0: 0}
+
+
+async def test_offsets_of_no_group_cannot_be_forgotten(reached, new_topic, group):
+    """A group that is not there is an error here: probably it is misspelt."""
+    async with reached() as cluster:
+        with pytest.raises(UnknownGroupError):
+            await delete_offsets(cluster, group, [TopicPartition(new_topic(), 0)])
