@@ -132,12 +132,14 @@ _MODULES = {
 """Where each name is; those that are not here are errors."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # to type checkers, a module with a __getattr__ has whatever name is misspelt
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -133,10 +133,10 @@ class BrokerError(PenstockError):
     advice: ClassVar[str] = ""
 
     def __init__(self, code: int, detail: str = "") -> None:
-        self.code = int(code)
-        self.name = name_of(code)
-        self.retriable = code in RETRIABLE
-        self.detail = detail or "the broker refused the request"
+        self.code: int = int(code)
+        self.name: str = name_of(code)
+        self.retriable: bool = code in RETRIABLE
+        self.detail: str = detail or "the broker refused the request"
         parts = [self.detail, f"({self.name}, code {self.code})"]
         if self.advice:
             parts.append(f"- {self.advice}")
@@ -207,7 +207,7 @@ class GroupNotEmptyError(GroupError):
     """
 
     def __init__(self, message: str, members: Iterable[str] = ()) -> None:
-        self.members = tuple(members)
+        self.members: tuple[str, ...] = tuple(members)
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[GroupNotEmptyError], tuple[str, tuple[str, ...]]]:
@@ -232,7 +232,9 @@ class OffsetOutOfRangeError(PenstockError):
     """
 
     def __init__(self, topic: str, partition: int, offset: int | None) -> None:
-        self.topic, self.partition, self.offset = topic, partition, offset
+        self.topic: str = topic
+        self.partition: int = partition
+        self.offset: int | None = offset
         what = "no committed offset" if offset is None else f"offset {offset} is outside of the log"
         super().__init__(
             f"{topic}[{partition}]: {what}, and auto_offset_reset='none' forbids to choose another"
@@ -260,7 +262,9 @@ class CorruptRecordError(PenstockError):
     """
 
     def __init__(self, partition: TopicPartition, offset: int, reason: str) -> None:
-        self.partition, self.offset, self._reason = partition, offset, reason
+        self.partition: TopicPartition = partition
+        self.offset: int = offset
+        self._reason = reason
         super().__init__(
             f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
             " - restore the partition from a replica, or seek() past the batch to go on without it"
