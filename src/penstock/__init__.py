@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.app.messages import Message
     from penstock.app.parameters import Depends, Header, Key
     from penstock.app.reject import Reject
+    from penstock.app.schema_registry import SchemaRegistry
     from penstock.app.worker_pool import WorkerPool
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         RebalanceError,
         RecordTooLargeError,
         RequestTimedOutError,
+        SchemaRegistryError,
         TopicAuthorizationFailedError,
         UnknownGroupError,
         UnknownTopicError,
@@ -101,6 +103,8 @@ __all__ = [
     "Reject",
     "RequestTimedOutError",
     "Retry",
+    "SchemaRegistry",
+    "SchemaRegistryError",
     "TopicAuthorizationFailedError",
     "TopicPartition",
     "UnknownGroupError",
@@ -125,6 +129,7 @@ _MODULES = {
     "Record": "records",
     "Reject": "app.reject",
     "Retry": "core.retries",
+    "SchemaRegistry": "app.schema_registry",
     "TopicPartition": "records",
     "WorkerPool": "app.worker_pool",
     "run": "consumer.run",

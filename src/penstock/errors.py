@@ -23,6 +23,7 @@ PenstockError
 ├── RecordTooLargeError              a record above a limit that was set strictly
 ├── CorruptRecordError               a record batch whose checksum does not hold
 ├── DecodeError                      a record that the handler's type does not accept
+├── SchemaRegistryError              a schema registry could not be asked: it is away, slow, or refuses us
 ├── ConsumerTimeoutError             no record within the time that was asked for
 ├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
 ├── PublishError                     a record was not acknowledged by the broker
@@ -76,6 +77,7 @@ __all__ = [
     "RebalanceError",
     "RecordTooLargeError",
     "RequestTimedOutError",
+    "SchemaRegistryError",
     "TopicAuthorizationFailedError",
     "UnknownGroupError",
     "UnknownTopicError",
@@ -276,6 +278,13 @@ class CorruptRecordError(PenstockError):
 
 class DecodeError(PenstockError):
     """A record's bytes are not what the handler's type accepts."""
+
+
+class SchemaRegistryError(PenstockError):
+    """A schema registry could not be asked: it is away, too slow, or refuses us.
+
+    That says nothing of the record that needs the schema: it waits, and is tried again until the registry is back.
+    """
 
 
 class ConsumerTimeoutError(PenstockError):

@@ -15,6 +15,7 @@ from penstock.app.annotations import described, parts
 from penstock.app.arguments import NOTHING_OPENED, Bind, Opened, Reader, binding
 from penstock.app.codecs import AnyCodec
 from penstock.app.dependencies import Dependency, Overrides, Plan, open_dependencies
+from penstock.app.fetching import Ahead, ahead_of, ahead_of_each
 from penstock.app.parameters import Parameter, Value
 from penstock.app.prepared import NO_OVERRIDES, Call, caller, check_handler, not_async
 from penstock.app.readers import ValueReader, value_reader
@@ -43,6 +44,7 @@ class PreparedBatch:
         call: the whole call of an async handler.
         app_dependencies: to be opened once, at start, each behind what it needs; see ``open_dependencies``.
         record_dependencies: what ``opened_for`` opens, once a batch.
+        ahead: what ``call`` and ``opened_for`` fetch before anything else, where the codec has to.
     """
 
     name: str
@@ -56,12 +58,14 @@ class PreparedBatch:
     call: Call
     app_dependencies: tuple[Dependency, ...]
     record_dependencies: tuple[Dependency, ...]
+    ahead: Ahead | None = None
 
     def opened_for(
         self, records: list[Record], opened: Opened = NOTHING_OPENED
     ) -> AbstractAsyncContextManager[Opened, bool | None]:
         """What ``bind`` needs for these records, open as long as the ``async with`` lasts."""
-        return open_dependencies(self.record_dependencies, records, opened)
+        dependencies = open_dependencies(self.record_dependencies, records, opened)
+        return dependencies if self.ahead is None else self.ahead.before(records, dependencies)
 
 
 def prepare_batch(
@@ -76,6 +80,7 @@ def prepare_batch(
     plan = Plan(where, overrides, is_batch=True)
     decode: DecodeBatch | None = None
     decode_one: Callable[[Record], object] = _itself
+    ahead: Ahead | None = None
     readers: list[Reader] = []
     parameters = read_signature(function, where)
     for one in parameters:
@@ -88,6 +93,8 @@ def prepare_batch(
         else:
             value = value_reader(item, codec, where, one.name)
             decode, decode_one = _decoder(value), value.read
+            of_one = ahead_of(value.fetching, None)
+            ahead = None if of_one is None else ahead_of_each(of_one)
         readers.append(_of_batch(decode))
     if decode is None:
         raise ConfigurationError(f"{where} takes no batch - give it a parameter for it, such as `values: list[bytes]`")
@@ -96,14 +103,15 @@ def prepare_batch(
         name=name_of(function),
         function=function,
         is_async=is_async,
-        is_simple=len(bound.positional) == 1 and not bound.by_keyword,
+        is_simple=len(bound.positional) == 1 and not bound.by_keyword and ahead is None,
         takes_records=decode is _as_it_is,
         decode=decode,
         decode_one=decode_one,
         bind=bound.bind,
-        call=caller(function, bound, plan.of_scope("record")) if is_async else not_async(where),
+        call=caller(function, bound, plan.of_scope("record"), ahead) if is_async else not_async(where),
         app_dependencies=plan.of_scope("app"),
         record_dependencies=plan.of_scope("record"),
+        ahead=ahead,
     )
 
 

@@ -1,7 +1,7 @@
 """Values as bytes and back: what a codec is, and the one that is there without asking, JSON by msgspec.
 
-Rule of this file: a codec is asked for a type once, at start, and refuses there what it cannot take. It never waits:
-decoding runs between a record and its handler.
+Rule of this file: a codec is asked for a type once, at start, and refuses there what it cannot take. Decoding never
+waits, for it runs between a record and its handler; what has to be fetched for it is awaited before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ import msgspec
 from penstock.app.annotations import described, metadata, parts, split_none
 from penstock.records import Record
 
-__all__ = ["AnyCodec", "Codec", "Decode", "JsonCodec", "RecordCodec", "text_decoder"]
+__all__ = [
+    "AnyCodec",
+    "Codec",
+    "Decode",
+    "FetchingCodec",
+    "JsonCodec",
+    "RecordCodec",
+    "TopicCodec",
+    "check",
+    "is_of_pydantic",
+    "text_decoder",
+]
 
 Decode: TypeAlias = Callable[[Any], object]
 """Bytes as a value."""
@@ -41,6 +52,32 @@ class RecordCodec(Protocol):
     def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
 
 
+@runtime_checkable
+class FetchingCodec(Codec, Protocol):
+    """A codec that fetches something before it can decode, such as the schema that the bytes name.
+
+    Where it ``lacks`` something for these bytes, ``fetch`` is awaited first. What that raises is passed on, as if the
+    handler had raised it; a SchemaRegistryError is no failure of the record, which waits until there is none.
+
+    Attributes:
+        keys: whether keys are its, too.
+    """
+
+    keys: bool
+
+    def lacks(self, data: bytes, /) -> bool: ...
+    async def fetch(self, data: bytes, /) -> None: ...
+
+
+@runtime_checkable
+class TopicCodec(Protocol):
+    """A codec whose bytes depend on where they go; asked instead of ``encode``."""
+
+    keys: bool
+
+    async def encode_for(self, topic: str, value: Any, *, is_key: bool = False) -> bytes: ...  # noqa: ANN401
+
+
 AnyCodec: TypeAlias = Codec | RecordCodec
 
 
@@ -61,10 +98,10 @@ class JsonCodec:
             return _as_it_is
         if bare is str:
             return bytes.decode
-        if _is_of_pydantic(annotation):
+        if is_of_pydantic(annotation):
             return _pydantic_decoder(annotation)
         kind = Any if bare is object else annotation
-        _check(kind)
+        check(kind)
         return msgspec.json.Decoder(kind).decode
 
     def encode(self, value: Any, /) -> bytes:  # noqa: ANN401
@@ -91,9 +128,9 @@ def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
         TypeError: the type is none that can be read.
     """
     bare, _ = split_none(annotation)
-    if bare is bytes or bare is str or _is_of_pydantic(bare):
+    if bare is bytes or bare is str or is_of_pydantic(bare):
         return JsonCodec().decoder(bare)
-    _check(bare)
+    check(bare)
     if not _has_text(msgspec.inspect.type_info(bare)):
         return JsonCodec().decoder(bare)
 
@@ -126,7 +163,7 @@ _TEXTS = (
 _RAW = msgspec.inspect.BytesType | msgspec.inspect.ByteArrayType | msgspec.inspect.MemoryViewType
 
 
-def _check(annotation: Any) -> None:  # noqa: ANN401
+def check(annotation: Any) -> None:  # noqa: ANN401
     """Refuse what msgspec would find out with the first record, or read as something else than it says.
 
     Raises:
@@ -147,7 +184,7 @@ def _check(annotation: Any) -> None:  # noqa: ANN401
 
 
 def _instead_of(kind: type) -> str:
-    if _is_of_pydantic(kind):
+    if is_of_pydantic(kind):
         return " - what has pydantic models in it has to be pydantic's, too"
     return " - is it a dataclass, a msgspec.Struct, a pydantic model? What is not in the record comes by Depends"
 
@@ -176,7 +213,7 @@ def _has_text(info: msgspec.inspect.Type) -> bool:
 # ---- pydantic ------------------------------------------------------------------------------------------------------
 
 
-def _is_of_pydantic(annotation: object) -> bool:
+def is_of_pydantic(annotation: object) -> bool:
     """Whether a type has models of pydantic in it, or is annotated in its words."""
     return any(
         hasattr(part, "__pydantic_validator__")

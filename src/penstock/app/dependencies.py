@@ -12,7 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from penstock.app.annotations import split_none
 from penstock.app.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
+from penstock.app.codecs import AnyCodec, FetchingCodec
 from penstock.app.parameters import Constant, Depends, OfHeader, OfKey, Parameter, Provided, Scope, Value, WholeRecord
 from penstock.app.readers import part_reader
 from penstock.app.signature import Kind, kind_of, name_of, read_signature
@@ -49,10 +51,18 @@ class Plan:
         where: the handler, as errors name it.
         overrides: what takes the place of a provider.
         is_batch: its calls have no one record to look at.
+        codec: decodes keys, if they are its.
+
+    Attributes:
+        fetching: the codec, where it has to be asked first whether it lacks something for a key.
     """
 
-    def __init__(self, where: str, overrides: Overrides, *, is_batch: bool = False) -> None:
+    def __init__(
+        self, where: str, overrides: Overrides, *, is_batch: bool = False, codec: AnyCodec | None = None
+    ) -> None:
         self._where, self._is_batch = where, is_batch
+        self._of_keys = codec if isinstance(codec, FetchingCodec) and codec.keys else None
+        self.fetching: FetchingCodec | None = None
         self._overrides = {_identity(provider): instead for provider, instead in overrides.items()}
         self._found: dict[DependencyKey, Dependency] = {}
         self._path: dict[DependencyKey, str] = {}
@@ -85,9 +95,11 @@ class Plan:
                 raise ConfigurationError(f"{of} asks for one record, and a batch has many - take `list[Record]` first")
             case WholeRecord():
                 return lambda record, _opened: record
+            case OfKey() if self._of_keys is not None and split_none(asks.annotation)[0] is not bytes:
+                self.fetching = self._of_keys
+                return _of_record(part_reader(asks, where, parameter.name, self._of_keys.decoder))
             case OfKey() | OfHeader():
-                read = part_reader(asks, where, parameter.name)
-                return lambda record, _opened: read(record)
+                return _of_record(part_reader(asks, where, parameter.name))
 
     def _dependency(self, depends: Depends, of: str, user: str, user_scope: Scope) -> Dependency:
         declared, scope = depends.provider, depends.scope
@@ -173,6 +185,10 @@ def _opening(provider: Callable[..., Any], kind: Kind, bind: Bind) -> Callable[[
                 return await stack.enter_async_context(given)
 
     return opened_by
+
+
+def _of_record(read: Callable[[Any], object]) -> Reader:
+    return lambda record, _opened: read(record)
 
 
 def _of_opened(dependency: Dependency) -> Reader:

@@ -16,6 +16,7 @@ from penstock.app.annotations import parts
 from penstock.app.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from penstock.app.codecs import AnyCodec, Decode
 from penstock.app.dependencies import Dependency, Overrides, Plan, open_dependencies, open_into
+from penstock.app.fetching import Ahead, ahead_of
 from penstock.app.parameters import Value
 from penstock.app.readers import ValueReader, check_codec, value_reader
 from penstock.app.signature import Kind, kind_of, name_of, read_signature
@@ -66,6 +67,7 @@ class Prepared:
             generator that catches the handler's error and does not raise it again has dealt with it, as in contextlib.
         app_dependencies: to be opened once, at start, each behind what it needs; see ``open_dependencies``.
         record_dependencies: what ``opened_for`` opens.
+        ahead: what ``call`` and ``opened_for`` fetch before anything else, where the codec has to.
     """
 
     name: str
@@ -80,12 +82,14 @@ class Prepared:
     call: Call
     app_dependencies: tuple[Dependency, ...]
     record_dependencies: tuple[Dependency, ...]
+    ahead: Ahead | None = None
 
     def opened_for(
         self, record: Record, opened: Opened = NOTHING_OPENED
     ) -> AbstractAsyncContextManager[Opened, bool | None]:
         """What ``bind`` needs for this record, open as long as the ``async with`` lasts."""
-        return open_dependencies(self.record_dependencies, record, opened)
+        dependencies = open_dependencies(self.record_dependencies, record, opened)
+        return dependencies if self.ahead is None else self.ahead.before(record, dependencies)
 
 
 def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrides = NO_OVERRIDES) -> Prepared:
@@ -103,7 +107,7 @@ def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrid
     parameters = read_signature(function, where)
     if not parameters:
         raise ConfigurationError(f"{where} takes nothing - give it a parameter for the value, such as `value: bytes`")
-    plan = Plan(where, overrides)
+    plan = Plan(where, overrides, codec=codec)
     value: ValueReader | None = None
     readers: list[Reader] = []
     for one in parameters:
@@ -114,7 +118,8 @@ def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrid
             readers.append(plan.reader(one, where))
     bound = binding(parameters, readers)
     is_alone = len(bound.positional) == 1 and not bound.by_keyword
-    decode = value.decode if value is not None and is_alone else None
+    ahead = ahead_of(value.fetching if value is not None else None, plan.fetching)
+    decode = value.decode if value is not None and is_alone and ahead is None else None
     return Prepared(
         name=name_of(function),
         function=function,
@@ -125,9 +130,10 @@ def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrid
         decode=_not_simple if decode is None else decode,
         decode_error=value.error if value is not None else _other_error,
         bind=bound.bind,
-        call=caller(function, bound, plan.of_scope("record")) if is_async else not_async(where),
+        call=caller(function, bound, plan.of_scope("record"), ahead) if is_async else not_async(where),
         app_dependencies=plan.of_scope("app"),
         record_dependencies=plan.of_scope("record"),
+        ahead=ahead,
     )
 
 
@@ -147,8 +153,24 @@ def check_handler(function: object, codec: AnyCodec) -> tuple[str, bool]:
     return where, kind is Kind.COROUTINE
 
 
-def caller(function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency]) -> Call:
+def caller(
+    function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency], ahead: Ahead | None = None
+) -> Call:
     """The call of an async function, with a frame and a stack only if there is something to put into them."""
+    call = _caller(function, bound, record_dependencies)
+    if ahead is None:
+        return call
+    lacks, fetch = ahead.lacks, ahead.fetch
+
+    async def call_when_all_is_there(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
+        if lacks(subject):
+            await fetch(subject)
+        return await call(subject, opened)
+
+    return call_when_all_is_there
+
+
+def _caller(function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency]) -> Call:
     bind = bound.bind
 
     async def call_within(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.app.annotations import described, split_none
-from penstock.app.codecs import AnyCodec, Codec, Decode, JsonCodec, RecordCodec, text_decoder
+from penstock.app.codecs import AnyCodec, Codec, Decode, FetchingCodec, JsonCodec, RecordCodec, text_decoder
 from penstock.app.parameters import OfHeader, OfKey
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.records import Record
@@ -32,6 +32,7 @@ class ValueReader:
         is_nullable: whether it takes null values.
         read: of the record. What it raises is a DecodeError, or what a codec could not reach.
         error: the DecodeError for what ``decode`` raised.
+        fetching: the codec, where it has to be asked first whether it lacks something.
     """
 
     decode: Decode | None
@@ -39,6 +40,7 @@ class ValueReader:
     is_nullable: bool
     read: Callable[[Record], object]
     error: Callable[[Record, Exception], DecodeError]
+    fetching: FetchingCodec | None = None
 
 
 def check_codec(codec: AnyCodec, where: str) -> None:
@@ -92,17 +94,22 @@ def value_reader(annotation: object, codec: AnyCodec, where: str, name: str) -> 
         except Exception as error:
             raise failure(record, error) from error
 
-    return ValueReader(decode, is_bytes=bare is bytes, is_nullable=is_nullable, read=read_value, error=failure)
+    fetching = codec if bare is not bytes and isinstance(codec, FetchingCodec) else None
+    return ValueReader(decode, bare is bytes, is_nullable, read_value, failure, fetching)
 
 
-def part_reader(asks: OfKey | OfHeader, where: str, name: str) -> Callable[[Record], object]:
+def part_reader(
+    asks: OfKey | OfHeader, where: str, name: str, make: Callable[[Any], Decode] = text_decoder
+) -> Callable[[Record], object]:
     """How the key or a header becomes what the parameter ``name`` takes; what it raises is a DecodeError.
+
+    ``make`` makes the decoder of its type.
 
     Raises:
         ConfigurationError: its type is none that can be read.
     """
     annotation = asks.annotation
-    decode = _made(text_decoder, annotation, where, name)
+    decode = _made(make, annotation, where, name)
     has_default, is_nullable = asks.default is not _EMPTY, split_none(annotation)[1]
     instead = asks.default if has_default else None
     is_required = not has_default and not is_nullable

@@ -1,0 +1,72 @@
+"""What is fetched before a record is decoded, by codecs that need something from elsewhere, such as schemas.
+
+Rule of this file: a look without a wait says whether anything is missing; nothing is awaited for a record that has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.app.arguments import Opened
+from penstock.app.codecs import FetchingCodec
+from penstock.records import Record
+
+__all__ = ["Ahead", "ahead_of", "ahead_of_each"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What comes before a record, or a batch, is decoded.
+
+    Attributes:
+        lacks: whether something is missing.
+        fetch: gets it. Raises what could not be reached.
+    """
+
+    lacks: Callable[[Any], bool]
+    fetch: Callable[[Any], Awaitable[None]]
+
+    @asynccontextmanager
+    async def before(
+        self, subject: object, opened: AbstractAsyncContextManager[Opened, bool | None]
+    ) -> AsyncIterator[Opened]:
+        """``opened``, behind what is missing."""
+        if self.lacks(subject):
+            await self.fetch(subject)
+        async with opened as everything:
+            yield everything
+
+
+def ahead_of(of_value: FetchingCodec | None, of_key: FetchingCodec | None) -> Ahead | None:
+    """What comes before a record's value, its key or both are decoded; None where nothing is ever missing."""
+    if of_value is None and of_key is None:
+        return None
+
+    def lacks(record: Record) -> bool:
+        if of_value is not None and record.value is not None and of_value.lacks(record.value):
+            return True
+        return of_key is not None and record.key is not None and of_key.lacks(record.key)
+
+    async def fetch(record: Record) -> None:
+        for codec, data in ((of_value, record.value), (of_key, record.key)):
+            if codec is not None and data is not None and codec.lacks(data):
+                await codec.fetch(data)
+
+    return Ahead(lacks, fetch)
+
+
+def ahead_of_each(ahead: Ahead) -> Ahead:
+    """The same of a batch."""
+
+    def any_lacks(records: Sequence[Record]) -> bool:
+        return any(map(ahead.lacks, records))
+
+    async def fetch_all(records: Sequence[Record]) -> None:
+        for record in records:
+            if ahead.lacks(record):
+                await ahead.fetch(record)
+
+    return Ahead(any_lacks, fetch_all)

@@ -1,0 +1,134 @@
+"""What the ids of schemas mean: asked once and kept, for it never changes.
+
+Rule of this file: asking is awaited ahead of decoding, which then finds the schema or tells why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.app.annotations import split_none
+from penstock.app.codecs import Decode
+from penstock.app.registry_client import RegistryClient
+from penstock.app.registry_formats import HEADER, Format, check_schema, id_of
+from penstock.app.registry_schema import Schema
+from penstock.errors import PenstockError
+
+__all__ = ["Readers", "Together"]
+
+_UNKNOWN_FOR_S = 30.0
+"""For so long an id that does not exist is not asked for again. After that it is: a replica may lag behind."""
+_MOST_UNKNOWN = 1000
+
+
+class Together:
+    """One question at a time about one thing; whoever comes meanwhile waits for its answer."""
+
+    def __init__(self) -> None:
+        self._asking: dict[object, _Question] = {}
+
+    async def ask(self, about: object, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask, or wait for who asks already; that one may have been cancelled, so look whether it has an answer.
+
+        Raises:
+            PenstockError: what ``ask`` raised, to each of them.
+        """
+        question = self._asking.get(about)
+        if question is not None:
+            await question.is_over.wait()
+            if question.error is not None:
+                raise type(question.error)(*question.error.args) from question.error
+            return
+        question = self._asking[about] = _Question()
+        try:
+            await ask()
+        except PenstockError as error:
+            question.error = error
+            raise
+        finally:
+            del self._asking[about]
+            question.is_over.set()
+
+
+class _Question:
+    __slots__ = ("error", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        self.error: PenstockError | None = None
+
+
+class Readers:
+    """Decoders of values in the wire format."""
+
+    def __init__(self, client: RegistryClient, form: Format) -> None:
+        self._client, self._format = client, form
+        self._known: dict[int, Schema] = {}
+        self._unknown: dict[int, float] = {}
+        """Ids that do not exist, and when each may be asked for again."""
+        self._together = Together()
+
+    def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type there is
+        """As ``SchemaRegistry.decoder`` says."""
+        if split_none(annotation)[0] is bytes:
+            return _as_it_is
+        self._format.check(annotation)
+        readers: dict[int, Decode] = {}
+
+        def decode(data: bytes) -> object:
+            schema_id = id_of(data)
+            read = readers.get(schema_id)
+            if read is None:
+                read = readers[schema_id] = self._reader(schema_id, annotation)
+            return read(data)
+
+        return decode
+
+    def learn(self, schema: Schema) -> None:
+        """Take a schema that was asked for elsewhere."""
+        self._known[schema.id] = schema
+
+    def lacks(self, data: bytes) -> bool:
+        """As ``SchemaRegistry.lacks`` says."""
+        if len(data) < HEADER or data[0] != 0:
+            return False  # decoding tells
+        schema_id = int.from_bytes(data[1:HEADER], "big")
+        return schema_id not in self._known and self._may_be_there(schema_id)
+
+    def _may_be_there(self, schema_id: int) -> bool:
+        again_at = self._unknown.get(schema_id)
+        return again_at is None or again_at <= asyncio.get_running_loop().time()
+
+    async def fetch(self, data: bytes) -> None:
+        """As ``SchemaRegistry.fetch`` says."""
+        schema_id = id_of(data)
+
+        async def ask() -> None:
+            schema = await self._client.by_id(schema_id)
+            if schema is not None:
+                self._known[schema_id] = schema
+                return
+            self._unknown.pop(schema_id, None)
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                del self._unknown[next(iter(self._unknown))]
+            self._unknown[schema_id] = asyncio.get_running_loop().time() + _UNKNOWN_FOR_S
+
+        while self.lacks(data):
+            await self._together.ask(schema_id, ask)
+
+    def _reader(self, schema_id: int, annotation: object) -> Decode:
+        schema = self._known.get(schema_id)
+        if schema is None:
+            raise LookupError(
+                f"the registry has no schema {schema_id}"
+                if schema_id in self._unknown
+                else f"schema {schema_id} is not fetched"
+            )
+        check_schema(schema, self._format, schema.read_rules)
+        return self._format.reader(schema, annotation)
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
