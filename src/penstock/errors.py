@@ -27,6 +27,7 @@ PenstockError
 ├── ConsumerTimeoutError             no record within the time that was asked for
 ├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
 ├── PublishError                     a record was not acknowledged by the broker
+│   ├── PublishTooLargeError         larger than its topic allows
 │   └── ProducerFencedError          another process has the same transactional_id
 ├── DeadLetterError                  a failed record could not be written to its dead-letter topic
 └── KafkaServerError                 the embedded broker of penstock.testing does not start
@@ -74,6 +75,7 @@ __all__ = [
     "PenstockError",
     "ProducerFencedError",
     "PublishError",
+    "PublishTooLargeError",
     "RebalanceError",
     "RecordTooLargeError",
     "RequestTimedOutError",
@@ -297,6 +299,10 @@ class HandlerFailedError(PenstockError):
 
 class PublishError(PenstockError):
     """A record to publish was not acknowledged by the broker."""
+
+
+class PublishTooLargeError(PublishError):
+    """A record to publish is larger than its topic allows, or than the producer does."""
 
 
 class ProducerFencedError(PublishError):

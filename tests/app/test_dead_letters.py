@@ -16,11 +16,16 @@ from penstock.app.dead_letters import (
     RETRY,
     Failure,
     Origin,
+    attempts_before,
     dead_letter,
+    due_at,
+    first_read,
+    handler_of,
     origin_headers,
     origin_of,
     read_dead_letter,
     replay_letter,
+    retry_letter,
     topic_name,
 )
 
@@ -193,6 +198,59 @@ def test_a_record_takes_its_origin_along():
     hop = Record("orders.billing.retry.30s", 0, 4, b"k", b"v", 5, origin_headers(origin_of(RECORD)))
 
     assert origin_of(hop) == died(hop).origin == Origin("orders", 3, 17, 1_700_000_000_000)
+
+
+def test_a_record_on_its_way_to_a_later_attempt_says_what_happened():
+    """It is the record, and says when it is due, who failed, how often so far and why; it is no dead letter."""
+    hop = written(retry_letter(RECORD, failure(), 1_700_000_128_456), topic="orders.billing.retry.5s")
+
+    assert (hop.key, hop.value, hop.headers[:3]) == (RECORD.key, RECORD.value, RECORD.headers)
+    assert (due_at(hop), handler_of(hop), attempts_before(hop)) == (1_700_000_128_456, "shop.charge", 3)
+    assert dict(hop.headers)["penstock-error-message"] == b"negative total"
+    assert origin_of(hop) == Origin("orders", 3, 17, 1_700_000_000_000)
+    assert read_dead_letter(hop) is None
+
+
+def test_who_dies_after_later_attempts_dies_of_its_first_origin():
+    """Through two retry topics, one replay and a second death, the origin stays, deaths count, no header piles up."""
+    first = written(retry_letter(RECORD, failure(), 1), topic="orders.billing.retry.5s")
+    second = written(retry_letter(first, failure(attempts=6), 2), topic="orders.billing.retry.1m")
+    letter = died(second, attempts=9)
+    again = died(written(retry_letter(written(replay_letter(letter)), failure(), 3)))
+
+    assert (attempts_before(first), attempts_before(second), letter.attempts) == (3, 6, 9)
+    assert (letter.deaths, letter.origin) == (1, Origin("orders", 3, 17, 1_700_000_000_000))
+    assert (again.deaths, again.replays, again.origin) == (2, 1, letter.origin)
+    assert [name for name, _ in second.headers] == [name for name, _ in first.headers]
+    assert letter.headers == tuple(RECORD.headers)
+
+
+def test_a_record_that_was_never_delayed_says_nothing_of_it():
+    """Neither one of the user's topic nor a replayed one has attempts, a handler or a time before which it waits."""
+    for record in (RECORD, written(replay_letter(died())), written(dead_letter(RECORD, failure()))):
+        assert (due_at(record), handler_of(record), attempts_before(record)) == (None, "", 0)
+
+
+def test_a_handler_sees_the_record_that_it_saw_first():
+    """Topic, partition, offset and timestamp are those of the origin, wherever the record comes from by now."""
+    hop = written(retry_letter(RECORD, failure(), 1), topic="orders.billing.retry.5s", offset=4)
+
+    seen = first_read(hop)
+    assert tuple(seen) == tuple(RECORD)
+    assert (seen.timestamp, seen.headers) == (RECORD.timestamp, hop.headers)
+
+
+def test_a_brief_letter_has_the_essence():
+    """Where a whole letter is too large, less than a kibibyte says where it came from and what it died of."""
+    long = "x" * 5_000
+    letter = dead_letter(RECORD, failure(ValueError(long)), is_brief=True)
+    read = read_dead_letter(written(letter))
+
+    added = letter.headers[len(RECORD.headers) :]
+    assert sum(len(name) + len(value) for name, value in added) < 1_024
+    assert (read.error_type, read.attempts, read.handler, read.traceback) == ("ValueError", 3, "shop.charge", "")
+    assert len(read.reason) <= 200
+    assert read.origin == Origin("orders", 3, 17, 1_700_000_000_000)
 
 
 # ---- reading what somebody wrote -----------------------------------------------------------------------------------

@@ -77,6 +77,23 @@ def test_what_is_never_tried_again_is_not():
     assert not Retry().is_retriable(KeyboardInterrupt())
 
 
+def of_group(*errors: Exception) -> ExceptionGroup:
+    return ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+
+def test_a_group_of_errors_is_what_it_holds():
+    """What a TaskGroup raises is tried again if each error in it would be, however deep; one that is not is enough."""
+    network, reset, bug = Retry(on=OSError, not_on=PermissionError), ConnectionResetError(), ValueError()
+
+    assert network.is_retriable(of_group(reset, of_group(TimeoutError(), reset)))
+    assert not network.is_retriable(of_group(reset, of_group(bug)))
+    assert not network.is_retriable(of_group(reset, PermissionError()))
+    assert Retry().is_retriable(of_group(reset, bug))
+    assert not Retry().is_retriable(of_group(reset, of_group(Rejected())), NEVER)
+    assert Retry(on=ExceptionGroup).is_retriable(of_group(reset, bug))
+    assert not Retry(not_on=ExceptionGroup).is_retriable(of_group(reset))
+
+
 def test_pauses_grow_until_the_attempts_are_used_up():
     """The first attempt counts: five of them have four pauses between them."""
     retry = Retry(attempts=5, backoff_ms=200, max_backoff_ms=1_000, jitter=False)

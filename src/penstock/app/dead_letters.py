@@ -1,4 +1,5 @@
-"""Dead letters: records that failed for good, each with what happened to it; and the names of a group's own topics.
+"""Letters: records that failed, each with what happened to it, to be buried, tried later or replayed; and the names of
+a group's own topics.
 
 Rule of this file: pure. Key, value and headers of a record stay as they came; what is added stands in headers under
 one prefix, ``penstock-``. That prefix is reserved: headers of a record that begin with it are taken for ours.
@@ -28,11 +29,16 @@ __all__ = [
     "Header",
     "Letter",
     "Origin",
+    "attempts_before",
     "dead_letter",
+    "due_at",
+    "first_read",
+    "handler_of",
     "origin_headers",
     "origin_of",
     "read_dead_letter",
     "replay_letter",
+    "retry_letter",
     "topic_name",
     "without_ours",
 ]
@@ -53,11 +59,14 @@ _GROUP = PREFIX + "group"
 _FAILED_AT = PREFIX + "failed-at"
 _DEATHS = PREFIX + "deaths"
 _REPLAYS = PREFIX + "replays"
+_DUE_AT = PREFIX + "due-at"
 _ORIGIN = tuple(f"{PREFIX}origin-{part}" for part in ("topic", "partition", "offset", "timestamp"))
 
 _MOST_NAME_BYTES = 512
 _MOST_MESSAGE_BYTES = 4_096
 _MOST_TRACEBACK_BYTES = 8_192
+_BRIEF_BYTES = 200
+"""Of each text, where there is no room for more."""
 
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
@@ -133,29 +142,34 @@ class DeadLetter:
         return self.record.value
 
 
-def dead_letter(record: Record, failure: Failure) -> Letter:
-    """The dead letter of a record; one that died before keeps its first origin, and its deaths are counted."""
+def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> Letter:
+    """The dead letter of a record; one that died before keeps its first origin, and its deaths are counted.
+
+    A brief one says no more than where the record came from and what the error was, in few words.
+    """
     before = _ours(record.headers)
-    added: dict[str, bytes] = {
-        _ERROR_TYPE: _cut(_name_of(type(failure.error)), _MOST_NAME_BYTES),
-        _ERROR_MESSAGE: _cut(_message_of(failure.error), _MOST_MESSAGE_BYTES),
-        _ERROR_TRACEBACK: _cut("".join(traceback.format_exception(failure.error)), _MOST_TRACEBACK_BYTES),
-        _ATTEMPTS: _digits(failure.attempts),
-        _HANDLER: _cut(failure.handler, _MOST_NAME_BYTES),
-        _GROUP: _cut(failure.group_id, _MOST_NAME_BYTES),
-        _FAILED_AT: _digits(failure.at_ms),
-        _DEATHS: _digits(_number(before, _DEATHS) + 1),
-    }
+    added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MOST_MESSAGE_BYTES)
+    if not is_brief:
+        trace = "".join(traceback.format_exception(failure.error))
+        added[_ERROR_TRACEBACK] = _cut(trace, _MOST_TRACEBACK_BYTES)
+    added[_DEATHS] = _digits(_number(before, _DEATHS) + 1)
     if replays := _number(before, _REPLAYS):
         added[_REPLAYS] = _digits(replays)
-    headers = (*without_ours(record.headers), *added.items(), *origin_headers(origin_of(record)))
-    return Letter(record.key, record.value, headers)
+    return _with(record, added)
+
+
+def retry_letter(record: Record, failure: Failure, due_at_ms: int) -> Letter:
+    """A record on its way to a retry topic: with its failure in few words, and when it may be handled again."""
+    before = _ours(record.headers)
+    added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _digits(due_at_ms)}
+    added |= {name: before[name] for name in (_DEATHS, _REPLAYS) if name in before}
+    return _with(record, added)
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
     """What a record of a dead-letter topic says; None when it is no dead letter. No header is too broken to be read."""
     found = _ours(record.headers)
-    if _ERROR_TYPE not in found:
+    if _ERROR_TYPE not in found or _DUE_AT in found:
         return None
     at_ms = _number(found, _FAILED_AT, -1)
     return DeadLetter(
@@ -187,6 +201,29 @@ def origin_of(record: Record) -> Origin:
     return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
 
 
+def due_at(record: Record) -> int | None:
+    """When a record of a retry topic may be handled, in milliseconds since the epoch; None when it does not say."""
+    found = _number(_ours(record.headers), _DUE_AT, -1)
+    return None if found < 0 else found
+
+
+def attempts_before(record: Record) -> int:
+    """How often a record was tried before it went through the retry topic that it comes from."""
+    found = _ours(record.headers)
+    return max(_number(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
+
+
+def handler_of(record: Record) -> str:
+    """The handler that sent a record to a retry topic; empty when none did."""
+    found = _ours(record.headers)
+    return _text(found, _HANDLER) if _DUE_AT in found else ""
+
+
+def first_read(record: Record) -> Record:
+    """The record as a handler saw it first: with the topic, partition, offset and timestamp of its origin."""
+    return Record(*origin_of(record)[:3], record.key, record.value, origin_of(record).timestamp, record.headers)
+
+
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
     """The headers that a record takes along to another topic, so that ``origin_of`` knows it there."""
     return tuple((name, str(part).encode()) for name, part in zip(_ORIGIN, origin, strict=True))
@@ -198,6 +235,23 @@ def without_ours(headers: Iterable[Header]) -> tuple[Header, ...]:
 
 
 # ---- headers ---------------------------------------------------------------------------------------------------
+
+
+def _failure_headers(failure: Failure, most_message_bytes: int) -> dict[str, bytes]:
+    most_name_bytes = min(_MOST_NAME_BYTES, most_message_bytes)
+    return {
+        _ERROR_TYPE: _cut(_name_of(type(failure.error)), most_name_bytes),
+        _ERROR_MESSAGE: _cut(_message_of(failure.error), most_message_bytes),
+        _ATTEMPTS: _digits(failure.attempts),
+        _HANDLER: _cut(failure.handler, _MOST_NAME_BYTES),
+        _GROUP: _cut(failure.group_id, _MOST_NAME_BYTES),
+        _FAILED_AT: _digits(failure.at_ms),
+    }
+
+
+def _with(record: Record, added: Mapping[str, bytes]) -> Letter:
+    headers = (*without_ours(record.headers), *added.items(), *origin_headers(origin_of(record)))
+    return Letter(record.key, record.value, headers)
 
 
 def _ours(headers: Iterable[Header]) -> dict[str, bytes]:

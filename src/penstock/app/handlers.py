@@ -44,6 +44,8 @@ class Handler:
     concurrency: int = DEFAULT_CONCURRENCY
     timeout_ms: int | None = None
     retry: Retry | None = None
+    retry_topics: tuple[int, ...] = ()
+    overtaking: bool = False
     dead_letter: str | None = None
     on_failure: OnFailure | None = None
     publish: str | None = None
@@ -92,6 +94,8 @@ class Handlers:
         concurrency: int = DEFAULT_CONCURRENCY,
         timeout_ms: int | None = None,
         retry: Retry | None = None,
+        retry_topics: Sequence[int] = (),
+        overtaking: bool = False,
         dead_letter: str | None = None,
         on_failure: OnFailure | None = None,
         publish: str | None = None,
@@ -110,6 +114,9 @@ class Handlers:
             concurrency: how many records at once.
             timeout_ms: how long one may take.
             retry: how often it is tried again, and after what pauses.
+            retry_topics: delays in milliseconds: what failed then goes through a topic for each, and is tried again
+                after its delay, while others go on; they overtake it.
+            overtaking: that they may, although ``order_by="key"`` was asked for.
             dead_letter: the topic for records that fail for good; may name ``{topic}`` and ``{group}``.
             on_failure: what happens to them without one.
             publish: the topic to which what it returns goes.
@@ -143,6 +150,10 @@ class Handlers:
                     f"a topic is a name such as 'orders', not {topic!r} - write @app.handler('orders')"
                 )
         _check(options)
+        if compiled is not None and options.get("retry_topics"):
+            raise ConfigurationError(
+                "retry_topics= needs topics by name - with pattern= nobody knows at the start what to read"
+            )
 
         def declare(function: FunctionT) -> FunctionT:
             if not callable(function):
@@ -154,7 +165,11 @@ class Handlers:
                     name=name,
                     topics=tuple(dict.fromkeys(topics)),
                     pattern=compiled,
-                    **{**options, "middleware": tuple(options["middleware"])},
+                    **{
+                        **options,
+                        "middleware": tuple(options["middleware"]),
+                        "retry_topics": tuple(options.get("retry_topics", ())),
+                    },
                 )
             )
             return function
@@ -169,11 +184,26 @@ def _check(options: Mapping[str, Any]) -> None:
             known = ", ".join(map(repr, get_args(choices)))
             raise ConfigurationError(f"{name}={value!r} will not do: it has to be one of {known}")
     check_middleware(options["middleware"])
+    _check_delays(options.get("retry_topics", ()), options)
     _check_count("concurrency", options["concurrency"], at_least=1)
     _check_count("timeout_ms", options["timeout_ms"], at_least=1)
     retry = options.get("retry")
     if retry is not None and not isinstance(retry, Retry):
         raise ConfigurationError(f"retry={retry!r} will not do: it has to be Retry(attempts=...)")
+
+
+def _check_delays(delays: object, options: Mapping[str, Any]) -> None:
+    if not isinstance(delays, list | tuple) or any(type(one) is not int or one < 1 for one in delays):
+        raise ConfigurationError(
+            f"retry_topics={delays!r} will not do: it has to be a list of delays in ms, such as [5_000, 60_000]"
+        )
+    if len(set(delays)) < len(delays):
+        raise ConfigurationError(f"retry_topics={delays!r} will not do: each delay is a topic, so none may come twice")
+    if delays and options.get("order_by") == "key" and not options["overtaking"]:
+        raise ConfigurationError(
+            'retry_topics= and order_by="key" contradict each other: while a record waits in a retry topic, later ones'
+            " of its key overtake it - say overtaking=True if they may, or have retry= try it again in its place"
+        )
 
 
 def check_middleware(given: object) -> None:

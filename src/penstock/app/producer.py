@@ -7,17 +7,24 @@ it has a deadline here; and it has no way to give up, so ``close`` takes its sen
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.errors import BrokerResponseError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from penstock.app.publisher import Published
 from penstock.config import ConsumerConfig, TokenProvider
-from penstock.errors import BrokerConnectionError, ConsumerStateError, PublishError, broker_error
+from penstock.errors import (
+    BrokerConnectionError,
+    ConsumerStateError,
+    PublishError,
+    PublishTooLargeError,
+    broker_error,
+)
 from penstock.net.security import tls_context
 from penstock.records import TopicPartition
 
@@ -27,7 +34,10 @@ _GIVING_UP_S = 1
 _A_MOMENT_S = 5
 """For what is under way when its user fails or is cancelled."""
 
-# It asserts what its callers may get wrong: a partition that the topic has not, a record without key and value.
+_LARGEST_RECORD_BYTES = 2**31 - 1
+"""How large a record may be is its topic's to say."""
+
+# It asserts what its callers may get wrong, such as a partition that the topic has not.
 _REFUSALS = (KafkaError, TimeoutError, AssertionError)
 
 
@@ -69,6 +79,7 @@ class Producer:
             **_connection_options(self._config),
             enable_idempotence=True,
             max_batch_size=self._max_batch_bytes,
+            max_request_size=_LARGEST_RECORD_BYTES,
             linger_ms=self._linger_ms,
         )
         try:
@@ -128,12 +139,16 @@ class Producer:
         Without ``partition`` the key decides, as with Kafka's own clients.
 
         Raises:
+            PublishTooLargeError: it is larger than the topic allows.
             PublishError: it was refused, or not acknowledged in ``default_api_timeout_ms``; it may still arrive then.
         """
         started = self._started
         try:
             async with asyncio.timeout(self._timeout_s):
-                acknowledged = await started.send(topic, value, key, partition, timestamp_ms, list(headers))
+                if key is None and value is None:
+                    acknowledged = await self._send_empty(topic, partition, timestamp_ms, headers)
+                else:
+                    acknowledged = await started.send(topic, value, key, partition, timestamp_ms, list(headers))
                 placed = await acknowledged
         except _REFUSALS as error:
             raise self._refusal(topic, error) from error
@@ -179,6 +194,20 @@ class Producer:
             raise ConsumerStateError("this producer is not started - use it in an `async with`")
         return self._producer
 
+    async def _send_empty(
+        self,
+        topic: str,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Sequence[tuple[str, bytes | None]],
+    ) -> Any:  # noqa: ANN401
+        """A record with neither key nor value: ``send`` refuses it, a batch of it alone is sent."""
+        if partition is None:
+            partition = random.choice(list(await self._started.partitions_for(topic)))  # noqa: S311 - any will do
+        batch = self._started.create_batch()
+        batch.append(timestamp=timestamp_ms, key=None, value=None, headers=list(headers))
+        return await self._started.send_batch(batch, topic, partition=partition)
+
     async def _send(self, topic: str, partition: int, batch: Any) -> None:  # noqa: ANN401
         if self._refused is not None:
             raise self._refusal(topic, self._refused) from self._refused
@@ -196,6 +225,10 @@ class Producer:
             self._refused = self._refused or error
 
     def _refusal(self, what: str, error: BaseException) -> PublishError:
+        if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
+            return PublishTooLargeError(
+                f"{what}: {broker_error(error.errno, 'larger than the topic allows')} - max.message.bytes of the topic"
+            )
         match error:
             case BrokerResponseError():
                 reason = str(broker_error(error.errno, "refused by the broker"))

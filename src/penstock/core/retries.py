@@ -78,8 +78,12 @@ class Retry:
                 )
 
     def is_retriable(self, error: BaseException, never: tuple[type[BaseException], ...] = ()) -> bool:
-        """Whether another attempt is worth it; of ``never`` it is not, whatever the user says."""
-        return isinstance(error, self.on) and not isinstance(error, (*_several(self.not_on), *never))
+        """Whether another attempt is worth it; of ``never`` it is not, whatever the user says.
+
+        A group of errors, as a TaskGroup raises, is what it holds: ``on`` has it when it has the group or every error
+        in it, and one that is in ``not_on`` or ``never`` is enough.
+        """
+        return _is_all(error, _several(self.on)) and not _is_any(error, (*_several(self.not_on), *never))
 
     def pause_s(self, failures: int, chance: float) -> float | None:
         """The pause after so many failures of a record (at least one); None when no attempt is left.
@@ -159,6 +163,18 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
         return Decision(Step.DEAD_LETTER)
     step = _GIVEN_UP[on_failure]
     return Decision(step, retry.max_backoff_ms / 1000 if step is Step.PAUSE else 0.0)
+
+
+def _is_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    if isinstance(error, kinds):
+        return True
+    return isinstance(error, BaseExceptionGroup) and all(_is_all(one, kinds) for one in error.exceptions)
+
+
+def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    if isinstance(error, kinds):
+        return True
+    return isinstance(error, BaseExceptionGroup) and any(_is_any(one, kinds) for one in error.exceptions)
 
 
 def _several(exceptions: Exceptions) -> tuple[type[Exception], ...]:

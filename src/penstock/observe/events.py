@@ -62,6 +62,8 @@ __all__ = [
     "TransactionAborted",
     "TransactionInDoubt",
     "TransactionalIdRenewed",
+    "TopicMade",
+    "TopicMissing",
     "UnmatchedRecord",
     "WorkerEnded",
     "WorkerStarted",

@@ -1,0 +1,132 @@
+"""Retry topics of a group: which there are, and their records, handed on when they are due.
+
+Rule of this file: of each partition one small slice is read and no more until its first record is due, so what waits
+stays undecoded, or with the broker. One timer for all of them; nothing runs and nothing sleeps for a single record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.app.dead_letters import RETRY, due_at, topic_name
+from penstock.app.handlers import Handler
+from penstock.consumer.wake import Wake
+from penstock.core.due import Due, Shelf, delay_name, wait_ms
+from penstock.core.positions import Position
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Delays", "RetryTopic", "retry_topic", "retry_topics_of"]
+
+_SLICE = 32
+"""So many records are read at once of a partition of a retry topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTopic:
+    """Where records wait."""
+
+    origin: str
+    """The topic that they came from first."""
+    delay_ms: int
+
+
+def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
+    """The name of a group's retry topic."""
+    return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
+
+
+def retry_topics_of(handlers: Iterable[Handler], group_id: str) -> dict[str, RetryTopic]:
+    """All that handlers of a group send records to and read again, by name.
+
+    Raises:
+        ConfigurationError: a name is too long.
+    """
+    return {
+        retry_topic(topic, group_id, delay_ms): RetryTopic(topic, delay_ms)
+        for handler in handlers
+        for topic in handler.topics
+        for delay_ms in handler.retry_topics
+    }
+
+
+class Delays:
+    """Keeps records of retry topics until they are due.
+
+    Args:
+        topics: the group's retry topics.
+        hand_on: given what is due, in order.
+        room_of: how many records of a partition may be handed on now.
+        on_empty: told when a partition may be read on.
+        wall_clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        topics: Mapping[str, RetryTopic],
+        *,
+        hand_on: Callable[[Position, Sequence[Record]], None],
+        room_of: Callable[[TopicPartition], int],
+        on_empty: Callable[[], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._topics, self._hand_on, self._room_of, self._on_empty = topics, hand_on, room_of, on_empty
+        self._wall_clock, self._loop = wall_clock, asyncio.get_running_loop()
+        self._shelf = Shelf()
+        self._news = Wake()
+
+    def delay_of(self, topic: str) -> int | None:
+        """The delay of a retry topic in milliseconds; None of any other topic."""
+        found = self._topics.get(topic)
+        return None if found is None else found.delay_ms
+
+    def limit(self, partition: TopicPartition, room: int) -> int:
+        """How many records of a partition may be read, of so many that there is room for."""
+        if partition.topic not in self._topics:
+            return room
+        return 0 if partition in self._shelf else min(room, _SLICE)
+
+    def hold(self, position: Position, records: Sequence[Record]) -> None:
+        """Keep these until they are due, and hand on what is."""
+        delay_ms, now_ms, now = self._topics[position.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
+
+        def due(record: Record) -> Due:
+            left_ms = wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=int(now_ms))
+            return Due(now + left_ms / 1000, record)
+
+        self._shelf.put(position, map(due, records))
+        self._news.set()
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is held; None when there is none."""
+        return self._shelf.lowest(position)
+
+    def drop(self, partition: TopicPartition) -> int | None:
+        """Forget a partition, whose next owner waits for its records instead; the lowest offset that was held."""
+        return self._shelf.drop(partition)
+
+    def look_again(self) -> None:
+        """There may be room where there was none."""
+        if self._shelf:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Hand on what becomes due, until cancelled."""
+        while True:
+            now = self._now
+            is_empty = False
+            for position in self._shelf.due(now):
+                partition = position.partition
+                if records := self._shelf.take(partition, now, self._room_of(partition)):
+                    self._hand_on(position, records)
+                is_empty = is_empty or partition not in self._shelf
+            if is_empty:
+                self._on_empty()
+            # What is due and has no room comes when there is: nobody waits for a time that is over.
+            await self._news.wait(self._shelf.next_at(now))
+
+    @property
+    def _now(self) -> float:
+        return self._loop.time()
