@@ -62,8 +62,6 @@ __all__ = [
     "TransactionAborted",
     "TransactionInDoubt",
     "TransactionalIdRenewed",
-    "TopicMade",
-    "TopicMissing",
     "UnmatchedRecord",
     "WorkerEnded",
     "WorkerStarted",
