@@ -1,0 +1,173 @@
+"""An app as users write it, for type checkers only: what it gives has its type, and what is wrong is an error.
+
+Each ``ignore`` names an error that has to be there: where it is not, the checkers complain of the ignore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Annotated, Any, Unpack, assert_type
+
+import msgspec
+from aiohttp import web
+from fastapi import FastAPI
+
+import penstock
+from penstock import (
+    App,
+    ConfigurationError,
+    ConsumerOptions,
+    Depends,
+    Handlers,
+    Header,
+    Key,
+    Message,
+    PenstockError,
+    Record,
+    Reject,
+    Retry,
+)
+
+
+class Order(msgspec.Struct):
+    customer: str
+    total: int
+
+
+class Invoice(msgspec.Struct):
+    due: int
+
+
+class Bank:
+    async def charge(self, order: Order) -> Invoice:
+        return Invoice(order.total)
+
+
+async def open_bank() -> AsyncIterator[Bank]:
+    yield Bank()
+
+
+def now() -> Iterator[float]:
+    yield 0.0
+
+
+penstock.Ap()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+billing = App(
+    group_id="billing",
+    dead_letter="{topic}.{group}.dead",
+    retry=Retry(attempts=5, backoff_ms=200, on=(ConnectionError, TimeoutError), not_on=ConnectionResetError),
+    on_failure="stop",
+    bootstrap_servers=["a:9092", "b:9092"],
+    session_timeout_ms=10_000,
+)
+App(group="billing")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+App(session_timeout_ms="10")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+App(on_failure="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+App(retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+App("billing")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+Retry(attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Retry(on=ValueError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Depends(open_bank, scope="session")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Header(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.configure(heartbeat_interval_ms=1_000)
+billing.configure(heartbeat_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def new_app(**options: Unpack[ConsumerOptions]) -> App:
+    return App(on_failure="skip", **options)
+
+
+new_app(group_id="billing", client_rack="a")
+new_app(group_id="billing", client_rock="a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# ---- handlers --------------------------------------------------------------------------------------------------------
+
+
+@billing.handler("orders", order_by="key", concurrency=200, timeout_ms=30_000, publish="invoices", retry=Retry())
+async def charge(
+    order: Order,
+    customer: Annotated[str, Key],
+    bank: Annotated[Bank, Depends(open_bank, scope="app")],
+    at: Annotated[float, Depends(now)] = 0.0,
+    trace: Annotated[str | None, Header("trace")] = None,
+) -> Invoice:
+    assert_type(order, Order)
+    assert_type(customer, str)
+    assert_type(bank, Bank)
+    assert_type(at, float)
+    assert_type(trace, str | None)
+    if order.total < 0:
+        raise Reject("negative total")
+    return await bank.charge(order)
+
+
+@billing.handler("clicks", when=lambda record: record.value is not None, unmatched="skip")
+def store(record: Record) -> list[Message]:
+    return [Message(record.value, key=record.key, headers=record.headers)]
+
+
+handlers = Handlers()
+
+
+class Clerk:
+    @handlers.handler(pattern="refunds[.].*", group_id="refunds")
+    async def refund(self, order: Order | None) -> None: ...
+
+
+async def what_is_decorated_is_as_it_was() -> None:
+    assert_type(await charge(Order("ann", 5), "ann", Bank(), trace="t"), Invoice)
+    assert_type(store(Record("t", 0, 0, None, None, 0)), list[Message])
+    assert_type(await Clerk().refund(None), None)
+    kept: Callable[[Clerk, Order | None], Coroutine[Any, Any, None]] = Clerk.refund
+    await kept(Clerk(), None)
+    await charge(5, "ann", Bank())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await charge(Order("ann", 5))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+billing.include(handlers)
+billing.include(Clerk())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler(store)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t")(5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+billing.handler("t", order_by="keys")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t", concurrency="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t", retries=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+billing.handler("t", when=lambda: True)  # type: ignore[misc, arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t", on_failure="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+billing.handler("t", publish=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Message(b"", key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# ---- life ------------------------------------------------------------------------------------------------------------
+
+
+async def live() -> None:
+    async with billing as same:
+        assert_type(same, App)
+        await same.wait_ready()
+        await same.publish("orders", Order("ann", 5), key="ann", headers=[("trace", b"1"), ("null", None)])
+        await same.publish("orders", b"", key=None)
+        await same.publish("orders", b"", key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await same.publish("orders")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        await same.publish(b"orders", b"")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(billing.health().is_live, bool)
+    assert_type(await billing.run(), None)
+
+
+def homes() -> None:
+    fast = FastAPI(lifespan=billing.lifespan)
+    fast.mount("/", billing.health_app)
+    service = web.Application()
+    service.cleanup_ctx.append(billing.cleanup_ctx)
+
+
+def errors(error: ConfigurationError) -> PenstockError:
+    return error
+
+
+def a_provider_is_replaced(other: Callable[[], Awaitable[Bank]]) -> None:
+    billing.override(open_bank, other)
+    billing.override(open_bank, Bank())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

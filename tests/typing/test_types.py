@@ -1,0 +1,45 @@
+"""What type checkers say of code that uses penstock: mypy and pyright, both strict."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CODE = sorted(map(str, HERE.glob("*_code.py")))
+CHECKERS = {
+    "mypy": [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), *CODE],
+    "pyright": [sys.executable, "-m", "basedpyright", "--project", str(HERE), "--pythonpath", sys.executable],
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_users_code_has_its_types(checker):
+    """Right code has no error and the types that it asserts; wrong code has the errors that it names, and no others."""
+    done = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_public_surface_is_typed():
+    """Of each name that users import from penstock, and all that it has, pyright knows the type without guessing."""
+    command = [sys.executable, "-m", "basedpyright", "--verifytypes", "penstock", "--ignoreexternal", "--outputjson"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # In another folder, or it would not look for an installed package.
+    done = subprocess.run(
+        command, cwd="/", env={**os.environ, "PATH": path}, capture_output=True, timeout=100, check=False
+    )
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+
+    homes = {f"{getattr(penstock, name).__module__}.{name}" for name in penstock.__all__}
+    public = [one for one in symbols if homes & {one["name"], one["name"].rpartition(".")[0]}]
+    assert len(public) > 2 * len(homes)
+    assert [one["name"] for one in public if not one["isTypeKnown"] or one["isTypeAmbiguous"]] == []
