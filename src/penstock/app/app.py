@@ -227,7 +227,7 @@ class App(Handlers):
         topic: str,
         value: object,
         *,
-        key: bytes | str | None = None,
+        key: object = None,
         headers: Sequence[tuple[str, bytes | str | None]] = (),
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes as they are.
@@ -235,13 +235,14 @@ class App(Handlers):
         Raises:
             ConsumerStateError: the app is not started, or has ended.
             PublishError: it cannot be encoded, was not acknowledged, or no broker was reached yet.
+            SchemaRegistryError: its schema is not known yet, and the registry could not be asked.
         """
         running = self._started
         if running.publisher is None:
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - wait_ready() waits for one")
             raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
-        (out,) = outgoing(Message(value, key, headers), topic, self._defaults.codec.encode, "publish()")
+        (out,) = await outgoing(Message(value, key, headers), topic, self._defaults.codec, "publish()")
         return await running.publisher.publish(out.topic, out.value, key=out.key, headers=out.headers)
 
     # ---- inside ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
 from penstock.app.arguments import Opened
+from penstock.app.codecs import AnyCodec
 from penstock.app.handlers import Handle, Handler, Middleware
 from penstock.app.prepared import Prepared
 from penstock.app.publisher import Publisher
@@ -31,7 +32,7 @@ def record_call(  # noqa: PLR0913 - what a call is made of
     *,
     opened: Opened,
     publisher: Publisher,
-    encode: Callable[[object], bytes],
+    codec: AnyCodec,
     middleware: Sequence[Middleware] = (),
 ) -> Handle:
     """What runs a record to its end; what it raises is the record's failure.
@@ -41,7 +42,7 @@ def record_call(  # noqa: PLR0913 - what a call is made of
         prepared: its signature, read.
         opened: what dependencies of the app's scope have given.
         publisher: for what the handler returns.
-        encode: makes bytes of that.
+        codec: makes bytes of that.
         middleware: the outermost first.
     """
     call = _calling(prepared, opened, handler.concurrency)
@@ -50,7 +51,7 @@ def record_call(  # noqa: PLR0913 - what a call is made of
     if handler.timeout_ms is not None:
         call = _with_deadline(call, handler.timeout_ms / 1000)
     if handler.publish is not None:
-        call = _publishing(call, publisher, handler.publish, encode, handler.name)
+        call = _publishing(call, publisher, handler.publish, codec, handler.name)
     if handler.when is not None:
         call = _with_condition(call, handler.when)
     return call
@@ -99,16 +100,14 @@ def _with_deadline(call: Handle, seconds: float) -> Handle:
     return in_time
 
 
-def _publishing(
-    call: Handle, publisher: Publisher, topic: str, encode: Callable[[object], bytes], where: str
-) -> Handle:
+def _publishing(call: Handle, publisher: Publisher, topic: str, codec: AnyCodec, where: str) -> Handle:
     async def publish(record: Record, out: Outgoing) -> None:
         headers = traced(out.headers, record.headers)
         await publisher.publish(out.topic, out.value, key=out.key, headers=headers, partition=out.partition)
 
     async def and_publish(record: Record) -> None:
         # Acknowledged before the record is done, so that no commit is ahead of what it led to.
-        for out in outgoing(await call(record), topic, encode, where):
+        for out in await outgoing(await call(record), topic, codec, where):
             await publish(record, out)
 
     return and_publish

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import anyio
 
 from penstock.app.arguments import Opened
 from penstock.app.calling import record_call, wants
+from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import REPLAY, topic_name
 from penstock.app.failures import Failures
 from penstock.app.handlers import Handler
@@ -183,13 +184,13 @@ class Group:
         self.source.progressed()
 
     def _station(self, handler: Handler, prepared: Prepared, window: int) -> _Station:
-        codec = handler.codec or self._defaults.codec
+        codec = cast("AnyCodec", handler.codec or self._defaults.codec)
         handle = record_call(
             handler,
             prepared,
             opened=self._opened,
             publisher=self._publisher,
-            encode=codec.encode,  # type: ignore[attr-defined]  # read as a codec when the signature was
+            codec=codec,
             middleware=(*self._defaults.middleware, *handler.middleware),
         )
 

@@ -17,14 +17,14 @@ class Message:
 
     Attributes:
         value: what the codec encodes; None is a tombstone.
-        key: text is UTF-8; without ``partition`` it decides the partition.
+        key: bytes, or text as UTF-8, unless keys are the codec's; without ``partition`` it decides the partition.
         headers: names and values; text is UTF-8.
         partition: where it goes, whatever its key.
         topic: where it goes instead of the handler's ``publish=``.
     """
 
     value: object
-    key: bytes | str | None = None
+    key: object = None
     headers: Sequence[tuple[str, bytes | str | None]] = ()
     partition: int | None = None
     topic: str | None = None

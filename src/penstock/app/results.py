@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from penstock.app.codecs import AnyCodec, TopicCodec
 from penstock.app.messages import Message
-from penstock.errors import PublishError
+from penstock.errors import PublishError, SchemaRegistryError
 
 __all__ = ["Outgoing", "outgoing", "traced"]
 
@@ -28,20 +29,26 @@ class Outgoing:
     partition: int | None = None
 
 
-def outgoing(result: object, topic: str | None, encode: Callable[[object], bytes], where: str) -> Iterator[Outgoing]:
+async def outgoing(result: object, topic: str | None, codec: AnyCodec, where: str) -> list[Outgoing]:
     """The records that a result asks for: none for None, one for a value or Message, several for a list of Messages.
+
+    All of them or none: what cannot be encoded keeps the others back, too.
 
     Args:
         result: what the handler returned.
         topic: where it goes, unless a Message says another.
-        encode: makes bytes of a value.
+        codec: makes bytes of a value, and of a key that is its.
         where: the handler, as errors name it.
 
     Raises:
         PublishError: it cannot be encoded, or nobody says where it goes.
+        SchemaRegistryError: its schema is not known yet, and the registry could not be asked.
     """
     if result is None:
-        return
+        return []
+    out: list[Outgoing] = []
+    # Cheaper than to ask a Protocol, for each record.
+    by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
     for message in _messages(result):
         to = message.topic or topic
         if to is None:
@@ -49,11 +56,20 @@ def outgoing(result: object, topic: str | None, encode: Callable[[object], bytes
                 f"{where} returned a Message without a topic - give it one, or the handler publish='...'"
             )
         try:
-            value = None if message.value is None else encode(message.value)
+            if by_topic is None:
+                value = None if message.value is None else codec.encode(message.value)
+                key = _bytes(message.key)
+            else:
+                value = None if message.value is None else await by_topic.encode_for(to, message.value)
+                is_its = by_topic.keys and message.key is not None
+                key = await by_topic.encode_for(to, message.key, is_key=True) if is_its else _bytes(message.key)
+        except SchemaRegistryError:
+            raise
         except Exception as error:
             raise PublishError(f"{where} returned what its codec cannot encode for {to!r}: {error}") from error
         headers = tuple((name, _bytes(of)) for name, of in message.headers)
-        yield Outgoing(to, value, _bytes(message.key), headers, message.partition)
+        out.append(Outgoing(to, value, key, headers, message.partition))
+    return out
 
 
 def traced(headers: Headers, source: Headers) -> Headers:
@@ -72,5 +88,9 @@ def _messages(result: object) -> Iterable[Message]:
     return [Message(result)]
 
 
-def _bytes(text: bytes | str | None) -> bytes | None:
-    return text.encode() if isinstance(text, str) else text
+def _bytes(given: object) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    raise TypeError(f"a key or a header is bytes or text, not {type(given).__name__}")
