@@ -22,11 +22,12 @@ from penstock.app.group import Connect
 from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
+from penstock.app.line import Line
 from penstock.app.messages import Message
-from penstock.app.plan import Defaults, planned
+from penstock.app.plan import Defaults, Plan, planned
 from penstock.app.producer import Producer
 from penstock.app.publisher import Published, Publisher
-from penstock.app.results import outgoing
+from penstock.app.results import outgoing, traced
 from penstock.app.running import Running
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource
@@ -118,6 +119,11 @@ class App(Handlers):
     def options(self) -> Mapping[str, object]:
         """The consumers' options as they were said, by ``App(...)`` and ``configure``."""
         return MappingProxyType(self._options)
+
+    @property
+    def codec(self) -> AnyCodec:
+        """How values are read and written where a handler says nothing else."""
+        return self._defaults.codec
 
     def override(self, provider: Callable[..., object], replacement: Callable[..., object]) -> None:
         """Have ``Depends(provider)`` call ``replacement``."""
@@ -220,6 +226,37 @@ class App(Handlers):
         """An ASGI app that answers ``/livez`` and ``/readyz``; mount it, or serve it by itself."""
         return health_app(self.health)
 
+    # ---- handlers one by one -----------------------------------------------------------------------------------
+
+    def pause(self, handler: Callable[..., object]) -> None:
+        """Have a handler begin nothing more until it is resumed; what it has begun goes on, and so do other handlers.
+
+        Its partitions are not read meanwhile, also where another handler takes some of their records. It stays a
+        member of its group, with its partitions.
+
+        Raises:
+            ConsumerStateError: the app is not started, or has no such handler.
+        """
+        for line in self._lines_of(handler):
+            line.hold()
+
+    def resume(self, handler: Callable[..., object]) -> None:
+        """Have a paused handler go on.
+
+        Raises:
+            ConsumerStateError: the app is not started, or has no such handler.
+        """
+        for line in self._lines_of(handler):
+            line.release()
+
+    def is_paused(self, handler: Callable[..., object]) -> bool:
+        """Whether a handler is paused.
+
+        Raises:
+            ConsumerStateError: the app is not started, or has no such handler.
+        """
+        return any(line.is_held for line in self._lines_of(handler))
+
     # ---- publishing --------------------------------------------------------------------------------------------
 
     async def publish(
@@ -229,8 +266,11 @@ class App(Handlers):
         *,
         key: object = None,
         headers: Sequence[tuple[str, bytes | str | None]] = (),
+        partition: int | None = None,
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes as they are.
+
+        Without ``partition`` the key decides. Within a handler the headers of its record's trace are carried on.
 
         Raises:
             ConsumerStateError: the app is not started, or has ended.
@@ -242,8 +282,12 @@ class App(Handlers):
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - wait_ready() waits for one")
             raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
-        (out,) = await outgoing(Message(value, key, headers), topic, self._defaults.codec, "publish()")
-        return await running.publisher.publish(out.topic, out.value, key=out.key, headers=out.headers)
+        source = running.record_of(asyncio.current_task())
+        (out,) = await outgoing(Message(value, key, headers, partition), topic, self._defaults.codec, "publish()")
+        carried = out.headers if source is None else traced(out.headers, source.headers)
+        return await running.publisher.publish(
+            out.topic, out.value, key=out.key, headers=carried, partition=out.partition
+        )
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -253,16 +297,29 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
+    def _lines_of(self, handler: Callable[..., object]) -> list[Line]:
+        lines = [line for group in self._started.groups for line in group.lines_of(handler)]
+        if not lines:
+            raise ConsumerStateError(f"{handler!r} handles nothing in this app now - give the decorated function")
+        return lines
+
     def _new_run(self, config: ConsumerConfig) -> Running:
         instead = self._instead
         overrides = self._overrides if instead is None else {**self._overrides, **instead.overrides}
         plan = planned(self, config.group_id, self._defaults, overrides)
+        if instead is not None:
+            plan = instead.adapt(plan)
         signs = Signs(plan.by_group)
         more = () if instead is None else instead.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", signs))
 
         def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> ConsumerSource:
-            return ConsumerSource(handlers, too, {**self._options, "group_id": group_id, "hooks": hooks})
+            return ConsumerSource(
+                handlers,
+                too,
+                {**self._options, "group_id": group_id, "hooks": hooks},
+                dead_letter=self._defaults.dead_letter,
+            )
 
         return Running(
             plan,
@@ -283,6 +340,7 @@ class StandIn:
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
     overrides: Overrides
     hooks: tuple[Hook, ...]
+    adapt: Callable[[Plan], Plan]
 
 
 @contextmanager

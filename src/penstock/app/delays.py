@@ -77,6 +77,9 @@ class Delays:
         self._shelf = Shelf()
         self._news = Wake()
 
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._topics
+
     def delay_of(self, topic: str) -> int | None:
         """The delay of a retry topic in milliseconds; None of any other topic."""
         found = self._topics.get(topic)
@@ -99,7 +102,7 @@ class Delays:
         self._shelf.put(position, map(due, records))
         self._news.set()
 
-    def done_of(self, position: Position) -> int | None:
+    def held_of(self, position: Position) -> int | None:
         """The lowest offset that is held; None when there is none."""
         return self._shelf.lowest(position)
 

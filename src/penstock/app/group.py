@@ -1,24 +1,25 @@
 """One consumer group of an app at work: its consumer, a line for each handler, and what goes from one to the other.
 
 Rule of this file: a record goes to the first handler that wants it, and is done when that line says so. The group
-decides nothing else; order is ``app.line``'s, failure ``app.failures``'s.
+decides nothing else; order is ``app.line``'s, failure ``app.failures``'s, and when to try again ``app.delays``'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import anyio
 
 from penstock.app.arguments import Opened
 from penstock.app.calling import record_call, wants
 from penstock.app.codecs import AnyCodec
-from penstock.app.dead_letters import REPLAY, topic_name
+from penstock.app.dead_letters import REPLAY, first_read, handler_of, topic_name
+from penstock.app.delays import Delays, retry_topics_of
 from penstock.app.failures import Failures
-from penstock.app.handlers import Handler
+from penstock.app.handlers import Handle, Handler
 from penstock.app.line import Line
 from penstock.app.plan import Defaults
 from penstock.app.prepared import Prepared
@@ -26,11 +27,14 @@ from penstock.app.publisher import Publisher
 from penstock.app.sources import Source
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
-from penstock.observe.events import UnmatchedRecord
+from penstock.observe.events import LaneFull, UnmatchedRecord
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 
 __all__ = ["Connect", "Group"]
+
+_FULL_TOLD_S = 60.0
+"""Between two words of the lanes of one partition that are full."""
 
 Connect: TypeAlias = Callable[[str, Sequence[Handler], Iterable[str]], Source]
 """Gives the source of a group's records: for these handlers, and with these topics beside theirs."""
@@ -69,16 +73,21 @@ class Group:
         self.group_id = group_id
         self._handlers, self._defaults, self._opened = handlers, defaults, opened
         self._publisher, self._observer = publisher, observer
-        self._replays: Mapping[str, str] = {
+        replays = {
             topic_name(REPLAY, topic=topic, group=group_id): topic
             for handler, _ in handlers
             for topic in handler.topics
         }
-        """The topic of each replay topic: what is replayed goes to whoever handled it first."""
-        self.source = connect(group_id, [handler for handler, _ in handlers], self._replays)
+        retries = retry_topics_of((handler for handler, _ in handlers), group_id)
+        self._origins: Mapping[str, str] = {**replays, **{name: one.origin for name, one in retries.items()}}
+        """The first topic of each topic of the group's own: what comes from there goes to whoever had it first."""
+        self._delays = Delays(retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on)
+        self.source = connect(group_id, [handler for handler, _ in handlers], self._origins)
         self._stations: list[_Station] = []
         self._of_topic: dict[str, list[_Station]] = {}
         self._progress = Wake()
+        self._full_at: dict[TopicPartition, float] = {}
+        """When it was told last that a lane of a partition is full."""
 
     async def start(self) -> None:
         """Connect to where records come from; the first come with ``run``.
@@ -100,6 +109,7 @@ class Group:
             for station in self._stations:
                 tasks.start_soon(station.line.run)
             tasks.start_soon(self._pump)
+            tasks.start_soon(self._delays.run)
 
     async def finish(self, timeout_s: float) -> None:
         """Begin nothing more, and wait for what runs, for so long at most."""
@@ -112,6 +122,19 @@ class Group:
     def running(self) -> str | None:
         """The handler that has the event loop now."""
         return next((one.handler.name for one in self._stations if one.line.running is not None), None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing goes on by itself: what is not done waits for what failed for good."""
+        return all(one.line.at_work == one.failures.waiting for one in self._stations)
+
+    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
+        """The record whose handler runs in ``task``."""
+        return next((found for one in self._stations if (found := one.line.record_of(task)) is not None), None)
+
+    def lines_of(self, function: Callable[..., object]) -> list[Line]:
+        """Where a handler runs; several if it was declared more than once."""
+        return [one.line for one in self._stations if one.handler.function is function]
 
     @property
     def slowest(self) -> tuple[float, str]:
@@ -127,19 +150,20 @@ class Group:
 
     def next_of(self, position: Position) -> int | None:
         """The lowest offset that is handed out and neither begun nor done; None when there is none."""
-        return _lowest(one.line.next_of(position) for one in self._stations)
+        return _lowest([self._delays.held_of(position), *(one.line.next_of(position) for one in self._stations)])
 
     def done_of(self, position: Position) -> int | None:
         """The lowest offset that is handed out and not done; None when there is none."""
-        return _lowest(one.line.done_of(position) for one in self._stations)
+        return _lowest([self._delays.held_of(position), *(one.line.done_of(position) for one in self._stations)])
 
     def halt(self, partition: TopicPartition) -> int | None:
         """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
         # All of them are told.
-        return _lowest([one.line.halt(partition) for one in self._stations])
+        return _lowest([self._delays.drop(partition), *(one.line.halt(partition) for one in self._stations)])
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""
+        self._delays.drop(partition)
         for station in self._stations:
             station.line.drop(partition)
 
@@ -147,10 +171,17 @@ class Group:
 
     async def _pump(self) -> None:
         while True:
-            position, records = await self.source.next_slice(self._room_of)
-            self._deal(position, records)
+            position, records = await self.source.next_slice(self.room_of)
+            if position.partition.topic in self._delays:
+                self._delays.hold(position, records)
+            else:
+                self._deal(position, records)
 
-    def _room_of(self, partition: TopicPartition) -> int:
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition it takes now."""
+        return self._delays.limit(partition, self._room_in_lines(partition))
+
+    def _room_in_lines(self, partition: TopicPartition) -> int:
         return min(one.line.room_of(partition) for one in self._stations_of(partition.topic))
 
     def _deal(self, position: Position, records: Sequence[Record]) -> None:
@@ -159,10 +190,16 @@ class Group:
             stations[0].line.add(position, records)
             return
         shares: dict[int, list[Record]] = {}
+        is_own = position.partition.topic in self._origins
         for record in records:
-            wanting = (n for n, one in enumerate(stations) if wants(one.handler, record))
+            seen, order = record, list(range(len(stations)))
+            if is_own:
+                seen, failed = first_read(record), handler_of(record)
+                # Who failed first is asked first.
+                order.sort(key=lambda n: stations[n].handler.name != failed)
+            wanting = (n for n in order if wants(stations[n].handler, seen))
             # What nobody wants fails where a handler says that it shall; there it is refused before the handler runs.
-            refusing = (n for n, one in enumerate(stations) if one.handler.unmatched == "fail")
+            refusing = (n for n in order if stations[n].handler.unmatched == "fail")
             chosen = next(wanting, next(refusing, None))
             if chosen is None:
                 self._observer.tell(UnmatchedRecord(record.topic_partition, record.offset))
@@ -174,7 +211,7 @@ class Group:
     def _stations_of(self, topic: str) -> list[_Station]:
         found = self._of_topic.get(topic)
         if found is None:
-            origin = self._replays.get(topic, topic)
+            origin = self._origins.get(topic, topic)
             found = [one for one in self._stations if _reads(one.handler, origin)]
             self._of_topic[topic] = found
         return found
@@ -182,20 +219,37 @@ class Group:
     def _progressed(self) -> None:
         self._progress.set()
         self.source.progressed()
+        self._delays.look_again()
+
+    def _may_read_on(self) -> None:
+        self.source.progressed()
+
+    def _lane_is_full(self, handler: Handler, line: Line, record: Record) -> None:
+        now, partition = asyncio.get_running_loop().time(), record.topic_partition
+        if now >= self._full_at.get(partition, now):
+            self._full_at[partition] = now + _FULL_TOLD_S
+            self._observer.tell(LaneFull(handler.name, partition, record.key, line.lane_limit))
 
     def _station(self, handler: Handler, prepared: Prepared, window: int) -> _Station:
         codec = cast("AnyCodec", handler.codec or self._defaults.codec)
+        middleware = (*self._defaults.middleware, *handler.middleware)
         handle = record_call(
             handler,
             prepared,
             opened=self._opened,
             publisher=self._publisher,
             codec=codec,
-            middleware=(*self._defaults.middleware, *handler.middleware),
+            middleware=middleware,
         )
+
+        if not prepared.is_simple or middleware or handler.when is not None:
+            handle = _as_first_read(handle, self._origins)
 
         async def pause(record: Record, seconds: float) -> bool:
             return await line.pause(record, seconds)
+
+        def is_ours(record: Record) -> bool:
+            return line.is_ours(record)
 
         failures = Failures(
             handler,
@@ -206,6 +260,8 @@ class Group:
             publisher=self._publisher,
             attempt=handle,
             pause=pause,
+            is_ours=is_ours,
+            delay_of=self._delays.delay_of,
             observer=self._observer,
         )
         line = Line(
@@ -215,8 +271,14 @@ class Group:
             concurrency=handler.concurrency,
             window=window,
             on_progress=self._progressed,
+            on_full=lambda record: self._lane_is_full(handler, line, record),
         )
         return _Station(handler, line, failures)
+
+
+def _as_first_read(handle: Handle, origins: Collection[str]) -> Handle:
+    """For handlers that may see more of a record than its value: from a topic of the group's own it looks as before."""
+    return lambda record: handle(first_read(record) if record.topic in origins else record)
 
 
 def _reads(handler: Handler, topic: str) -> bool:

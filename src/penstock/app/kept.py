@@ -68,6 +68,7 @@ class Kept:
         child: the process, while there is one.
         start: the number of its last start.
         settled: set when it has started what it is for, or has died for the first time.
+        ended: set when it will not be started any more.
         ready: set when it has said, once, that it does its work.
         stop_timeout_s: how long its end may take.
     """
@@ -81,6 +82,7 @@ class Kept:
         self.start = -1
         self.settled = asyncio.Event()
         self.ready = asyncio.Event()
+        self.ended = asyncio.Event()
         self.stop_timeout_s = 20.0
         self.restarts = Restarts()
         self._asked = asyncio.Event()
@@ -131,6 +133,7 @@ class Kept:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._asked.wait()
+        self.ended.set()
 
     async def _live(self) -> Death | None:
         """One life of it; None when its end was asked for."""

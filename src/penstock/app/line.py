@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.core.lanes import Lanes, OrderBy, Work
 from penstock.core.positions import Position
@@ -67,6 +68,7 @@ class Line:
         concurrency: how many records run at once.
         window: how many may wait.
         on_progress: told when something is done.
+        on_full: told of the last record that a lane takes: what it waits for holds its whole partition up.
     """
 
     def __init__(  # noqa: PLR0913 - the sides of a line
@@ -78,10 +80,13 @@ class Line:
         concurrency: int,
         window: int,
         on_progress: Callable[[], None],
+        on_full: Callable[[Record], None] = lambda _record: None,
     ) -> None:
         self._handle, self._recover = handle, recover
         self._concurrency, self._on_progress = concurrency, on_progress
-        self._lanes: Lanes[_Held] = Lanes(order_by, window, on_parked=self._parked)
+        self._lanes: Lanes[_Held] = Lanes(
+            order_by, window, on_parked=self._parked, on_full=lambda work: on_full(work.record)
+        )
         self._held: dict[TopicPartition, _Held] = {}
         self._loop = asyncio.get_running_loop()
         self._workers: dict[asyncio.Task[None], _Worker] = {}
@@ -91,14 +96,20 @@ class Line:
         self._context = copy_context()
         self._pauses: dict[asyncio.Future[None], Work[_Held]] = {}
         """Records that failed and wait for their next attempt."""
+        self._is_held = False
         self._is_ending = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def lane_limit(self) -> int:
+        """How many records may wait in one lane before no more are taken of its partition."""
+        return self._lanes.lane_limit
 
     # ---- what is handed in -------------------------------------------------------------------------------------
 
     def room_of(self, partition: TopicPartition) -> int:
         """How many records of a partition it takes now."""
-        return self._lanes.room_of(partition)
+        return 0 if self._is_held else self._lanes.room_of(partition)
 
     def add(self, position: Position, records: Sequence[Record]) -> None:
         """Run these, when their turn comes."""
@@ -167,6 +178,17 @@ class Line:
             return True
         return self._held.get(record.topic_partition) is worker.work.source
 
+    def hold(self) -> None:
+        """Begin nothing more of any partition until ``release``; what runs goes on."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Go on."""
+        self._is_held = False
+        if self._lanes.waiting and self._running is None:
+            self._wake_one()
+        self._on_progress()
+
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -228,6 +250,21 @@ class Line:
         return any(worker.record is not None for worker in self._workers.values())
 
     @property
+    def is_held(self) -> bool:
+        """Whether it was told to hold."""
+        return self._is_held
+
+    @property
+    def at_work(self) -> int:
+        """How many records run, wait for their next attempt, or are about to be begun."""
+        return len(self._workers) - len(self._idle)
+
+    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
+        """The record whose handler runs in ``task``."""
+        worker = self._workers.get(task) if task is not None else None
+        return worker.record if worker is not None else None
+
+    @property
     def running(self) -> Record | None:
         """The record whose handler has the event loop now."""
         return self._running.record if self._running is not None else None
@@ -285,7 +322,7 @@ class Line:
                     if self._finish_begun(worker) or copy_context() != context:
                         break
                     count += 1
-                    if count >= _RECORDS_A_LOOK and self._is_too_long(began_at):
+                    if count >= _RECORDS_A_LOOK and (self._is_held or self._is_too_long(began_at)):
                         break
             worker.record = None
             if copy_context() != context:
@@ -326,7 +363,7 @@ class Line:
         """The next record for ``worker``, which runs from now on."""
         self._settle(worker)
         self._running = worker
-        work = self._lanes.take()
+        work = None if self._is_held else self._lanes.take()
         if work is not None and not self._is_looked_for:
             self._is_looked_for = True
             self._loop.call_soon(self._look)

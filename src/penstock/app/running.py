@@ -12,6 +12,7 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 import anyio
 
@@ -29,6 +30,7 @@ from penstock.core.backoff import Backoff
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.observe.events import BrokersAwaited
 from penstock.observe.hooks import Observer
+from penstock.records import Record
 
 __all__ = ["Running"]
 
@@ -49,6 +51,7 @@ class Running:
     Attributes:
         signs: what it hears of its consumers.
         failure: what ended it.
+        is_over: set when it has ended.
         groups: those at work; none before a broker was reached.
         publisher: None before a broker was reached.
     """
@@ -68,6 +71,7 @@ class Running:
         self._observer, self._require_broker = observer, require_broker
         self.signs = signs
         self.failure: PenstockError | None = None
+        self.is_over = asyncio.Event()
         self.groups: list[Group] = []
         self.publisher: Publisher | None = None
         self._watchdog: Watchdog | None = None
@@ -92,7 +96,12 @@ class Running:
             raise self.failure from error
         finally:
             supervisor.stopping.set()
+            self.is_over.set()
             self.publisher = None
+
+    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
+        """The record whose handler runs in ``task``."""
+        return next((found for group in self.groups if (found := group.record_of(task)) is not None), None)
 
     @property
     def vitals(self) -> Vitals:

@@ -76,6 +76,7 @@ class Lanes(Generic[SourceT]):
         order_by: what is kept in order.
         window: how many records may wait here in all.
         on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
+        on_full: told of the last one that a lane takes, see ``lane_limit``.
 
     Attributes:
         parked: how many records wait behind others of their lane, one by one.
@@ -84,13 +85,18 @@ class Lanes(Generic[SourceT]):
     """
 
     def __init__(
-        self, order_by: OrderBy, window: int, *, on_parked: Callable[[Work[SourceT]], object] = lambda _: None
+        self,
+        order_by: OrderBy,
+        window: int,
+        *,
+        on_parked: Callable[[Work[SourceT]], object] = lambda _: None,
+        on_full: Callable[[Work[SourceT]], object] = lambda _: None,
     ) -> None:
         self.order_by = order_by
         self.window = window
         self.lane_limit = max(1, window // 2)
         self.parked = 0
-        self._on_parked = on_parked
+        self._on_parked, self._on_full = on_parked, on_full
         self._is_by_key, self._is_by_partition = order_by == "key", order_by == "partition"
         self._stocks: dict[TopicPartition, _Stock[SourceT]] = {}
         self._turn: deque[_Stock[SourceT]] = deque()
@@ -287,6 +293,8 @@ class Lanes(Generic[SourceT]):
         if first.behind is None:
             first.behind = deque()
         first.behind.append(work)
-        work.stock.full_lanes += len(first.behind) == self.lane_limit
         self.parked += 1
         self._on_parked(work)
+        if len(first.behind) == self.lane_limit:
+            work.stock.full_lanes += 1
+            self._on_full(work)

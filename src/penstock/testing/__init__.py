@@ -7,6 +7,7 @@ that is installed with penstock. Needs the extra ``penstock[testing]``.
 from penstock.embedded.node import BrokerNode
 from penstock.embedded.settings import unsecured_token
 from penstock.errors import KafkaNotAvailableError, KafkaServerError
+from penstock.testing.app import TestApp
 from penstock.testing.cluster import KafkaCluster, KafkaServer
 from penstock.testing.faults import Fault, Frame
 from penstock.testing.proxy import FaultProxy
@@ -20,5 +21,6 @@ __all__ = [
     "KafkaNotAvailableError",
     "KafkaServer",
     "KafkaServerError",
+    "TestApp",
     "unsecured_token",
 ]

@@ -1,0 +1,235 @@
+"""TestApp: an app's handlers on records of a test's own, without a broker, in virtual time.
+
+What runs is what runs in production: the lanes, the tracker, retries, codecs, dependencies and dead letters. Only the
+two ends are others: topics in memory instead of a consumer and a producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import looptime
+
+from penstock.app.app import App, StandIn, running_of, standing_in
+from penstock.app.dead_letters import DeadLetter, read_dead_letter
+from penstock.app.ends import first_of
+from penstock.app.handlers import Handle, Handler
+from penstock.app.plan import Plan
+from penstock.app.readers import value_reader
+from penstock.errors import ConfigurationError
+from penstock.observe.events import Event
+from penstock.observe.hooks import Observer
+from penstock.records import Record, TopicPartition
+from penstock.testing.log import Log
+from penstock.testing.source import LogSource
+
+__all__ = ["TestApp"]
+
+ValueT = TypeVar("ValueT")
+Provider = Callable[..., object]
+
+
+class TestApp:
+    """Runs an app's handlers on what is sent to it, for as long as an ``async with`` lasts.
+
+    Time is virtual: when nothing can go on, the event loop's clock jumps to the next moment at which something can. So
+    pauses between attempts, delayed retries, the wait for a batch and deadlines take no time, and happen in order. It
+    jumps past answers from a network, too: for handlers that talk to a real server say ``virtual_time=False``.
+
+    Args:
+        app: any app that is not started; it may be used by one test after the other.
+        overrides: providers, and what is called instead of each.
+        partitions: how many partitions a topic has; one when nothing is said.
+        virtual_time: whether waiting takes no time.
+    """
+
+    __test__ = False  # it is not a class of tests, although it is called so
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        overrides: Mapping[Provider, Provider] | None = None,
+        partitions: Mapping[str, int] | None = None,
+        virtual_time: bool = True,
+    ) -> None:
+        self._app, self._overrides, self._is_virtual = app, dict(overrides or {}), virtual_time
+        self._log = Log(partitions or {}, self._now_s)
+        self._sources: list[LogSource] = []
+        self._stack = AsyncExitStack()
+        self._began = (0.0, 0.0)
+        self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<TestApp of {self._app!r}>"
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            if self._is_virtual:
+                stack.enter_context(_virtual_time(loop))
+            self._began = (time.time(), loop.time())
+            instead = StandIn(self._connect, self._open_log, self._overrides, (self,), _with_gates)
+            with standing_in(self._app, instead):
+                await self._app.start()
+            stack.push_async_callback(self._app.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    # ---- what a test does --------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: bytes | str | None = None,
+        headers: Sequence[tuple[str, bytes | str | None]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Send a value, encoded by the app's codec, bytes as they are; returns when handlers are through with it.
+
+        That is when it was handled, stands among the dead letters, was skipped, or waits for somebody to heal what is
+        wrong (``on_failure="pause"``); what was published to topics that the app reads itself is through as well.
+
+        Returns:
+            The record, as handlers were given it.
+
+        Raises:
+            ConfigurationError: no handler reads the topic.
+            PublishError: it cannot be encoded.
+            HandlerFailedError: a handler failed, and ``on_failure="stop"`` says to stop.
+        """
+        if not any(source.reads(topic) for source in self._sources):
+            read = sorted({topic for source in self._sources for topic in source.topics})
+            raise ConfigurationError(f"no handler reads {topic!r} - those of this app read {', '.join(read) or 'none'}")
+        placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
+        assert placed is not None
+        await self.settled()
+        return self._log.records(placed.partition)[placed.offset]
+
+    async def settled(self) -> None:
+        """Wait until handlers are through with everything that is there.
+
+        Raises:
+            PenstockError: what ended the app meanwhile.
+        """
+        running = running_of(self._app)
+        while not all(group.is_settled for group in running.groups) or any(
+            source.has_news(group.room_of) for source, group in zip(self._sources, running.groups, strict=True)
+        ):
+            if running.failure is not None:
+                raise running.failure
+            self._news.clear()
+            await first_of(self._news, running.is_over)
+        # Who was the last to be done has been told of it, and gives the loop back next.
+        await asyncio.sleep(0)
+
+    # ---- what a test looks at ----------------------------------------------------------------------------------
+
+    @overload
+    def published(self, topic: str) -> list[Record]: ...
+
+    @overload
+    def published(self, topic: str, kind: type[ValueT]) -> list[ValueT]: ...
+
+    def published(self, topic: str, kind: type[Any] | None = None) -> list[Any]:
+        """What stands in a topic, partition by partition: records, or their values as a ``kind``."""
+        records = self._log.all_of(topic)
+        if kind is None:
+            return records
+        read = value_reader(kind, self._app.codec, f"published({topic!r})", "kind").read
+        return [read(record) for record in records]
+
+    def dead_letters(self, topic: str) -> list[DeadLetter]:
+        """The dead letters of records that were read from ``topic`` first, wherever they stand."""
+        letters = (read_dead_letter(record) for name in self._log.topics for record in self._log.all_of(name))
+        return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
+
+    def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
+        """The offset up to which all is done: the lowest one that is not.
+
+        Raises:
+            ConfigurationError: no group reads the topic, or several do and none is named.
+        """
+        found = [one for one in self._sources if one.reads(topic) and group_id in {None, one.group_id}]
+        if len(found) != 1:
+            groups = ", ".join(one.group_id for one in found) or "none"
+            raise ConfigurationError(f"which group? - {topic!r} is read by {groups}; say group_id=...")
+        return found[0].committed(TopicPartition(topic, partition))
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def on_event(self, _event: Event) -> None:
+        """Something has happened: whoever waits looks again."""
+        self._news.set()
+
+    def _connect(self, group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> LogSource:
+        source = LogSource(self._log, group_id, handlers, too, Observer((self, running_of(self._app).signs)))
+        source.watch(self._news.set)
+        self._sources.append(source)
+        return source
+
+    @asynccontextmanager
+    async def _open_log(self) -> AsyncIterator[Log]:
+        yield self._log
+
+    def _now_s(self) -> float:
+        wall, loop = self._began
+        return wall + asyncio.get_running_loop().time() - loop
+
+
+def _with_gates(plan: Plan) -> Plan:
+    """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""
+    by_group = {
+        group_id: [(one if prepared.is_async else _gated(one), prepared) for one, prepared in ready]
+        for group_id, ready in plan.by_group.items()
+    }
+    return replace(plan, by_group=by_group)
+
+
+def _gated(handler: Handler) -> Handler:
+    def around(call: Handle) -> Handle:
+        async def called(record: Record) -> object:
+            done = threading.Event()
+            # The clock does not jump while a thread of the loop's own is at work.
+            waiting = asyncio.get_running_loop().run_in_executor(None, done.wait)
+            try:
+                return await call(record)
+            finally:
+                done.set()
+                await waiting
+
+        return called
+
+    return replace(handler, middleware=(*handler.middleware, around))
+
+
+@contextmanager
+def _virtual_time(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """The loop's clock jumps when nothing can go on."""
+    if not isinstance(loop, asyncio.BaseEventLoop) or not hasattr(loop, "_selector"):
+        raise ConfigurationError(
+            f"virtual time needs asyncio's own event loop, and this is a {type(loop).__name__}"
+            " - use that in tests, or say TestApp(..., virtual_time=False)"
+        )
+    jumping = looptime.patch_event_loop(loop, start=loop.time(), _enabled=False)
+    if jumping.looptime_on:
+        yield
+        return
+    with jumping.looptime_enabled():
+        yield

@@ -1,0 +1,291 @@
+"""TestApp: handlers run on what a test sends, with everything of production but the broker, and without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from penstock import (
+    App,
+    ConfigurationError,
+    Depends,
+    HandlerFailedError,
+    Handlers,
+    Header,
+    Key,
+    Message,
+    Record,
+    Reject,
+    Retry,
+)
+from penstock.testing import TestApp
+
+
+class Order(msgspec.Struct):
+    customer: str
+    total: int
+
+
+class Invoice(msgspec.Struct):
+    customer: str
+    total: int
+
+
+async def open_bank():
+    yield "the real bank"
+
+
+def open_fake_bank():
+    return "a bank of straw"
+
+
+billing = App(group_id="billing", dead_letter="{topic}.{group}.dead")
+banks: list[str] = []
+
+
+@billing.handler("orders", order_by="key", publish="invoices", retry=Retry(attempts=3))
+async def charge(order: Order, bank: Annotated[str, Depends(open_bank, scope="app")]) -> Invoice:
+    banks.append(bank)
+    if order.total < 0:
+        raise Reject("negative total")
+    return Invoice(order.customer, order.total)
+
+
+async def test_what_the_design_shows():
+    """A rejected order is a dead letter when send returns, nothing was published of it, and its offset is done."""
+    async with TestApp(billing, overrides={open_bank: open_fake_bank}) as kafka:
+        await kafka.send("orders", Order(customer="ann", total=-5))
+
+        assert kafka.dead_letters("orders")[0].reason == "negative total"
+        assert kafka.published("invoices") == []
+        assert kafka.committed("orders") == 1
+
+    assert banks[-1] == "a bank of straw"
+
+
+async def test_one_app_serves_many_tests():
+    """An app of a module starts anew with each TestApp, and nothing of the last one is left in its topics."""
+    for total in (1, 2):
+        async with TestApp(billing) as kafka:
+            await kafka.send("orders", Order("ann", total), key="ann", headers=[("shop", "berlin")])
+
+            assert kafka.published("invoices", Invoice) == [Invoice("ann", total)]
+            assert kafka.committed("orders") == 1
+
+    assert banks[-1] == "the real bank"
+
+
+async def test_pauses_between_attempts_take_no_time():
+    """A minute of back-off passes at once, on the loop's clock and in order."""
+    app, tried = App(group_id="g"), []
+    began = time.monotonic()
+
+    @app.handler("t", retry=Retry(attempts=4, backoff_ms=20_000, max_backoff_ms=20_000, jitter=False))
+    async def handle(value: bytes):
+        tried.append(asyncio.get_running_loop().time())
+        if len(tried) < 4:
+            raise OSError("not yet")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+        assert kafka.committed("t") == 1
+
+    assert [round(after - before) for before, after in itertools.pairwise(tried)] == [20, 20, 20]
+    assert time.monotonic() - began < 10
+
+
+async def test_deadlines_are_kept_in_virtual_time():
+    """A handler that takes longer than its timeout has failed, in an instant."""
+    app = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1))
+
+    @app.handler("t", timeout_ms=30_000)
+    async def handle(value: bytes):
+        await asyncio.sleep(60)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+        (letter,) = kafka.dead_letters("t")
+        assert letter.error_type == "TimeoutError"
+
+
+async def test_a_plain_function_may_take_its_time():
+    """The clock does not jump past a handler in a thread: its deadline is its own."""
+    app, done = App(group_id="g"), []
+
+    @app.handler("t", timeout_ms=30_000)
+    def handle(value: bytes):
+        time.sleep(0.05)
+        done.append(value)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+    assert done == [b"0"]
+
+
+async def test_a_record_that_nobody_takes_waits_and_send_returns():
+    """What failed for good waits, with its lane behind it, while other lanes go on; it heals when the cause is gone."""
+    app, is_broken = App(group_id="g", retry=Retry(attempts=2)), True
+
+    @app.handler("t", order_by="key")
+    async def handle(value: bytes):
+        if is_broken and value == b"poison":
+            raise OSError("no")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"poison", key="a")
+        await kafka.send("t", b"behind it", key="a")
+        await kafka.send("t", b"beside it", key="b")
+        assert kafka.committed("t") == 0
+        assert app.health().status == "degraded"
+
+        is_broken = False
+        await asyncio.sleep(60)
+
+        assert kafka.committed("t") == 3
+
+
+async def test_stop_is_told_to_whoever_sends():
+    """on_failure="stop" ends the app, and send says why."""
+    app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
+
+    @app.handler("t")
+    async def handle(value: bytes):
+        raise OSError("no")
+
+    with pytest.raises(HandlerFailedError, match="on_failure='stop'"):
+        async with TestApp(app) as kafka:
+            await kafka.send("t", b"0")
+
+
+async def test_order_and_concurrency_are_those_of_the_app():
+    """Records of a key run one after the other, those of others beside them, up to the handler's concurrency."""
+    app, running, most, seen = App(group_id="g"), 0, 0, []
+
+    @app.handler("t", order_by="key", concurrency=3)
+    async def handle(value: bytes, key: Annotated[str, Key]):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(1)
+        seen.append((key, value))
+        running -= 1
+
+    async with TestApp(app, partitions={"t": 2}) as kafka:
+        async with asyncio.TaskGroup() as sending:
+            for number in range(20):
+                sending.create_task(kafka.send("t", b"%d" % number, key=f"k{number % 5}", partition=number % 5 % 2))
+
+        assert (kafka.committed("t", 0), kafka.committed("t", 1)) == (12, 8)
+
+    for key in range(5):
+        assert [value for of, value in seen if of == f"k{key}"] == [b"%d" % n for n in range(key, 20, 5)]
+    assert most == 3
+
+
+async def test_a_chain_is_through_when_send_returns():
+    """What a handler publishes to a topic that the app reads is handled before send returns."""
+    app, module, seen = App(group_id="g"), Handlers(), []
+
+    @module.handler("a", publish="b")
+    async def first(value: bytes, shop: Annotated[str, Header("shop")]) -> list[Message]:
+        return [Message(value + b"1", key=shop), Message(value + b"2")]
+
+    @module.handler("b", group_id="other")
+    async def second(record: Record):
+        await asyncio.sleep(5)
+        seen.append((record.key, record.value))
+        await app.publish("c", b"done", partition=0)
+
+    app.include(module)
+    async with TestApp(app) as kafka:
+        record = await kafka.send("a", b"x", headers=[("shop", "berlin")])
+
+        assert seen == [(b"berlin", b"x1"), (None, b"x2")]
+        assert [one.value for one in kafka.published("c")] == [b"done", b"done"]
+        assert (record.topic, record.offset, record.value) == ("a", 0, b"x")
+        assert kafka.committed("b") == 2
+
+
+async def test_what_does_not_decode_dies_once():
+    """The codec is the app's: what it cannot read is a dead letter with its raw bytes, after one attempt."""
+    async with TestApp(billing) as kafka:
+        await kafka.send("orders", b'{"customer": 1}')
+
+        (letter,) = kafka.dead_letters("orders")
+        assert (letter.value, letter.attempts, letter.error_type) == (
+            b'{"customer": 1}',
+            1,
+            "penstock.errors.DecodeError",
+        )
+
+
+async def test_a_paused_handler_waits():
+    """A handler that is paused begins nothing, and goes on where it was when it is resumed."""
+    app, seen = App(group_id="g"), []
+
+    @app.handler("t")
+    async def handle(value: bytes):
+        seen.append(value)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+        app.pause(handle)
+        await kafka.send("t", b"1")
+        assert (seen, app.is_paused(handle), kafka.committed("t")) == ([b"0"], True, 1)
+
+        app.resume(handle)
+        await kafka.settled()
+
+        assert (seen, app.is_paused(handle), kafka.committed("t")) == ([b"0", b"1"], False, 2)
+
+
+async def test_mistakes_are_told():
+    """A topic that nobody reads, a partition that is not there and a topic of two groups each have their sentence."""
+    app = App(group_id="g")
+
+    @app.handler("t")
+    async def handle(value: bytes): ...
+
+    @app.handler("t", group_id="other")
+    async def handle_too(value: bytes): ...
+
+    async with TestApp(app) as kafka:
+        with pytest.raises(ConfigurationError, match="no handler reads 'tt' - those of this app read t"):
+            await kafka.send("tt", b"0")
+        with pytest.raises(Exception, match="t has no partition 3"):
+            await kafka.send("t", b"0", partition=3)
+        with pytest.raises(ConfigurationError, match="is read by g, other"):
+            kafka.committed("t")
+        assert kafka.committed("t", group_id="other") == 0
+
+
+async def test_real_time_where_it_is_wanted():
+    """With virtual_time=False the clock is left alone, for handlers that wait for a real server."""
+    app, seen = App(group_id="g"), []
+
+    async def answer(_reader, writer):
+        writer.write(b"42")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+
+        @app.handler("t", timeout_ms=20_000)
+        async def handle(value: bytes):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            seen.append(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+
+        async with TestApp(app, virtual_time=False) as kafka:
+            await kafka.send("t", b"0")
+
+    assert seen == [b"42"]
