@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from penstock.app.delays import retry_topics_of
 from penstock.app.handlers import Handler
+from penstock.app.own_topics import make_own_topics
+from penstock.config import resolve
 from penstock.consumer.consumer import Consumer, hand_over, read_too
 from penstock.consumer.hands import Taker
 from penstock.consumer.reader import Reader
 from penstock.core.positions import Position
+from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition
 
 __all__ = ["ConsumerSource", "Source"]
@@ -52,19 +56,32 @@ class ConsumerSource:
     Args:
         too: topics that are read beside those of the handlers, from when they are there on.
         options: the consumer's.
+        dead_letter: the topic for dead letters of handlers that name none.
     """
 
-    def __init__(self, handlers: Sequence[Handler], too: Iterable[str], options: Mapping[str, Any]) -> None:
-        self.consumer = _consumer_for(handlers, options)
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        too: Iterable[str],
+        options: Mapping[str, Any],
+        *,
+        dead_letter: str | None = None,
+    ) -> None:
+        self._handlers, self._options, self._dead_letter = handlers, options, dead_letter
+        self.consumer = _consumer_for(handlers, too, options)
         read_too(self.consumer, too)
         self._reader: Reader | None = None
 
     async def start(self, taker: Taker) -> int:
-        """Start the consumer.
+        """Make the topics of the group's own that are missing, and start the consumer.
 
         Raises:
+            BrokerError: a retry topic is not there and may not be made.
             PenstockError: as ``Consumer.start`` does.
         """
+        config = resolve(self._options)
+        observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
+        await make_own_topics(config, self._handlers, self._dead_letter, observer)
         await self.consumer.start()
         self._reader, window = hand_over(self.consumer, taker)
         return window
@@ -89,9 +106,11 @@ class ConsumerSource:
         self._reader.halt(self.consumer.assignment())
 
 
-def _consumer_for(handlers: Sequence[Handler], options: Mapping[str, Any]) -> Consumer:
-    topics = sorted({topic for handler in handlers for topic in handler.topics})
+def _consumer_for(handlers: Sequence[Handler], too: Iterable[str], options: Mapping[str, Any]) -> Consumer:
+    retries = retry_topics_of(handlers, options["group_id"])
+    topics = sorted({*retries, *(topic for handler in handlers for topic in handler.topics)})
     patterns = [handler.pattern.pattern for handler in handlers if handler.pattern is not None]
     if not patterns:
         return Consumer(*topics, **options)
-    return Consumer(pattern="|".join(f"(?:{one})" for one in [*map(re.escape, topics), *patterns]), **options)
+    named = map(re.escape, sorted({*topics, *too}))
+    return Consumer(pattern="|".join(f"(?:{one})" for one in [*named, *patterns]), **options)
