@@ -59,6 +59,26 @@ class Witness:
         found = await asyncio.to_thread(asked[group].result, 20)
         return {one.partition: one.offset for one in found.topic_partitions if one.offset >= 0}
 
+    async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
+        """The text beside the committed offset, as it stands at the broker."""
+        asked = self.admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, [ConfluentTopicPartition(topic, partition)])]
+        )
+        return (await asyncio.to_thread(asked[group].result, 20)).topic_partitions[0].metadata or ""
+
+    async def commit(self, group: str, topic: str, offset: int, metadata: str, partition: int = 0) -> None:
+        """Commit for a group that has no members, as another client does."""
+
+        def commit() -> None:
+            consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
+            try:
+                place = ConfluentTopicPartition(topic, partition, offset, metadata=metadata)
+                consumer.commit(offsets=[place], asynchronous=False)
+            finally:
+                consumer.close()
+
+        await asyncio.to_thread(commit)
+
     async def members(self, group: str) -> dict[str, frozenset[TopicPartition]]:
         """The group's members, by id, and what each has."""
         asked = self.admin.describe_consumer_groups([group])

@@ -62,6 +62,8 @@ class Hands:
         elif self._acks is None:
             tracker.advance(position.done)
             return
+        else:
+            tracker.advance(delivered)
         position.done = min(tracker.done, delivered)
 
     def begin(self, position: Position, records: Sequence[Record], behind: int) -> None:
