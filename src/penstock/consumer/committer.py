@@ -122,6 +122,12 @@ class Committer:
             self._reader.sync()
             await self._send_until_done(self._commits.chosen(offsets), deadline)
 
+    async def wait(self, *, timeout_s: float) -> None:
+        """Wait for commits that are under way, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._one_at_a_time:
+                pass
+
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager

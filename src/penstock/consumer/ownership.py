@@ -159,6 +159,9 @@ class Ownership:
         if self._config.commits_automatically:
             # The rebalance cannot wait for long; the next owner begins at the commit before.
             await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
+        else:
+            # What the user commits may be just that which was in hand until now.
+            await self._committer.wait(timeout_s=self._commit_timeout_s)
         try:
             await self._tell_listener("on_partitions_revoked", self._denounced(partitions))
         finally:
