@@ -116,7 +116,7 @@ def test_pauses_are_those_of_all_of_penstock(failures, chance, first_ms, more_ms
 
 RETRY = Retry(attempts=3, backoff_ms=200, max_backoff_ms=5_000, jitter=False, not_on=KeyError)
 DELAYS_MS = (10_000, 60_000)
-FAILED, HOPELESS, REJECTED = ValueError(), KeyError(), Rejected()
+FAILED, HOPELESS, REJECTED, AWAY = ValueError(), KeyError(), Rejected(), ConnectionError()
 ONCE_MORE = Decision(Step.RETRY, 0.4)
 DEAD = Decision(Step.DEAD_LETTER)
 
@@ -127,6 +127,10 @@ NO_DEAD_LETTERS = {"dead_letter": False}
 @pytest.mark.parametrize(
     ("error", "failures", "situation", "decision"),
     [
+        # an outage: here, for as long as it lasts
+        (AWAY, 1, {}, Decision(Step.PAUSE, 0.2)),
+        (AWAY, 4, {"retry_topics": DELAYS_MS}, Decision(Step.PAUSE, 1.6)),
+        (AWAY, 99, {"on_failure": "skip"} | NO_DEAD_LETTERS, Decision(Step.PAUSE, 5.0)),
         # attempts left: here, whatever topics there are
         (FAILED, 1, {}, Decision(Step.RETRY, 0.2)),
         (FAILED, 2, NO_DEAD_LETTERS, ONCE_MORE),
@@ -153,6 +157,7 @@ NO_DEAD_LETTERS = {"dead_letter": False}
 def test_what_becomes_of_a_failure(error, failures, situation, decision):
     """The table of the module, row by row."""
     options = {"dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
+    options["outages"] = (ConnectionError,)
 
     assert after_failure(RETRY, failures, error, **options) == decision
 

@@ -35,6 +35,7 @@ from penstock.errors import (
     ProducerFencedError,
     PublishError,
     PublishTooLargeError,
+    SchemaRegistryError,
 )
 from penstock.observe.events import HandlerFailed, LetterRefused, RecordBuried, RecordDelayed, RecordSkipped
 from penstock.observe.hooks import Observer
@@ -43,6 +44,7 @@ from penstock.records import Record
 __all__ = ["Failures"]
 
 _NEVER_AGAIN = (Reject, DecodeError)
+_OUTAGES = (SchemaRegistryError,)
 
 _SAID = {
     Step.RETRY: "tried again",
@@ -61,6 +63,7 @@ class Failures:
         attempt: runs the handler on a record once more.
         pause: waits without being in the way; False when the record is another's meanwhile.
         is_ours: whether the record that this task runs is not another's meanwhile.
+        set_aside: takes a record that nobody takes, and has it come again later; None where it waits here.
         delay_of: the delay of a retry topic in milliseconds; None of other topics.
         publisher: for retry topics and dead letters.
         wall_clock: seconds since the epoch, for the letters.
@@ -79,6 +82,7 @@ class Failures:
         pause: Callable[[Record, float], Awaitable[bool]],
         observer: Observer,
         is_ours: Callable[[Record], bool] = lambda _record: True,
+        set_aside: Callable[[Record, float], None] | None = None,
         delay_of: Callable[[str], int | None] = lambda _topic: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -86,7 +90,7 @@ class Failures:
         self._retry, self._on_failure = retry, on_failure
         self._dead_letter_topic, self._publisher = dead_letter_topic, publisher
         self._attempt, self._pause, self._observer, self._wall_clock = attempt, pause, observer, wall_clock
-        self._is_ours, self._delay_of = is_ours, delay_of
+        self._is_ours, self._set_aside, self._delay_of = is_ours, set_aside, delay_of
         self.waiting = 0
         """Records that nobody takes, and which are tried again now and then."""
 
@@ -98,12 +102,14 @@ class Failures:
             DeadLetterError: it cannot be written to the dead letters, and ``on_failure="stop"`` says so.
             ProducerFencedError: another process publishes in our place.
         """
-        failures, failed = 1, error
+        failures, outages, failed = 0, 0, error
         came_by = hop_of(self._delay_of(record.topic), self._handler.retry_topics)
         while True:
+            is_outage = isinstance(failed, _OUTAGES)
+            failures, outages = failures + (not is_outage), outages + is_outage
             decision = after_failure(
                 self._retry,
-                failures,
+                outages if is_outage else failures,
                 failed,
                 dead_letter=self._dead_letter_topic is not None,
                 on_failure=self._on_failure,
@@ -111,8 +117,9 @@ class Failures:
                 retry_topics=self._handler.retry_topics,
                 attempt_topic_index=came_by,
                 never=_NEVER_AGAIN,
+                outages=_OUTAGES,
             )
-            self._tell(record, failures, failed, decision.step)
+            self._tell(record, failures + outages, failed, decision.step)
             if decision.step not in {Step.RETRY, Step.PAUSE}:
                 await self._give_up(record, failures, failed, decision)
                 return
@@ -121,11 +128,14 @@ class Failures:
             try:
                 await self._attempt(record)
             except Exception as again:  # noqa: BLE001 - whatever a handler raises
-                failures, failed = failures + 1, again
+                failed = again
             else:
                 return
 
     async def _wait(self, record: Record, seconds: float, *, is_given_up: bool) -> bool:
+        if is_given_up and self._set_aside is not None:
+            self._set_aside(record, seconds)
+            return False
         self.waiting += is_given_up
         try:
             return await self._pause(record, seconds)

@@ -5,6 +5,7 @@ The table, first row that fits:
 
 | the error is      | attempts left | a later retry topic | dead letters | decision                             |
 |-------------------|---------------|---------------------|--------------|--------------------------------------|
+| an outage         |               |                     |              | PAUSE, ever longer                   |
 | to be tried again | yes           |                     |              | RETRY, after a pause                 |
 | to be tried again |               | yes                 |              | RETRY_TOPIC, and not before its delay |
 | any               |               |                     | yes          | DEAD_LETTER                          |
@@ -90,8 +91,10 @@ class Retry:
 
         ``chance`` in [0, 1) is where the jitter falls.
         """
-        if failures >= self.attempts:
-            return None
+        return None if failures >= self.attempts else self.wait_s(failures, chance)
+
+    def wait_s(self, failures: int, chance: float) -> float:
+        """The same, however many attempts there are."""
         backoff = Backoff.of_ms(self.backoff_ms, self.max_backoff_ms)
         return backoff.pause_s(failures, chance if self.jitter else _EVEN)
 
@@ -138,6 +141,7 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
     retry_topics: Sequence[int] = (),
     attempt_topic_index: int | None = None,
     never: tuple[type[BaseException], ...] = (),
+    outages: tuple[type[BaseException], ...] = (),
 ) -> Decision:
     """What to do after so many failures in a row of one record, the last one with ``error``.
 
@@ -151,7 +155,10 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
         retry_topics: the delay of each retry topic in milliseconds, in the order in which a record goes through them.
         attempt_topic_index: which of them it was read from; None when it comes from the topic itself.
         never: what is not tried again: that a record was rejected, or that it cannot be decoded.
+        outages: what says nothing of the record: something that it needs is away. ``failures`` are those, then.
     """
+    if _is_all(error, outages):
+        return Decision(Step.PAUSE, retry.wait_s(failures, chance))
     if retry.is_retriable(error, never):
         pause_s = retry.pause_s(failures, chance)
         if pause_s is not None:
