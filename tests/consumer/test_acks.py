@@ -40,7 +40,7 @@ async def test_a_commit_follows_the_lowest_that_is_not_acknowledged(new_topic, b
     async with by_hand(topic) as consumer:
         records = await take(consumer, 10)
         for acknowledged, expected in (([], 0), ([3, 1], 0), ([0], 2), ([9, 4, 5], 2), ([2], 6), ([6, 8, 7], 10)):
-            assert all([consumer.ack(records[one]) for one in acknowledged])
+            assert all(consumer.ack(records[one]) for one in acknowledged)
             await consumer.commit()
             assert await witness.committed(group, topic, 1) == {0: expected}
         assert (await consumer.getone()).offset == 10
@@ -166,9 +166,9 @@ async def test_a_rebalance_waits_for_what_is_not_acknowledged(new_topic, by_hand
             revoked = (await events.wait_for(PartitionsRevoked)).partitions
             assert len(revoked) == 1
             assert await waiting is None
-            await first.commit()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            await first.stop()
 
     assert not events.of(DrainTimedOut)
     assert await witness.committed(group, topic, 2) == {0: 10, 1: 10}
@@ -193,11 +193,11 @@ async def test_what_was_revoked_is_not_acknowledged_any_more(new_topic, by_hand,
             assert [(one.topic_partition, one.offset) for one in handed_over] == [(lost, 4), (lost, 7)]
             late = [record for record in records if record.offset in {4, 7}]
             assert [first.ack(record) for record in late] == [record.topic_partition != lost for record in late]
-            assert all([second.ack(record) for record in handed_over])
+            assert all(second.ack(record) for record in handed_over)
             assert await second.getone(timeout_ms=500) is None
-            await first.commit()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            await first.stop()
 
     assert events.of(DrainTimedOut)
     assert await witness.committed(group, topic, 2) == {0: 10, 1: 10}
@@ -218,3 +218,4 @@ async def test_an_acknowledgement_is_news_to_a_rebalance(new_topic, by_hand, new
             )
             assert first.ack(record) or events.of(PartitionsRevoked)
             await events.wait_for(PartitionsRevoked, timeout_s=10)
+            await first.stop()

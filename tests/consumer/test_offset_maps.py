@@ -66,7 +66,7 @@ async def finish_all_but(stuck, consumer, count):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize("ack", ["auto", "manual"])
-async def test_what_is_finished_is_not_handed_out_again(topic, by_hand, events, witness, group, protocol, ack):
+async def test_what_is_finished_is_not_handed_out_again(topic, by_hand, events, *, witness, group, protocol, ack):
     """The next owner skips what the map says is finished, in either way of acknowledging, and tells how many."""
     stuck = {3, 50, 77}
     async with by_hand(topic, group_protocol=protocol) as first:
@@ -150,7 +150,7 @@ async def test_who_says_where_to_begin_begins_without_a_map(topic, by_hand, witn
         ("\u00fcber", ForeignMetadataFound),
     ],
 )
-async def test_metadata_of_others_are_ignored_with_a_count(topic, by_hand, events, witness, group, metadata, kind):
+async def test_metadata_of_others_are_ignored_with_a_count(topic, by_hand, events, *, witness, group, metadata, kind):
     """What another client wrote, or what is damaged, holds nobody up: all records come, and it is told and counted."""
     await witness.commit(group, topic, 40, metadata)
 
@@ -224,7 +224,7 @@ async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, ev
 
 @pytest.mark.parametrize("room", [10, 100])
 async def test_a_map_that_does_not_fit_is_dropped_and_the_commit_is_not(
-    new_topic, by_hand, events, witness, group, room
+    new_topic, by_hand, events, *, witness, group, room
 ):
     """Somebody who is far ahead when the lowest gets stuck commits all the same, and is told once."""
     topic, chance = new_topic(), random.Random(5)
