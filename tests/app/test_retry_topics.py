@@ -1,0 +1,240 @@
+"""Delayed retries through topics: no record is handled before it is due, nothing waits for it, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import pytest
+from crew import until
+from letters import letters_in
+
+from penstock import App, ConfigurationError, Header, Record, Reject, Retry, TopicPartition
+from penstock.app.handlers import Handlers
+from penstock.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
+
+ONCE = Retry(attempts=1)
+
+
+@pytest.fixture
+def new_app(kafka_server, group, recorder):
+    def make(**options):
+        given = {"group_id": group, "hooks": [recorder], "auto_commit_interval_ms": 100, **options}
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **given)
+
+    return make
+
+
+async def test_a_record_is_tried_again_after_its_delay(new_app, new_topic, witness, group, recorder):
+    """Not before, by the same handler, with what it had at first; the retry topic is made like the topic it is for."""
+    topic, app, seen = new_topic(3), new_app(), []
+    witness.produce(topic, [b"7"], keys=[b"ann"], partition=2)
+
+    @app.handler(topic, retry=ONCE, retry_topics=[700])
+    async def handle(value: bytes, record: Record, attempts: Annotated[int, Header("penstock-attempts")] = 0) -> None:
+        seen.append((time.monotonic(), value, record.key, record.topic, record.partition, record.offset, attempts))
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    async with app:
+        await until(lambda: len(seen) == 2)
+
+    retries = f"{topic}.{group}.retry.700ms"
+    (first, *as_first), (second, *as_second) = seen
+    assert second - first >= 0.7
+    assert as_first == [b"7", b"ann", topic, 2, 0, 0]
+    assert as_second == [b"7", b"ann", topic, 2, 0, 1]
+    assert [(one.topic, one.partitions) for one in recorder.of(TopicMade)] == [(retries, 3)]
+    assert sum((await witness.ends(retries, 3)).values()) == 1
+    assert sum((await witness.committed(group, retries, 3)).values()) == 1
+    assert (await witness.committed(group, topic, 3))[2] == 1
+
+
+async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witness, group, recorder):
+    """From one retry topic to the next, tried as often in each; the letter has the first origin and all attempts."""
+    topic, app, tried = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"poison"])
+
+    @app.handler(topic, retry=Retry(attempts=2, backoff_ms=1), retry_topics=[200, 400], dead_letter=None)
+    async def handle(value: bytes) -> None:
+        tried.append(time.monotonic())
+        raise ValueError("poison")
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    assert len(tried) == 6
+    assert tried[2] - tried[1] >= 0.2
+    assert tried[4] - tried[3] >= 0.4
+    delays = ("retry.200ms", "retry.400ms")
+    assert [await witness.ends(f"{topic}.{group}.{one}", 1) for one in (*delays, "dead")] == [{0: 1}] * 3
+    (letter,) = await letters_in(witness, f"{topic}.{group}.dead")
+    headers = dict(letter.headers())
+    assert headers["penstock-attempts"] == b"6"
+    assert (headers["penstock-origin-topic"], headers["penstock-origin-offset"]) == (topic.encode(), b"0")
+    assert "penstock-due-at" not in headers
+    assert [await witness.committed(group, f"{topic}.{group}.{one}", 1) for one in delays] == [{0: 1}] * 2
+
+
+async def test_what_waits_is_in_nobodys_way(new_app, new_topic, witness, group, recorder):
+    """While records wait, all others of the topic are handled and committed, and the app has next to nothing to do."""
+    topic, app, good = new_topic(), new_app(), []
+    witness.produce(topic, (b"%d" % n for n in range(1_000)))
+
+    @app.handler(topic, retry=ONCE, retry_topics=[60_000])
+    async def handle(n: int) -> None:
+        if n % 2:
+            raise ValueError("odd")
+        good.append(n)
+
+    async with app:
+        await recorder.wait_for(RecordDelayed, 500)
+        await until(lambda: len(good) == 500)
+        at_end = {TopicPartition(topic, 0): 1_000}
+        await recorder.wait_for(OffsetsCommitted, where=lambda event: at_end.items() <= event.offsets.items())
+        # The partition of the retry topic is assigned and read; its first records are held.
+        used_before = time.process_time()
+        await asyncio.sleep(1)
+        used = time.process_time() - used_before
+
+    retries = f"{topic}.{group}.retry.1m"
+    assert await witness.committed(group, topic, 1) == {0: 1_000}
+    assert good == list(range(0, 1_000, 2))
+    assert used < 0.3
+    assert await witness.ends(retries, 1) == {0: 500}
+    assert (await witness.committed(group, retries, 1)).get(0, 0) == 0
+
+
+async def test_who_takes_over_goes_on_waiting(new_app, new_topic, witness, group, recorder):
+    """A member that leaves hands its waiting records on uncommitted; the next handles each once, when it is due."""
+    topic, handled, failed_at = new_topic(), [], {}
+    witness.produce(topic, (b"%d" % n for n in range(50)))
+
+    def app_of(name: str) -> App:
+        app = new_app(client_id=name)
+
+        @app.handler(topic, retry=ONCE, retry_topics=[3_000])
+        async def handle(n: int) -> None:
+            if n not in failed_at:
+                failed_at[n] = time.monotonic()
+                raise ValueError("not yet")
+            handled.append((n, name, time.monotonic()))
+
+        return app
+
+    retries = f"{topic}.{group}.retry.3s"
+    async with app_of("first"):
+        await recorder.wait_for(RecordDelayed, 50)
+    assert (await witness.committed(group, retries, 1)).get(0, 0) == 0
+    assert not handled
+    async with app_of("second"):
+        await until(lambda: len(handled) == 50)
+
+    assert sorted(n for n, _, _ in handled) == list(range(50))
+    assert {name for _, name, _ in handled} == {"second"}
+    assert all(at - failed_at[n] >= 3 for n, _, at in handled)
+    assert await witness.committed(group, retries, 1) == {0: 50}
+    assert await witness.ends(retries, 1) == {0: 50}
+
+
+async def test_a_rebalance_in_the_middle_loses_nothing(new_app, new_topic, witness, group, recorder):
+    """A second member takes some of the waiting partitions; each record is handled once, by whoever has it when due."""
+    topic, handled, failed_at = new_topic(4), [], {}
+    witness.produce(topic, (b"%d" % n for n in range(200)))
+
+    def app_of(name: str) -> App:
+        app = new_app(client_id=name)
+
+        @app.handler(topic, retry=ONCE, retry_topics=[4_000], order_by="none")
+        async def handle(n: int) -> None:
+            if n not in failed_at:
+                failed_at[n] = time.monotonic()
+                raise ValueError("not yet")
+            handled.append((n, name, time.monotonic()))
+
+        return app
+
+    async with app_of("first"):
+        await recorder.wait_for(RecordDelayed, 200)
+        async with app_of("second"):
+            await recorder.wait_for(PartitionsRevoked)
+            await until(lambda: len(handled) == 200)
+
+    assert sorted(n for n, _, _ in handled) == list(range(200))
+    assert {name for _, name, _ in handled} == {"first", "second"}
+    assert all(at - failed_at[n] >= 4 for n, _, at in handled)
+    assert sum((await witness.committed(group, f"{topic}.{group}.retry.4s", 4)).values()) == 200
+
+
+async def test_the_handler_that_failed_has_it_again(new_app, new_topic, witness):
+    """Of several handlers of one topic it is the one that failed, though another would take the record by now."""
+    topic, app, greedy_ones, seen = new_topic(), new_app(), [], []
+    witness.produce(topic, [b"a", b"b"])
+
+    @app.handler(topic, when=lambda _record: bool(seen))
+    async def greedy(value: bytes) -> None:
+        greedy_ones.append(value)
+
+    @app.handler(topic, when=lambda record: record.topic == topic, retry=ONCE, retry_topics=[100])
+    async def failing(record: Record) -> None:
+        seen.append((record.topic, record.offset, record.value))
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    async with app:
+        await until(lambda: len(seen) + len(greedy_ones) >= 3)
+
+    assert seen[0] == seen[-1] == (topic, 0, b"a")
+    assert b"a" not in greedy_ones
+
+
+async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic, witness, group, recorder):
+    """A rejected record, and one that does not decode, are dead at once; so is what `Retry(on=...)` does not have."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    witness.produce(topic, [b"1", b"no number", b"2"])
+
+    @app.handler(topic, retry=Retry(attempts=1, on=OSError), retry_topics=[100])
+    async def handle(n: int) -> None:
+        if n == 1:
+            raise Reject("no ones")
+        raise ValueError("a bug")
+
+    async with app:
+        await recorder.wait_for(RecordBuried, 3)
+
+    assert await witness.ends(f"{topic}.{group}.retry.100ms", 1) == {0: 0}
+    assert await witness.ends(f"{topic}.{group}.dead", 1) == {0: 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retry_topics": [5_000], "order_by": "key"}, 'order_by="key".*overtaking=True'),
+        ({"retry_topics": 5_000}, "list of delays in ms"),
+        ({"retry_topics": [0]}, "list of delays in ms"),
+        ({"retry_topics": [1.5]}, "list of delays in ms"),
+        ({"retry_topics": [True]}, "list of delays in ms"),
+        ({"retry_topics": [5, 5]}, "none may come twice"),
+    ],
+)
+def test_delays_that_make_no_sense_are_refused(options, said):
+    """Where they are declared, and with a way out."""
+    with pytest.raises(ConfigurationError, match=said):
+        Handlers().handler("orders", **options)
+
+
+def test_retry_topics_need_topics_by_name():
+    """With a pattern nobody knows what to read before there is a first failure."""
+    with pytest.raises(ConfigurationError, match="topics by name"):
+        Handlers().handler(pattern="orders.*", retry_topics=[5_000])
+
+
+def test_who_says_so_may_be_overtaken():
+    """`overtaking=True`, or an order that was never asked for."""
+    handlers = Handlers()
+    handlers.handler("orders", retry_topics=[5_000], order_by="key", overtaking=True)(print)
+    handlers.handler("orders", retry_topics=(5_000,), order_by="none")(print)
+    handlers.handler("orders", retry_topics=[5_000, 60_000, 600_000])(print)
+
+    assert [one.retry_topics for one in handlers.declared] == [(5_000,), (5_000,), (5_000, 60_000, 600_000)]
