@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from penstock.app.codecs import AnyCodec, JsonCodec
 from penstock.app.dependencies import Overrides
 from penstock.app.ends import asked_by_signals, first_of
+from penstock.app.exactly_once import Delivery, Kafka, check_options, exactly_once, transaction_options
 from penstock.app.group import Connect
 from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
@@ -30,7 +31,7 @@ from penstock.app.publisher import Published, Publisher
 from penstock.app.results import outgoing, traced
 from penstock.app.running import Running
 from penstock.app.signs import Signs
-from penstock.app.sources import ConsumerSource
+from penstock.app.sources import ConsumerSource, Source
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.retries import OnFailure, Retry
@@ -57,6 +58,15 @@ class App(Handlers):
         middleware: wraps every handler, the outermost first; each is given what runs a record and returns the like.
         require_broker: whether ``start`` fails when no broker answers within ``start_timeout_ms``; without it the app
             starts, is ready, and goes on trying, for a service that has other things to do as well.
+        delivery: ``"exactly_once"`` handles records within transactions: what handlers publish, dead letters and
+            offsets become visible together or not at all.
+        transactional_id: how a group's transactions are named, each process's of its own: a template of ``{group}``,
+            ``{instance}``, ``{hostname}``, ``{worker}``, ``{client_id}`` and ``{pid}``. Whoever starts again with the
+            same name takes back at once what was left open; else the broker does, when the timeout is over. By default
+            the group with its ``group_instance_id``, or with a name that is new at each start.
+        transaction_timeout_ms: the broker takes back what is open for longer; 10,000 when nothing is said.
+        transaction_interval_ms: how long a transaction gathers records; 100 when nothing is said.
+        transaction_max_records: or how many; 10,000 when nothing is said.
         options: those of ``Consumer``; see ``ConsumerOptions``.
 
     Raises:
@@ -72,6 +82,11 @@ class App(Handlers):
         codec: AnyCodec | None = None,
         middleware: Sequence[Middleware] = (),
         require_broker: bool = True,
+        delivery: Delivery = "at_least_once",
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int | None = None,
+        transaction_interval_ms: int | None = None,
+        transaction_max_records: int | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         super().__init__()
@@ -86,6 +101,13 @@ class App(Handlers):
             middleware=tuple(middleware),
         )
         self._require_broker = require_broker
+        self._transactions = transaction_options(
+            delivery,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
+            transaction_interval_ms=transaction_interval_ms,
+            transaction_max_records=transaction_max_records,
+        )
         self._options: dict[str, Any] = {}
         self.configure(**options)
         self._overrides: dict[Callable[..., object], Callable[..., object]] = {}
@@ -313,21 +335,26 @@ class App(Handlers):
         more = () if instead is None else instead.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", signs))
 
-        def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> ConsumerSource:
-            return ConsumerSource(
-                handlers,
-                too,
-                {**self._options, "group_id": group_id, "hooks": hooks},
-                dead_letter=self._defaults.dead_letter,
-            )
+        options, dead_letter = {**self._options, "hooks": hooks}, self._defaults.dead_letter
+        observer = Observer(hooks, client_id=config.client_id)
 
+        def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> Source:
+            return ConsumerSource(handlers, too, {**options, "group_id": group_id}, dead_letter=dead_letter)
+
+        def open_producer() -> AbstractAsyncContextManager[Publisher]:
+            return Producer(config)
+
+        kafka = Kafka(connect, open_producer)
+        if self._transactions is not None:
+            check_options(self._transactions, config, self._options, self.declared)
+            kafka = exactly_once(self._transactions, config, options, kafka, dead_letter=dead_letter, observer=observer)
         return Running(
             plan,
             config,
-            connect=connect if instead is None else instead.connect,
-            open_publisher=(lambda: Producer(config)) if instead is None else instead.open_publisher,
+            connect=kafka.connect if instead is None else instead.connect,
+            open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
             signs=signs,
-            observer=Observer(hooks, client_id=config.client_id),
+            observer=observer,
             require_broker=self._require_broker,
         )
 

@@ -83,6 +83,9 @@ class Group:
         """The first topic of each topic of the group's own: what comes from there goes to whoever had it first."""
         self._delays = Delays(retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on)
         self.source = connect(group_id, [handler for handler, _ in handlers], self._origins)
+        self._transactions = self.source.transactions
+        if self._transactions is not None:
+            self._publisher = self._transactions
         self._stations: list[_Station] = []
         self._of_topic: dict[str, list[_Station]] = {}
         self._progress = Wake()
@@ -115,7 +118,9 @@ class Group:
         """Begin nothing more, and wait for what runs, for so long at most."""
         until = asyncio.get_running_loop().time() + timeout_s
         self.source.halt()
-        while any(station.line.runs for station in self._stations) and asyncio.get_running_loop().time() < until:
+        if self._transactions is not None:
+            await self._transactions.settled(until)
+        while self.runs and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 
     @property
@@ -144,7 +149,13 @@ class Group:
     @property
     def waiting(self) -> int:
         """Records that failed for good and are tried again now and then, as nobody takes them."""
-        return sum(one.failures.waiting for one in self._stations)
+        aside = 0 if self._transactions is None else self._transactions.waiting
+        return aside + sum(one.failures.waiting for one in self._stations)
+
+    @property
+    def runs(self) -> bool:
+        """Whether a handler runs, or waits for its next attempt."""
+        return any(one.line.runs for one in self._stations)
 
     # ---- as the reader wants it --------------------------------------------------------------------------------
 
@@ -244,6 +255,9 @@ class Group:
 
         if not prepared.is_simple or middleware or handler.when is not None:
             handle = _as_first_read(handle, self._origins)
+        transactions = self._transactions
+        if transactions is not None:
+            handle = transactions.around(handle)
 
         async def pause(record: Record, seconds: float) -> bool:
             return await line.pause(record, seconds)
@@ -261,6 +275,7 @@ class Group:
             attempt=handle,
             pause=pause,
             is_ours=is_ours,
+            set_aside=None if transactions is None else transactions.set_aside,
             delay_of=self._delays.delay_of,
             observer=self._observer,
         )

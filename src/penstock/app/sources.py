@@ -6,12 +6,13 @@ Rule of this file: what is in hand, done and given back is between the source an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 from penstock.app.delays import retry_topics_of
 from penstock.app.handlers import Handler
 from penstock.app.own_topics import make_own_topics
+from penstock.app.publisher import Publisher
 from penstock.config import resolve
 from penstock.consumer.consumer import Consumer, hand_over, read_too
 from penstock.consumer.hands import Taker
@@ -20,13 +21,44 @@ from penstock.core.positions import Position
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition
 
-__all__ = ["ConsumerSource", "Source"]
+__all__ = ["ConsumerSource", "Crew", "Source", "Transactions"]
+
+WorkT = TypeVar("WorkT")
+
+
+class Crew(Taker, Protocol):
+    """Who takes from a source, and handles."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether a handler runs, or waits for its next attempt."""
+
+
+class Transactions(Publisher, Protocol):
+    """What a source has that hands out records within transactions; to publish with it is to publish within them."""
+
+    def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """``handle``, of which what it publishes counts if it succeeds."""
+
+    def set_aside(self, record: Record, seconds: float) -> None:
+        """A record failed for good and nobody takes it: it comes again after so long, and what is behind it later."""
+
+    @property
+    def waiting(self) -> int:
+        """Records that were set aside."""
+
+    async def settled(self, until: float) -> None:
+        """After ``halt``: wait until what was handed out is finished and committed, or it is ``until``."""
 
 
 class Source(Protocol):
     """Gives slices of partitions to one taker."""
 
-    async def start(self, taker: Taker) -> int:
+    @property
+    def transactions(self) -> Transactions | None:
+        """Those in which its records are handled; None where they are handled at least once."""
+
+    async def start(self, taker: Crew) -> int:
         """Begin; gives how many records may wait on the way.
 
         Raises:
@@ -71,6 +103,11 @@ class ConsumerSource:
         self.consumer = _consumer_for(handlers, too, options)
         read_too(self.consumer, too)
         self._reader: Reader | None = None
+
+    @property
+    def transactions(self) -> None:
+        """None: its records are handled at least once."""
+        return
 
     async def start(self, taker: Taker) -> int:
         """Make the topics of the group's own that are missing, and start the consumer.

@@ -249,6 +249,16 @@ class TransactionalProducer:
                 await self._flush()
         return place
 
+    async def check(self, topic: str, partition: int | None = None) -> None:
+        """See that a record would have a place, without sending one.
+
+        Raises:
+            PublishError: the topic or partition does not exist.
+        """
+        partitions = await self._partitions_of(topic)
+        if partition is not None and partition not in partitions:
+            raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
+
     async def commit(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata] = _NOTHING,

@@ -34,6 +34,11 @@ class LogSource:
         self._is_halted = False
         log.watch(self._news.set)
 
+    @property
+    def transactions(self) -> None:
+        """None: here, what is published is there at once."""
+        return
+
     def watch(self, watcher: Callable[[], None]) -> None:
         """Have ``watcher`` called when something is done."""
         self._watchers.append(watcher)

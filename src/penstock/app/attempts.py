@@ -1,0 +1,134 @@
+"""One attempt of a handler at its records, as far as it publishes: nothing, or when it has succeeded, all of it.
+
+Rule of this file: a transaction is made of attempts that succeeded. What an attempt published before it failed is
+forgotten with it, so that the next one may publish it again. Whose attempt it is that runs is known by the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
+
+from penstock.app.publisher import Publisher
+from penstock.app.transactor import Transactor
+from penstock.core.transaction_windows import Window
+from penstock.errors import ConsumerStateError, PenstockError, PublishError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Attempts", "Outgoing", "current_publisher"]
+
+WorkT = TypeVar("WorkT")
+
+
+class Outgoing(NamedTuple):
+    """A record to be published, as ``Publisher.publish`` has it."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+class _Attempt:
+    """What one attempt wants published."""
+
+    __slots__ = ("is_over", "outgoing", "publisher")
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.outgoing: list[Outgoing] = []
+        self.is_over = False
+        """It has returned, or failed; what comes now comes from a task that it left behind."""
+
+
+_current: ContextVar[_Attempt | None] = ContextVar("penstock_attempt", default=None)
+
+
+def current_publisher() -> Publisher | None:
+    """What publishes for the handler in which this code runs; None outside of handlers that run in transactions."""
+    attempt = _current.get()
+    return None if attempt is None else attempt.publisher
+
+
+class Attempts:
+    """Those of one group's handlers.
+
+    Args:
+        transactor: whose transactions they publish in.
+        window: the open one.
+        on_doom: told why it cannot be committed any more.
+
+    Attributes:
+        refused: records that published more than a topic allows, as is known since their transaction was aborted.
+    """
+
+    def __init__(self, transactor: Transactor, window: Window, on_doom: Callable[[PenstockError], None]) -> None:
+        self._transactor, self._window, self._on_doom = transactor, window, on_doom
+        self.refused: dict[tuple[TopicPartition, int], PublishError] = {}
+
+    def around(
+        self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
+    ) -> Callable[[WorkT], Awaitable[object]]:
+        """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
+        refused, send = self.refused, self._send
+
+        async def attempted(work: WorkT) -> object:
+            attempt = _Attempt(publisher)
+            token = _current.set(attempt)
+            try:
+                result = await handle(work)
+            finally:
+                _current.reset(token)
+                attempt.is_over = True
+            if attempt.outgoing:
+                if refused:
+                    self._raise_refusal_of(work)
+                for one in attempt.outgoing:
+                    await send(one)
+            return result
+
+        return attempted
+
+    async def publish(self, one: Outgoing) -> None:
+        """Publish with the transaction: from a handler when it has succeeded, from elsewhere at once.
+
+        Raises:
+            PublishError: the topic or partition does not exist, or the handler has returned already.
+        """
+        attempt = _current.get()
+        if attempt is None:
+            await self._send(one)
+            return
+        if attempt.is_over:
+            raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
+        if self._window.doomed_by is None:
+            await self._transactor.check(one.topic, one.partition)
+            attempt.outgoing.append(one)
+
+    async def _send(self, one: Outgoing) -> None:
+        """Put a record into the transaction; into nothing, when that will be taken back."""
+        if self._window.doomed_by is not None:
+            return
+        try:
+            await self._transactor.send(
+                one.topic,
+                one.value,
+                key=one.key,
+                headers=one.headers,
+                partition=one.partition,
+                timestamp_ms=one.timestamp_ms,
+            )
+        except (PublishError, ConsumerStateError) as error:
+            if self._transactor.is_open:
+                raise
+            if not self._window.is_open:
+                raise PublishError(f"{one.topic}: {error}") from error
+            self._on_doom(error)
+
+    def _raise_refusal_of(self, work: object) -> None:
+        for record in work if isinstance(work, list | tuple) else (work,):
+            if isinstance(record, Record) and (error := self.refused.get((record.topic_partition, record.offset))):
+                raise error

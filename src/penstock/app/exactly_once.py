@@ -1,0 +1,224 @@
+"""``App(delivery="exactly_once")``: what its options say, and what takes the place of consumers and of the producer.
+
+Rule of this file: it is told to users here what does not go together with transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from penstock.app.attempts import current_publisher
+from penstock.app.delays import retry_topics_of
+from penstock.app.group import Connect
+from penstock.app.handlers import Handler
+from penstock.app.publisher import Published, Publisher
+from penstock.app.sources import ConsumerSource
+from penstock.app.transactional_source import TransactionalSource
+from penstock.app.transactor import Transactor
+from penstock.config import ConsumerConfig
+from penstock.core.transaction_windows import WindowSettings
+from penstock.errors import ConfigurationError
+from penstock.observe.hooks import Observer
+
+__all__ = ["Delivery", "Kafka", "TransactionOptions", "check_options", "exactly_once", "transaction_options"]
+
+Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
+
+_CONSUMER_OPTIONS: Mapping[str, object] = {
+    "enable_auto_commit": False,
+    "isolation_level": "read_committed",
+    # When it is committed, what is finished has no holes.
+    "offset_metadata_max_bytes": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionOptions:
+    """An app's options for transactions; see ``App``."""
+
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 10_000
+    transaction_interval_ms: int = 100
+    transaction_max_records: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuse what will not do.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        name: object = self.transactional_id
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(
+                f"transactional_id={name!r} will not do: it has to be a name, such as"
+                " '{group}-{hostname}-{worker}', that no other process has"
+            )
+        for option in ("transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records"):
+            value = getattr(self, option)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{option}={value!r} will not do: it has to be a whole number, at least 1")
+        if self.transaction_interval_ms * 2 > self.transaction_timeout_ms:
+            raise ConfigurationError(
+                f"transaction_interval_ms={self.transaction_interval_ms} has to be at most half of"
+                f" transaction_timeout_ms={self.transaction_timeout_ms} - what was gathered has to be finished, too"
+            )
+
+    def name_for(self, group_id: str, config: ConsumerConfig) -> str:
+        """The transactional id of a group's producer.
+
+        Raises:
+            ConfigurationError: the template names what is not known.
+        """
+        known = {
+            "group": group_id,
+            "instance": config.group_instance_id or "",
+            "client_id": config.client_id,
+            "hostname": platform.node(),
+            "worker": os.environ.get("PENSTOCK_WORKER", "0"),
+            "pid": str(os.getpid()),
+        }
+        template = self.transactional_id
+        if template is None:
+            # A dynamic member has no name that it will have again: what it leaves open, the broker ends by its timeout.
+            return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
+        if re.search(r"\{instance\}", template) and config.group_instance_id is None:
+            raise ConfigurationError(f"transactional_id: {template!r} names an instance - give group_instance_id, too")
+        try:
+            name = template.format_map(known)
+        except (KeyError, ValueError, IndexError, AttributeError):
+            raise ConfigurationError(
+                f"transactional_id: {template!r} will not do - between braces it knows {', '.join(known)} and no more"
+            ) from None
+        return name if "{group}" in template else f"{name}-{group_id}"
+
+
+class Kafka(NamedTuple):
+    """What a run stands on."""
+
+    connect: Connect
+    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
+
+
+def transaction_options(delivery: object, **given: object) -> TransactionOptions | None:
+    """Those that were given, and for the others their defaults; None where records are handled at least once.
+
+    Raises:
+        ConfigurationError: one will not do, or they are given where there are no transactions.
+    """
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if delivery not in get_args(Delivery):
+        known = " or ".join(map(repr, get_args(Delivery)))
+        raise ConfigurationError(f"delivery={delivery!r} will not do: it has to be {known}")
+    if delivery == "exactly_once":
+        return TransactionOptions(**said)
+    if said:
+        raise ConfigurationError(f"{', '.join(said)}: there are no transactions without delivery='exactly_once'")
+    return None
+
+
+def exactly_once(  # noqa: PLR0913 - what a run stands on
+    options: TransactionOptions,
+    config: ConsumerConfig,
+    given: Mapping[str, Any],
+    kafka: Kafka,
+    *,
+    dead_letter: str | None,
+    observer: Observer,
+) -> Kafka:
+    """Have a run's records handled exactly once.
+
+    Args:
+        options: the app's, for transactions.
+        config: the consumers', resolved.
+        given: the same, as the user said them.
+        kafka: what publishes for code outside of handlers.
+        dead_letter: the topic for dead letters of handlers that name none.
+        observer: told what becomes of transactions.
+    """
+    sources: list[TransactionalSource] = []
+    settings = WindowSettings(
+        interval_s=options.transaction_interval_ms / 1000,
+        max_records=options.transaction_max_records,
+        timeout_s=options.transaction_timeout_ms / 1000,
+    )
+
+    def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> TransactionalSource:
+        transactor = Transactor(
+            config,
+            group_id,
+            transactional_id=options.name_for(group_id, config),
+            transaction_timeout_ms=options.transaction_timeout_ms,
+            observer=observer,
+        )
+        consumer = ConsumerSource(
+            handlers, too, {**given, "group_id": group_id, **_CONSUMER_OPTIONS}, dead_letter=dead_letter
+        )
+        source = TransactionalSource(
+            consumer, retry_topics_of(handlers, group_id), transactor=transactor, settings=settings, observer=observer
+        )
+        sources.append(source)
+        return source
+
+    @asynccontextmanager
+    async def open_publisher() -> AsyncIterator[Publisher]:
+        async with kafka.open_publisher() as outside:
+            yield _ByContext(outside, sources)
+
+    return Kafka(connect, open_publisher)
+
+
+class _ByContext:
+    """Publishes with the transaction of the handler that asks; by itself, when none does."""
+
+    def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
+        self._outside, self._sources = outside, sources
+
+    async def publish(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published | None:
+        publisher = current_publisher()
+        if publisher is None or publisher not in self._sources:
+            publisher = self._outside
+        return await publisher.publish(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+
+
+def check_options(
+    options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Iterable[Handler]
+) -> None:
+    """Refuse what contradicts transactions.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    if given.get("isolation_level", "read_committed") != "read_committed":
+        raise ConfigurationError(
+            "isolation_level='read_uncommitted' contradicts delivery='exactly_once', which would handle what was"
+            " aborted - leave it out"
+        )
+    if config.enable_auto_commit:
+        raise ConfigurationError(
+            "enable_auto_commit=True contradicts delivery='exactly_once': offsets are committed with what was published"
+            " for them - leave it out"
+        )
+    for handler in handlers:
+        if handler.timeout_ms is not None and handler.timeout_ms >= options.transaction_timeout_ms:
+            raise ConfigurationError(
+                f"{handler.name} may take timeout_ms={handler.timeout_ms}, and its transaction only"
+                f" transaction_timeout_ms={options.transaction_timeout_ms} - raise that one"
+            )

@@ -1,0 +1,387 @@
+"""Records that are handled exactly once: handed out inside transactions, committed with what was published for them.
+
+Rule of this file: when to open and close is ``core.transaction_windows``'s to say. It stands between a consumer, of
+which it is the taker, and a group of handlers, which takes from it. To the consumer all records of an open transaction
+are in hand, finished or not; so a partition that has to be given back waits until the transaction is committed. All of
+it is done by whoever calls ``next_slice``; there is no task behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import TypeVar
+
+from penstock.app.attempts import Attempts, Outgoing
+from penstock.app.dead_letters import due_at
+from penstock.app.delays import RetryTopic
+from penstock.app.shares import Rest, Shares
+from penstock.app.sources import ConsumerSource, Crew
+from penstock.app.transactor import Transactor
+from penstock.consumer.standing import Standing
+from penstock.consumer.wake import Wake
+from penstock.core.backoff import Backoff
+from penstock.core.due import wait_ms
+from penstock.core.positions import Position
+from penstock.core.transaction_windows import Aside, Step, Window, WindowSettings
+from penstock.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    PenstockError,
+    PublishError,
+    PublishTooLargeError,
+)
+from penstock.observe.events import OffsetsCommitted, TransactionAborted
+from penstock.observe.hooks import Observer
+from penstock.records import Record, TopicPartition
+
+__all__ = ["TransactionalSource"]
+
+WorkT = TypeVar("WorkT")
+
+_LONGEST_PAUSE_MS = 5_000
+_LOOK_AGAIN_S = 0.02
+"""While the group counts us in no generation."""
+_CLOSING_S = 5.0
+
+
+class TransactionalSource:
+    """A consumer whose records are handled in transactions.
+
+    Args:
+        source: the consumer, which commits nothing by itself.
+        retry_topics: those whose records are not handed out before they are due.
+        transactor: commits.
+        settings: when.
+        observer: told what becomes of transactions.
+    """
+
+    def __init__(
+        self,
+        source: ConsumerSource,
+        retry_topics: Mapping[str, RetryTopic],
+        *,
+        transactor: Transactor,
+        settings: WindowSettings,
+        observer: Observer,
+    ) -> None:
+        self._source, self._retry_topics = source, retry_topics
+        self._transactor, self._observer = transactor, observer
+        self._window, self._aside = Window(settings), Aside()
+        self._alone: TopicPartition | None = None
+        """Whose record is tried again by itself."""
+        self._attempts = Attempts(transactor, self._window, lambda error: self._doom(error, is_at_fault=True))
+        self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
+        self._failures = 0
+        self._is_committing = self._is_stopping = False
+        self._last: tuple[TopicPartition, int] | None = None
+        """The record that was handed out last."""
+        self._crew: Crew | None = None
+        self._shares: Shares | None = None
+        self._standing: Standing | None = None
+        self._loop = asyncio.get_running_loop()
+        self._progress = Wake()
+        self._waiting: asyncio.Timeout | None = None
+        """Of the wait for the consumer's next records, while there is one."""
+        self._shut = asyncio.Event()
+        self._shut.set()
+
+    @property
+    def transactions(self) -> TransactionalSource:
+        """Itself."""
+        return self
+
+    # ---- as a group wants it -----------------------------------------------------------------------------------
+
+    async def start(self, taker: Crew) -> int:
+        """Get a producer id, start the consumer.
+
+        Raises:
+            PenstockError: as ``TransactionalProducer.start`` and ``Consumer.start`` do.
+        """
+        self._crew = taker
+        self._shares = Shares(taker, on_halt=self._close_soon, on_loss=self._lost)
+        await self._transactor.start()
+        window = await self._source.start(self._shares)
+        self._standing = Standing(self._source.consumer)
+        return window
+
+    async def stop(self) -> None:
+        """Take back what is not committed, leave the group."""
+        try:
+            await self._transactor.close(_CLOSING_S)
+        finally:
+            await self._source.stop()
+
+    def progressed(self) -> None:
+        """Something is finished, or there is room where there was none."""
+        self._progress.set()
+        self._source.progressed()
+
+    def halt(self) -> None:
+        """Hand out nothing more, and commit when what was handed out is finished."""
+        self._is_stopping = True
+        self._close_soon()
+
+    async def settled(self, until: float) -> None:
+        """Wait until no transaction is open, or it is ``until``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._shut.wait()
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+        """Records of one partition, in a transaction that is open.
+
+        Raises:
+            PenstockError: as a consumer's reader has it; or no transaction may be made any more.
+        """
+        while True:
+            now = self._loop.time()
+            match self._window.step(now, is_done=self._held.are_done):
+                case Step.FEED if self._is_stopping and not self._window.is_open:
+                    await self._progress.wait()
+                case Step.FEED:
+                    await self._transactor.begin()
+                    if (found := await self._next(room_of)) is not None:
+                        return found
+                case Step.DRAIN:
+                    await self._progress.wait(self._window.next_deadline(now))
+                case Step.COMMIT:
+                    await self._commit()
+                case Step.ABORT:
+                    await self._abort()
+
+    # ---- as handlers want it -----------------------------------------------------------------------------------
+
+    async def publish(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """As ``Attempts`` has it."""
+        await self._attempts.publish(Outgoing(topic, value, key, headers, partition, timestamp_ms))
+
+    def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """``handle``, of which what it publishes counts if it succeeds."""
+        return self._attempts.around(self, handle)
+
+    def set_aside(self, record: Record, seconds: float) -> None:
+        """A record failed for good and nobody takes it: commit what comes before it, and try it again later, alone."""
+        self._aside.put(record.topic_partition, record.offset, self._loop.time() + seconds)
+        reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
+        self._doom(PublishError(reason), is_at_fault=False)
+
+    @property
+    def waiting(self) -> int:
+        """Records that were set aside."""
+        return len(self._aside)
+
+    # ---- handing out -------------------------------------------------------------------------------------------
+
+    async def _next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+        """What may be handed out next; None when it is time to look at the window again."""
+        if (found := self._next_rest(room_of)) is not None:
+            return found
+
+        rests = self._held.rests
+
+        def room(partition: TopicPartition) -> int:
+            return 0 if partition in rests else self._room(partition, None, room_of)
+
+        now = self._loop.time()
+        until = self._window.next_deadline(now)
+        if until is None:
+            until = self._next_due_at(now)
+        try:
+            async with asyncio.timeout_at(until) as self._waiting:
+                position, records = await self._source.next_slice(room)
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting = None
+        if self._aside or position.partition.topic in self._retry_topics:
+            rests[position.partition] = Rest(position, position.epoch, records)
+            return self._next_rest(room_of)
+        self._took(position, records, position.delivered)
+        return position, records
+
+    def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+        """Of what came too early, what may be handed out now."""
+        rests = self._held.rests
+        for partition, rest in list(rests.items()):
+            first = rest.records[0].offset
+            if not rest.may_go or not (room := self._room(partition, first, room_of)):
+                continue
+            is_stopped = self._aside.is_stopped_at(partition, first)
+            taken = rest.records[:1] if is_stopped else self._aside.before(partition, rest.records)[:room]
+            if partition.topic in self._retry_topics and not (
+                taken := list(takewhile(lambda one: not self._wait_s(one), taken))
+            ):
+                continue
+            left = rest.records[len(taken) :]
+            if left:
+                rests[partition] = Rest(rest.position, rest.epoch, left)
+            else:
+                del rests[partition]
+            self._took(rest.position, taken, left[0].offset if left else rest.position.delivered)
+            if is_stopped:
+                self._alone = partition
+                self._window.close()
+            return rest.position, taken
+        return None
+
+    def _next_due_at(self, now: float) -> float | None:
+        """When something may be handed out that may not now; what is due already comes when its turn is."""
+        due = [self._aside.next_due_at(self._at.delivered())] if self._aside else []
+        due += [now + self._wait_s(rest.records[0]) for rest in self._held.rests.values()]
+        return min((one for one in due if one is not None and one > now), default=None)
+
+    def _wait_s(self, record: Record) -> float:
+        """In how long a record may be handled, if it is of a retry topic."""
+        retry = self._retry_topics.get(record.topic)
+        if retry is None:
+            return 0.0
+        due, now_ms = due_at(record), int(time.time() * 1000)
+        return wait_ms(due, written_at_ms=record.timestamp, delay_ms=retry.delay_ms, now_ms=now_ms) / 1000
+
+    def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
+        room = min(room_of(partition), self._window.room)
+        if not self._aside or not room:
+            return room
+        if delivered is None:
+            delivered = self._at.delivered().get(partition)
+        return self._aside.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
+
+    def _took(self, position: Position, records: Sequence[Record], following: int | None) -> None:
+        assert following is not None
+        self._shut.clear()
+        self._window.took(len(records), self._loop.time())
+        self._held.took(position, records, following)
+        self._last = position.partition, records[-1].offset
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    def _close_soon(self) -> None:
+        self._window.close()
+        self._look_again()
+
+    def _doom(self, error: PenstockError, *, is_at_fault: bool) -> None:
+        self._window.doom(error, is_at_fault=is_at_fault)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Have ``next_slice`` look at the window now."""
+        self._progress.set()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
+
+    def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
+        self._aside.lift(partition)
+        # What the broker says of a commit that is under way counts.
+        if was_shared and not self._is_committing:
+            self._doom(PublishError(f"{partition} went before its transaction was committed"), is_at_fault=False)
+
+    async def _commit(self) -> None:
+        """Commit, or say why that cannot be."""
+        identity = self._at.identity
+        if identity is None:
+            # A rebalance is under way, or the partitions are about to be lost.
+            until = self._loop.time() + _LOOK_AGAIN_S
+            if self._window.gives_up_at is not None and until >= self._window.gives_up_at:
+                self._doom(PublishError("the group has not counted this member in for too long"), is_at_fault=False)
+            else:
+                await self._progress.wait(until)
+            return
+        offsets = self._held.offsets()
+        self._is_committing = True
+        try:
+            await self._transactor.commit(offsets, identity)
+        except PenstockError as error:
+            self._doom(error, is_at_fault=True)
+            return
+        finally:
+            self._is_committing = False
+        self._failures = 0
+        self._observer.tell(OffsetsCommitted(self._at.group_id, {at: one.offset for at, one in offsets.items()}))
+        self._held.committed(offsets)
+        if self._alone is not None:
+            self._aside.lift(self._alone)
+        self._attempts.refused.clear()
+        self._window.committed()
+        self._end()
+
+    def _end(self) -> None:
+        """No transaction is open."""
+        self._alone = None
+        self._shut.set()
+        # Whoever waits to give partitions back looks again.
+        self._source.progressed()
+
+    # ---- taking back -------------------------------------------------------------------------------------------
+
+    async def _abort(self) -> None:
+        """Take back what was published, and read again from what is committed.
+
+        Raises:
+            PenstockError: no other transaction may be made.
+        """
+        error, crew = self._window.doomed_by, self._crew
+        assert error is not None
+        assert crew is not None
+        self._observer.tell(TransactionAborted(self._at.group_id, self._window.count, str(error)))
+        for partition in self._held.partitions():
+            crew.halt(partition)
+        await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
+        # What runs still publishes into nothing; what it would publish later must not come into the next transaction.
+        while crew.runs:
+            await self._progress.wait()
+        if self._window.is_at_fault:
+            self._failures += 1
+            until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
+            while self._loop.time() < until:
+                await self._progress.wait(until)
+        await self._read_again()
+        self._blame(error)
+        self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError))
+        self._end()
+
+    async def _read_again(self) -> None:
+        """Go back to what is committed: of a commit that was in doubt, only the broker knows."""
+        failures = 0
+        while self._held:
+            try:
+                committed = await self._at.committed(self._held.partitions())
+            except (BrokerError, BrokerConnectionError) as error:
+                if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
+                    raise
+                failures += 1
+                await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter
+            else:
+                self._held.read_again(self._at, committed)
+
+    def _blame(self, error: PenstockError) -> None:
+        """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
+        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._last is not None:
+            self._attempts.refused[self._last] = error
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _held(self) -> Shares:
+        assert self._shares is not None
+        return self._shares
+
+    @property
+    def _at(self) -> Standing:
+        assert self._standing is not None
+        return self._standing

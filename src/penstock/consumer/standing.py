@@ -1,0 +1,66 @@
+"""What a taker who commits by himself has to know and to change: who we are to the group, and where to read again.
+
+Rule of this file: for this package's own use; a consumer's user has ``commit`` and ``seek``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from penstock.consumer.consumer import Consumer
+from penstock.consumer.engine import Engine
+from penstock.consumer.offsets import committed_offsets
+from penstock.core.membership import Identity
+from penstock.core.offset_map import decode
+from penstock.core.positions import Position
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Standing"]
+
+
+class Standing:
+    """Where a started consumer of a group stands."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        engine = consumer._engine  # noqa: SLF001 - this room's own
+        assert engine is not None
+        assert engine.config.group_id is not None
+        self._engine: Engine = engine
+        self.group_id: str = engine.config.group_id
+
+    @property
+    def identity(self) -> Identity | None:
+        """As whom to commit; None while the group counts us in no generation."""
+        coordinator = self._engine.coordinator
+        return None if coordinator is None else coordinator.committing_as()
+
+    def delivered(self) -> Mapping[TopicPartition, int | None]:
+        """The next offset to be handed out of each partition that is assigned."""
+        return {position.partition: position.delivered for position in self._engine.positions}
+
+    def is_ours(self, position: Position) -> bool:
+        """Whether a position is still that of its partition, and not of an assignment that is over."""
+        return self._engine.positions.get(position.partition) is position
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, when no open transaction may change it any more.
+
+        Raises:
+            BrokerError: the broker does not allow it.
+            BrokerConnectionError: nobody answers in time.
+        """
+        cluster = self._engine.cluster
+        return await cluster.retrying(
+            partial(committed_offsets, cluster, self.group_id, list(partitions)),
+            timeout_s=self._engine.config.default_api_timeout_ms / 1000,
+            what=f"reading the committed offsets of group {self.group_id!r}",
+        )
+
+    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+        """Read from a committed offset on, without what is said beside it to be finished."""
+        self._engine.reader.drop([position.partition])
+        position.begin(
+            at.offset, -1 if at.leader_epoch is None else at.leader_epoch, decode(at.metadata, at.offset).offset_map
+        )
+        self._engine.positions_changed()

@@ -1,0 +1,217 @@
+"""When a transaction opens, gathers, closes or is given up; and which records wait outside until they are tried again.
+
+Rule of this file: pure. A window opens with the first record that is handed out, takes more until its interval is over
+or it is full, then takes none, and is committed when all that it took is finished: so what a transaction says is done
+has no holes, and what it published belongs to what it says. What can no longer be committed is aborted as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.errors import PenstockError, PublishError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["Aside", "Step", "Window", "WindowSettings"]
+
+_SHARE = 0.8
+"""Of the transaction's timeout; the rest is for its end."""
+
+
+class Step(StrEnum):
+    """What is to be done with a window."""
+
+    FEED = "hand out more"
+    DRAIN = "wait until what was handed out is finished"
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """What the options say; times in seconds."""
+
+    interval_s: float
+    """How long a transaction gathers."""
+    max_records: int
+    timeout_s: float
+    """The broker aborts a transaction that is open for longer."""
+
+
+class Window:
+    """One transaction after the other.
+
+    Attributes:
+        count: records that the open one has taken.
+        opened_at: when the first was; None while none is open.
+        doomed_by: why the open one cannot be committed; None while it can.
+        is_at_fault: whether that is a failure, after which one waits a little, and no change of plan.
+    """
+
+    def __init__(self, settings: WindowSettings) -> None:
+        self._settings = settings
+        self._limit = settings.max_records
+        self._is_closing = False
+        self.count = 0
+        self.opened_at: float | None = None
+        self.doomed_by: PenstockError | None = None
+        self.is_at_fault = False
+
+    def __repr__(self) -> str:
+        state = "doomed" if self.doomed_by else "closing" if self._is_closing else "open" if self.is_open else "shut"
+        return f"<Window {state} count={self.count}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records of it are handed out."""
+        return self.opened_at is not None
+
+    @property
+    def room(self) -> int:
+        """How many more records may be handed out."""
+        return 0 if self._is_closing or self.doomed_by is not None else max(0, self._limit - self.count)
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+
+    def took(self, count: int, now: float) -> None:
+        """Records are handed out; the first of them open it."""
+        if self.opened_at is None:
+            self.opened_at = now
+        self.count += count
+
+    def close(self) -> None:
+        """Take no more, and commit as soon as all is finished: a partition has to be given back, or all has to end."""
+        self._is_closing = self.is_open
+
+    def doom(self, error: PenstockError, *, is_at_fault: bool = True) -> None:
+        """It cannot be committed any more; the first reason counts."""
+        if self.is_open and self.doomed_by is None:
+            self.doomed_by, self.is_at_fault = error, is_at_fault
+
+    def committed(self) -> None:
+        """It is over, and all is well: the next one may be twice as large, if something had made it small."""
+        self._limit = min(self._settings.max_records, self._limit * 2)
+        self._shut()
+
+    def aborted(self, *, was_too_much: bool = False) -> None:
+        """It is over; after ``was_too_much`` the next one is half as large, so that it is found what was."""
+        if was_too_much:
+            self._limit = max(1, min(self.count, self._limit) // 2)
+        self._shut()
+
+    def _shut(self) -> None:
+        self.count, self.opened_at, self.doomed_by, self._is_closing = 0, None, None, False
+
+    # ---- what follows ------------------------------------------------------------------------------------------
+
+    def step(self, now: float, *, is_done: bool) -> Step:
+        """What is to be done now; ``is_done`` says whether all that was handed out is finished."""
+        if self.opened_at is None:
+            return Step.FEED
+        if self.doomed_by is not None:
+            return Step.ABORT
+        age_s = now - self.opened_at
+        if age_s < self._settings.interval_s and self.room:
+            return Step.FEED
+        if is_done:
+            return Step.COMMIT
+        if age_s < self._settings.timeout_s * _SHARE:
+            return Step.DRAIN
+        self.doom(
+            PublishError(
+                f"a transaction of {self.count} records was not finished within {age_s:.1f} s, and the broker aborts it"
+                f" after {self._settings.timeout_s:g} s - raise transaction_timeout_ms, or give the handler a"
+                " timeout_ms that is shorter"
+            ),
+            is_at_fault=False,
+        )
+        return Step.ABORT
+
+    def next_deadline(self, now: float) -> float | None:
+        """When ``step`` will say something else by itself; None when it will not."""
+        if self.opened_at is None:
+            return None
+        closes_at = self.opened_at + self._settings.interval_s
+        if self.room and now < closes_at:
+            return closes_at
+        return self.gives_up_at
+
+    @property
+    def gives_up_at(self) -> float | None:
+        """When the open one is aborted, if it is not committed."""
+        return None if self.opened_at is None else self.opened_at + self._settings.timeout_s * _SHARE
+
+    def is_timed_out(self, now: float) -> bool:
+        """Whether the broker may have aborted the open one by itself."""
+        return self.opened_at is not None and now - self.opened_at >= self._settings.timeout_s
+
+
+@dataclass(slots=True)
+class _Stop:
+    offset: int
+    due_at: float
+
+
+class Aside:
+    """Records that failed for good and that nobody takes: each stops its partition, until it is tried again by itself.
+
+    A transaction cannot wait for such a record, since it would time out, and cannot pass it, since the group's offset
+    has no holes. So what comes before it is committed without it, and then it is tried now and then in a transaction
+    of its own: when that fails again, nothing else has to be done again.
+    """
+
+    def __init__(self) -> None:
+        self._stops: dict[TopicPartition, _Stop] = {}
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def put(self, partition: TopicPartition, offset: int, due_at: float) -> None:
+        """Stop a partition before ``offset``; of several, the first counts."""
+        stop = self._stops.get(partition)
+        if stop is None or offset <= stop.offset:
+            self._stops[partition] = _Stop(offset, due_at)
+
+    def lift(self, partition: TopicPartition) -> None:
+        """The record is finished, or is another's."""
+        self._stops.pop(partition, None)
+
+    def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
+        """How much of ``room`` a partition that was read up to ``delivered`` may have.
+
+        Args:
+            partition: which.
+            delivered: the next offset to be handed out.
+            room: how much there is.
+            now: the time.
+            is_open: whether a transaction is: the record that stops a partition wants one of its own.
+        """
+        stop = self._stops.get(partition)
+        if stop is None or not room:
+            return room
+        if delivered is not None and delivered < stop.offset:
+            return min(room, stop.offset - delivered)
+        return 1 if not is_open and now >= stop.due_at else 0
+
+    def is_stopped_at(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether a record is the one that stops its partition, or behind it."""
+        stop = self._stops.get(partition)
+        return stop is not None and offset >= stop.offset
+
+    def before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+        """Those of ``records`` that come before the one that stops their partition."""
+        stop = self._stops.get(partition)
+        return records if stop is None else [one for one in records if one.offset < stop.offset]
+
+    def next_due_at(self, delivered: Mapping[TopicPartition, int | None]) -> float | None:
+        """When the first of those that were reached may be tried again; None when there is none."""
+        return min(
+            (
+                stop.due_at
+                for partition, stop in self._stops.items()
+                if (at := delivered.get(partition)) is not None and at >= stop.offset
+            ),
+            default=None,
+        )
