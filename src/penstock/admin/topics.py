@@ -90,8 +90,8 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
 
 
 @contextmanager
-def watched(cluster: Cluster, topics: Iterable[str]) -> Iterator[None]:
-    """Keep ``topics`` in the cluster's picture for the length of a ``with``."""
+def watched(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
+    """Keep ``topics``, or all there are, in the cluster's picture for the length of a ``with``."""
     who = object()
     cluster.watch(who, topics)
     try:

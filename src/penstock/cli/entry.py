@@ -35,6 +35,10 @@ COMMANDS = {
     "run": _Listed("run the handlers of an app until SIGTERM", ""),
     "demo": _Listed("replay 336,776 real flights into a real broker and read them", "demo"),
     "kafka": _Listed("start a real broker on this machine, until Ctrl-C", "cli,testing"),
+    "tail": _Listed("print the records of a topic", ""),
+    "groups": _Listed("list groups, look into one, delete some", ""),
+    "lag": _Listed("how far a group is behind", ""),
+    "offsets": _Listed("show what a group has committed, or set it anew", ""),
     "dead-letters": _Listed("look at records that failed for good, and replay them", "cli"),
 }
 

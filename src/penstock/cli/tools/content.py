@@ -1,0 +1,34 @@
+"""How the bytes of keys, values and headers are written so that people and programs can read them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+__all__ = ["Format", "as_json", "readable"]
+
+Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
+
+
+def readable(content: bytes | None) -> tuple[Format, str]:
+    """What it is, and the text of it in one line of JSON, as text, or in hex; no number in JSON is changed."""
+    if content is None:
+        return "null", ""
+    if content[:1] in {b"{", b"["}:
+        try:
+            msgspec.json.decode(content)
+            return "JSON", msgspec.json.format(content, indent=-1).decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # it only begins like JSON
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return "hex", content.hex()
+    return ("text", text) if all(one.isprintable() or one in "\n\r\t" for one in text) else ("hex", content.hex())
+
+
+def as_json(content: bytes | None) -> tuple[Format, object]:
+    """The same, as it stands in a line of JSON."""
+    kind, text = readable(content)
+    return kind, None if kind == "null" else msgspec.Raw(text.encode()) if kind == "JSON" else text

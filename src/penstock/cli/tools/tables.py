@@ -1,0 +1,123 @@
+"""What tools write: tables and labelled lines for people, lines of JSON for programs.
+
+Rule of this file: names and texts come from brokers, so from anybody: nothing of them steers a terminal. Where rich is
+not installed the same is written plainly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Column", "Paper", "count", "counted", "drawn", "plain", "write_json"]
+
+_LABEL = 9
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    name: str
+    is_number: bool = False
+    is_wide: bool = False
+    """It takes the room that is left, and is folded where that is not enough."""
+
+
+class Paper:
+    """Writes for people; with rich where it is there."""
+
+    def __init__(self) -> None:
+        try:
+            from penstock.cli.screen import Screen  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError:
+            self._screen = None
+        else:
+            self._screen = Screen()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks at it, and it can be drawn anew."""
+        return self._screen is not None and self._screen.is_terminal
+
+    def say(self, label: str, text: str) -> None:
+        """A labelled line."""
+        if self._screen is None:
+            _print(f"{label:<{_LABEL}} {plain(text)}")
+            return
+        from rich.markup import escape  # noqa: PLC0415 - an extra
+
+        self._screen.say(label, escape(plain(text)))
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+        """A table, with an empty line behind it."""
+        cells = [[plain(cell) for cell in row] for row in rows]
+        if self._screen is None:
+            _print(_plainly(columns, cells))
+        else:
+            self._screen.console.print(drawn(columns, cells))
+            self._screen.console.print()
+
+
+def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """The table, as rich draws it."""
+    from rich import box  # noqa: PLC0415 - an extra
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(header_style="dim", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
+    for column in columns:
+        table.add_column(
+            column.name,
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+            ratio=1 if column.is_wide else None,
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    table = [[column.name for column in columns], *rows]
+    widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
+    return "".join(
+        "  ".join(
+            cell.rjust(width) if column.is_number else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ).rstrip()
+        + "\n"
+        for row in table
+    )
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def write_json(entries: Iterable[Mapping[str, object]]) -> None:
+    """A line for each."""
+    sys.stdout.write("".join(f"{msgspec.json.encode(entry).decode()}\n" for entry in entries))
+    sys.stdout.flush()
+
+
+def plain(text: str) -> str:
+    """Text that steers no terminal: what cannot be printed is written out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def count(number: int | None) -> str:
+    """A whole number as people write it; a dash where there is none."""
+    return "-" if number is None else f"{number:,}"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 partition``, ``2 partitions``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
