@@ -1,0 +1,199 @@
+"""A process that is killed repeats what it had not finished, and what no commit had said yet; nothing else.
+
+The witness is a ledger that the handlers write themselves: a line for each record that begins, and for each that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from collections import Counter
+
+import pytest
+from commands import environment
+from crew import until
+
+from penstock import App, Record
+from penstock.core.offset_map import decode
+from penstock.observe.events import FinishedSkipped, PartitionsAssigned
+from penstock.testing import KafkaServer
+
+APP = """
+    import asyncio, os, random, sys, penstock
+
+    servers, group, topic, path, stuck = sys.argv[1:]
+    ledger = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    app = penstock.App(
+        bootstrap_servers=servers, group_id=group, auto_commit_interval_ms=40, session_timeout_ms=1_500,
+        heartbeat_interval_ms=300,
+    )
+    chance = random.Random(3)
+
+    @app.handler(topic, order_by="key", concurrency=32)
+    async def handle(record: penstock.Record):
+        os.write(ledger, f"begin {record.partition} {record.offset}\\n".encode())
+        if stuck and record.key == stuck.encode():
+            await asyncio.Event().wait()
+        await asyncio.sleep(chance.random() / 100)
+        os.write(ledger, f"end {record.partition} {record.offset}\\n".encode())
+
+    asyncio.run(app.run())
+"""
+
+BY_HAND = """
+    import asyncio, os, random, sys, penstock
+
+    servers, group, topic, path, stuck = sys.argv[1:]
+    ledger = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    chance = random.Random(3)
+
+    async def main():
+        room = asyncio.Semaphore(32)
+        async with penstock.Consumer(
+            topic, bootstrap_servers=servers, group_id=group, auto_commit_interval_ms=40, session_timeout_ms=1_500,
+            heartbeat_interval_ms=300, ack="manual",
+        ) as consumer, asyncio.TaskGroup() as tasks:
+
+            async def handle(record):
+                os.write(ledger, f"begin {record.partition} {record.offset}\\n".encode())
+                if stuck and record.key == stuck.encode():
+                    room.release()
+                    await asyncio.Event().wait()
+                await asyncio.sleep(chance.random() / 100)
+                os.write(ledger, f"end {record.partition} {record.offset}\\n".encode())
+                consumer.ack(record)
+                room.release()
+
+            async for record in consumer:
+                await room.acquire()
+                tasks.create_task(handle(record))
+
+    asyncio.run(main())
+"""
+
+KEYS = [b"key %d" % number for number in range(10)]
+
+
+class Ledger:
+    """What the handlers of a process have written."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def of(self, word: str) -> Counter[tuple[int, int]]:
+        """How often each record began, or ended."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        parts = [line.split() for line in lines]
+        return Counter((int(partition), int(offset)) for said, partition, offset in parts if said == word)
+
+
+class Process:
+    """One that handles records until it is killed."""
+
+    def __init__(self, kafka_server: KafkaServer, program: str, group: str, topic: str, ledger: Ledger) -> None:
+        self._arguments = kafka_server.bootstrap_servers, group, topic, str(ledger.path)
+        self._program = textwrap.dedent(program)
+        self.ledger = ledger
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, stuck: str = "") -> None:
+        """Run; records of the key ``stuck`` never end."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", self._program, *self._arguments, stuck, env=environment()
+        )
+
+    async def kill(self) -> None:
+        """As the kernel does."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+async def finished(witness, group, topic, partitions):
+    """All records that the group's commits say are finished, as they stand at the broker."""
+    done = set()
+    for partition, offset in (await witness.committed(group, topic, partitions)).items():
+        done |= {(partition, one) for one in range(offset)}
+        found = decode(await witness.metadata(group, topic, partition), offset).offset_map
+        if found is not None:
+            done |= {(partition, one) for one in range(offset, found.limit) if found.is_finished(one)}
+    return done
+
+
+async def wait_for_a_map(witness, group, topic, count):
+    """Wait until commits say of so many records behind a stuck one that they are finished."""
+    async with asyncio.timeout(30):
+        while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a broker tells nobody
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture(params=[APP, BY_HAND], ids=["app", "by hand"])
+async def process(request, kafka_server, new_topic, *, witness, group, tmp_path):
+    """A process that handles 600 records of ten keys in two partitions."""
+    topic = new_topic(2)
+    for partition in range(2):
+        keys = [KEYS[number % 10] for number in range(300)]
+        witness.produce(topic, (b"%d" % n for n in range(300)), partition=partition, keys=keys)
+    made = Process(kafka_server, request.param, group, topic, Ledger(tmp_path / "ledger"))
+    made.topic = topic
+    yield made
+    await made.kill()
+
+
+async def test_a_process_that_is_killed_repeats_only_what_was_not_committed(process, witness, group):
+    """Killed with one key stuck: what a commit said is finished does not run again, all else does."""
+    ledger = process.ledger
+    await process.start(stuck="key 3")
+    await until(lambda: len(ledger.of("end")) > 150)
+    await process.kill()
+    ended, committed = ledger.of("end"), await finished(witness, group, process.topic, 2)
+
+    assert committed <= ended.keys()
+    ledger.path.unlink()
+    await process.start()
+    await until(lambda: len(ledger.of("end").keys() | committed) == 600)
+    await process.kill()
+
+    assert not ledger.of("end").keys() & committed
+    assert set(ledger.of("end").values()) == {1}
+
+
+async def test_what_a_map_says_survives_any_number_of_kills(process, witness, group):
+    """Behind a stuck record all others are finished and committed: a restart runs the stuck ones and no other."""
+    ledger = process.ledger
+    await process.start(stuck="key 3")
+    await wait_for_a_map(witness, group, process.topic, 540)
+    await process.kill()
+    ledger.path.unlink()
+    await process.start()
+    stuck = {(partition, offset) for partition in range(2) for offset in range(3, 300, 10)}
+    await until(lambda: len(ledger.of("end")) == 60)
+    await wait_for_a_map(witness, group, process.topic, 600)
+
+    assert ledger.of("begin") == ledger.of("end") == Counter(stuck)
+
+
+async def test_the_next_owner_may_be_another_live_member(process, witness, group, kafka_server, recorder):
+    """A member that was there before takes over what the killed one had, and runs what that had not finished."""
+    handled: Counter[tuple[int, int]] = Counter()
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, hooks=[recorder])
+    app.configure(session_timeout_ms=1_500, heartbeat_interval_ms=300, auto_commit_interval_ms=40)
+
+    @app.handler(process.topic, order_by="key")
+    async def handle(record: Record):
+        handled[record.partition, record.offset] += 1
+
+    await process.start(stuck="key 3")
+    await wait_for_a_map(witness, group, process.topic, 540)
+    async with app:
+        await recorder.wait_for(PartitionsAssigned)
+        assert len(await witness.members(group)) == 2
+        await process.kill()
+        await recorder.wait_for(PartitionsAssigned, where=lambda event: len(event.kept | event.added) == 2)
+        await until(lambda: len(handled) == 60)
+        skipped = await recorder.wait_for(FinishedSkipped, 2)
+
+    assert handled == Counter((partition, offset) for partition in range(2) for offset in range(3, 300, 10))
+    assert skipped.records > 0
+    assert await witness.committed(group, process.topic, 2) == {0: 300, 1: 300}
