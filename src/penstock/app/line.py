@@ -285,6 +285,10 @@ class Line:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._workers[task]
         error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            # asyncio has let SystemExit and KeyboardInterrupt through already; whatever else it is ends the app.
+            fatal, error = error, HandlerFailedError(f"a handler raised {type(error).__name__}: {error}")
+            error.__cause__ = fatal
         if error is not None and not self._failed.done():
             self._failed.set_exception(error)
         elif self._lanes.waiting and not self._failed.done():

@@ -1,0 +1,425 @@
+"""One record that fails takes nothing down: neither other keys, nor the app, nor its group; and it is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from commands import environment
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from crew import until
+from letters import letters_in
+
+from penstock import App, DeadLetterError, Message, PenstockError, Record, Retry, TopicPartition
+from penstock.observe.events import (
+    ConsumerFailed,
+    HandlerFailed,
+    LaneFull,
+    LetterRefused,
+    OffsetsCommitted,
+    RecordBuried,
+)
+
+ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
+IMPATIENT = {"request_timeout_ms": 1_000, "default_api_timeout_ms": 2_000}
+"""A topic that nobody knows is given up after so long."""
+
+SHORT = {"max_poll_interval_ms": 2_100, "session_timeout_ms": 2_000, "heartbeat_interval_ms": 500}
+
+
+@pytest.fixture
+def new_app(kafka_server, group, recorder):
+    def make(**options):
+        given = {"group_id": group, "hooks": [recorder], "auto_commit_interval_ms": 100, **options}
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **given)
+
+    return make
+
+
+def set_limit(witness, topic: str, max_message_bytes: int) -> None:
+    """How large a record of a topic may be."""
+    entry = ConfigEntry("max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    witness.admin.incremental_alter_configs([resource])[resource].result(20)
+
+
+async def committed_to(recorder, topic: str, offset: int, partition: int = 0) -> None:
+    wanted = {TopicPartition(topic, partition): offset}
+    await recorder.wait_for(OffsetsCommitted, where=lambda event: wanted.items() <= event.offsets.items())
+
+
+def status_of(app: App, name: str = "records") -> str:
+    return next(one.status for one in app.health().checks if one.name == name)
+
+
+# ---- other keys ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group):
+    """One key of twenty fails again and again: the others are through before it goes on, and it is buried once."""
+    topic, app, handled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, (b"%d" % n for n in range(4_000)), keys=[b"k%d" % (n % 20) for n in range(4_000)])
+
+    @app.handler(topic, order_by="key", retry=Retry(attempts=4, backoff_ms=500, jitter=False))
+    async def handle(record: Record) -> None:
+        if record.offset == 7:
+            raise ValueError("poison")
+        await asyncio.sleep(0.002)
+        handled.append((record.key, record.offset))
+
+    async with app:
+        await until(lambda: len(handled) == 3_999)
+
+    assert {key for key, _ in handled[:3_800]} == {b"k%d" % n for n in range(20) if n != 7}
+    assert handled[3_800:] == [(b"k7", offset) for offset in range(27, 4_000, 20)]
+    assert [(one.key(), one.value()) for one in await letters_in(witness, f"{topic}.{group}.dead")] == [(b"k7", b"7")]
+    assert await witness.committed(group, topic, 1) == {0: 4_000}
+
+
+async def test_a_lane_that_is_full_is_told_and_holds_its_partition_alone(new_app, new_topic, witness, recorder):
+    """When half the window waits behind one record, its partition is read no further, and an event says so."""
+    topic, app, handled, is_fixed = new_topic(2), new_app(max_queued_records=40), [], False
+    witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"same"] * 100, partition=0)
+    witness.produce(topic, (b"%d" % n for n in range(300)), keys=[b"k%d" % (n % 7) for n in range(300)], partition=1)
+
+    @app.handler(topic, order_by="key", retry=ONCE)
+    async def handle(record: Record) -> None:
+        if record.key == b"same" and not is_fixed:
+            raise ValueError("poison")
+        handled.append((record.partition, record.offset))
+        await asyncio.sleep(0)
+
+    async with app:
+        full = await recorder.wait_for(LaneFull)
+        await until(lambda: len(handled) == 300)
+        assert status_of(app) == "degraded"
+        is_fixed = True
+        await until(lambda: len(handled) == 400)
+
+    assert (full.partition, full.key, full.waiting) == (TopicPartition(topic, 0), b"same", 20)
+    assert len(recorder.of(LaneFull)) == 1
+    assert {partition for partition, _ in handled[:300]} == {1}
+    assert handled[300:] == [(0, n) for n in range(100)]
+
+
+async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """After a fix `penstock dead-letters replay` brings each once, and a handler sees it where it was read first."""
+    topic, app, handled, is_fixed = new_topic(2), new_app(dead_letter="{topic}.{group}.dead"), [], False
+    app.configure(metadata_max_age_ms=300)
+    witness.produce(topic, [b"1", b"bad", b"2"], keys=[b"a", b"b", b"c"], partition=1)
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(record: Record) -> None:
+        if record.value == b"bad" and not is_fixed:
+            raise ValueError("poison")
+        handled.append(record)
+
+    dead = f"{topic}.{group}.dead"
+    async with app:
+        await recorder.wait_for(RecordBuried)
+        await until(lambda: len(handled) == 2)
+        is_fixed = True
+        replay = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "penstock", "dead-letters", "replay", dead, "--all", "--yes"],
+            env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers),
+        )
+        assert await replay.wait() == 0
+        await until(lambda: len(handled) == 3)
+
+    assert tuple(handled[-1]) == (topic, 1, 1, b"b", b"bad")
+    assert sum((await witness.ends(dead, 2)).values()) == 1
+    assert sum((await witness.committed(group, f"{topic}.{group}.replay", 2)).values()) == 1
+
+
+# ---- dead letters that are not taken -------------------------------------------------------------------------------
+
+
+async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """Every process of the group lives on, other keys go on, health says so; with its topic it arrives, once."""
+    topic, handled = new_topic(), []
+    dead = f"{topic}.{group}.dead"
+
+    def app_of(name: str) -> App:
+        app = new_app(client_id=name, dead_letter=dead, **IMPATIENT)
+
+        @app.handler(topic, order_by="key", retry=ONCE)
+        async def handle(record: Record) -> None:
+            if record.value == b"bad":
+                raise ValueError("poison")
+            handled.append(record.value)
+
+        return app
+
+    first, second = app_of("first"), app_of("second")
+    async with first, second:
+        kafka_server.delete_topic(dead)
+        witness.produce(topic, [b"bad", b"1", b"2"], keys=[b"a", b"b", b"c"])
+        refused = await recorder.wait_for(LetterRefused, 2)
+        await until(lambda: len(handled) == 2)
+        assert first.health().is_live
+        assert second.health().is_live
+        assert "degraded" in {status_of(first), status_of(second)}
+        kafka_server.create_topic(dead)
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 3)
+
+    assert (refused.topic, refused.partition, refused.offset) == (dead, TopicPartition(topic, 0), 0)
+    assert "exists" in refused.advice
+    assert not recorder.of(ConsumerFailed)
+    assert [letter.value() for letter in await letters_in(witness, dead)] == [b"bad"]
+    assert await witness.committed(group, topic, 1) == {0: 3}
+
+
+async def test_a_letter_that_is_too_large_is_cut(new_app, new_topic, witness, recorder, group):
+    """A record that its dead-letter topic only just takes goes without the traceback; its own bytes are all there."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    dead, value = f"{topic}.{group}.dead", b"x" * 2_000
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None:
+        raise ValueError("poison " * 300)
+
+    async with app:
+        set_limit(witness, dead, 3_200)
+        witness.produce(topic, [value])
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await letters_in(witness, dead)
+    headers = dict(letter.headers())
+    assert letter.value() == value
+    assert "penstock-error-traceback" not in headers
+    assert headers["penstock-error-type"] == b"ValueError"
+    assert headers["penstock-error-message"].startswith(b"poison poison")
+
+
+async def test_what_is_too_large_altogether_waits_for_room(new_app, new_topic, witness, recorder, group):
+    """Not even a brief letter fits: the record waits, the event says what to raise, and then it arrives."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    dead, value = f"{topic}.{group}.dead", b"x" * 2_000
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None:
+        raise ValueError("poison")
+
+    async with app:
+        set_limit(witness, dead, 1_000)
+        witness.produce(topic, [value])
+        refused = await recorder.wait_for(LetterRefused)
+        assert status_of(app) == "degraded"
+        set_limit(witness, dead, 1_000_000)
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 1)
+        assert status_of(app) == "ok"
+
+    assert refused.advice == f"raise max.message.bytes of {dead}"
+    assert [letter.value() for letter in await letters_in(witness, dead)] == [value]
+
+
+async def test_a_large_record_is_buried_whole(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """How large a letter may be is its topic's to say: one of three megabytes arrives where that is allowed."""
+    topic, app, value = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), bytes(3_000_000)
+    dead = f"{topic}.{group}.dead"
+    kafka_server.create_topic(dead)
+    set_limit(witness, topic, 4_000_000)
+    set_limit(witness, dead, 4_000_000)
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None:
+        raise ValueError("poison")
+
+    async with app:
+        await app.publish(topic, value)
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await letters_in(witness, dead)
+    assert letter.value() == value
+
+
+async def test_nothing_at_all_is_buried_too(new_app, new_topic, witness, recorder, group):
+    """A record with neither key nor value becomes a letter with neither, and headers that say what happened."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    witness.produce(topic, [None])
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None: ...
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await letters_in(witness, f"{topic}.{group}.dead")
+    assert (letter.key(), letter.value()) == (None, None)
+    assert dict(letter.headers())["penstock-error-type"] == b"penstock.errors.DecodeError"
+
+
+async def test_who_asks_to_stop_is_stopped(new_app, new_topic, witness, kafka_server, group):
+    """With `on_failure="stop"` a letter that is refused ends the app, and the record is not committed."""
+    topic = new_topic()
+    dead = f"{topic}.{group}.dead"
+    app = new_app(dead_letter=dead, on_failure="stop", **IMPATIENT)
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None:
+        raise ValueError("poison")
+
+    await app.start()
+    kafka_server.delete_topic(dead)
+    witness.produce(topic, [b"bad"])
+    await until(lambda: app.health().status == "failed")
+    with pytest.raises(DeadLetterError, match=r"ValueError: poison.*cannot be written to.*exists"):
+        await app.stop()
+
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
+# ---- what handlers return and raise --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["unencodable", "no topic", "no such partition"])
+async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, what
+):
+    """It is tried as often as `Retry` says and buried; the next record is handled."""
+    topic, results = new_topic(), new_topic()
+    app, calls = new_app(dead_letter="{topic}.{group}.dead", **IMPATIENT), []
+    witness.produce(topic, [b"bad", b"good"])
+    bad = {
+        "unencodable": object(),
+        "no topic": Message(b"x", topic=f"{topic}-missing"),
+        "no such partition": Message(b"x", partition=7),
+    }[what]
+
+    @app.handler(topic, publish=results, retry=Retry(attempts=2, backoff_ms=1))
+    async def handle(value: bytes) -> object:
+        calls.append(value)
+        return bad if value == b"bad" else b"fine"
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 2)
+
+    (letter,) = await letters_in(witness, f"{topic}.{group}.dead")
+    headers = dict(letter.headers())
+    assert calls == [b"bad", b"bad", b"good"]
+    assert (letter.value(), headers["penstock-error-type"]) == (b"bad", b"penstock.errors.PublishError")
+    assert [one.value() for one in await letters_in(witness, results)] == [b"fine"]
+
+
+async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_topic, witness, recorder, group):
+    """`timeout_ms` cancels it, once for each attempt, and the next record is handled."""
+    topic, app, cancelled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"endless", b"good"])
+
+    @app.handler(topic, timeout_ms=100, retry=Retry(attempts=2, backoff_ms=1))
+    async def handle(value: bytes) -> None:
+        if value == b"endless":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(value)
+                raise
+
+    async with app:
+        buried = await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 2)
+
+    assert buried.error.startswith("TimeoutError")
+    assert len(cancelled) == 2
+
+
+async def test_one_that_never_ends_is_told_by_health(new_app, new_topic, witness):
+    """Without `timeout_ms` it runs for ever; after `max_poll_interval_ms` the app is not live, and says which it is."""
+    topic, app = new_topic(), new_app(stop_timeout_ms=1_000, **SHORT)
+    witness.produce(topic, [b"endless"])
+
+    @app.handler(topic)
+    async def endless(value: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async with app:
+        await until(lambda: not app.health().is_live)
+        (said,) = [one.detail for one in app.health().checks if one.status == "failed"]
+
+    assert "endless has run for" in said
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, witness, recorder, is_retried):
+    """`on=` looks into the group that a TaskGroup raises: all of it has to be worth another attempt."""
+    topic, app, calls = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"x"])
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    @app.handler(topic, retry=Retry(attempts=3, backoff_ms=1, on=OSError))
+    async def handle(value: bytes) -> None:
+        calls.append(value)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail(ConnectionResetError("gone")))
+            tasks.create_task(fail(TimeoutError("slow") if is_retried else ValueError("a bug")))
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    assert len(calls) == (3 if is_retried else 1)
+    assert len(recorder.of(HandlerFailed)) == len(calls)
+
+
+class Catastrophe(BaseException):
+    """No failure of a record."""
+
+
+async def test_what_is_no_exception_ends_the_app(new_app, new_topic, witness, group):
+    """A BaseException is nobody's to try again: the app ends with it, and the record is not committed."""
+    topic, app = new_topic(), new_app()
+    witness.produce(topic, [b"x"])
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None:
+        raise Catastrophe("out of everything")
+
+    with pytest.raises(PenstockError, match="Catastrophe: out of everything"):
+        await asyncio.wait_for(app.run(), 30)
+
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
+PROGRAM = """
+import asyncio, sys
+from penstock import App
+
+app = App(bootstrap_servers=sys.argv[1], group_id=sys.argv[3])
+
+@app.handler(sys.argv[2])
+async def handle(value: bytes) -> None:
+    raise {error}
+
+asyncio.run(app.run())
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("SystemExit(7)", 7), ("KeyboardInterrupt", -2)])
+async def test_a_handler_may_end_the_process(  # noqa: PLR0917 - fixtures
+    new_topic, witness, kafka_server, group, error, code
+):
+    """SystemExit and KeyboardInterrupt do what they always do, and the record is not committed."""
+    topic = new_topic()
+    witness.produce(topic, [b"x"])
+
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", PROGRAM.format(error=error), kafka_server.bootstrap_servers, topic, group],
+        env=environment(),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        await process.communicate()
+
+    assert process.returncode == code
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
