@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.app.handlers import Handlers
     from penstock.app.messages import Message
     from penstock.app.parameters import Depends, Header, Key
+    from penstock.app.process_consumer import ProcessPoolConsumer
     from penstock.app.reject import Reject
     from penstock.app.schema_registry import SchemaRegistry
     from penstock.app.worker_pool import WorkerPool
@@ -96,6 +97,7 @@ __all__ = [
     "OffsetGapError",
     "OffsetOutOfRangeError",
     "PenstockError",
+    "ProcessPoolConsumer",
     "ProducerFencedError",
     "PublishError",
     "PublishTooLargeError",
@@ -128,6 +130,7 @@ _MODULES = {
     "Message": "app.messages",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",
+    "ProcessPoolConsumer": "app.process_consumer",
     "Record": "records",
     "Reject": "app.reject",
     "Retry": "core.retries",

@@ -23,7 +23,8 @@ from penstock.app.loading import load_app
 from penstock.app.parent import Parent, failed
 from penstock.config import resolve
 from penstock.core.process_messages import Ready, Stop, ToChild, Told
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.core.worker_plan import member_name
+from penstock.errors import PenstockError
 
 __all__ = ["main"]
 
@@ -55,18 +56,14 @@ class _Worker:
 
     def _name(self, app: App) -> None:
         """Give it a name of its own in the group, so that it has its partitions back when it is started again."""
-        given = app._options.get("group_instance_id", os.environ.get("PENSTOCK_GROUP_INSTANCE_ID"))  # noqa: SLF001 - this room's own
-        if given is None:
-            # As long as the pool lives the name is kept; with the pool its members leave the group.
-            app.configure(group_instance_id=f"{{hostname}}-{os.getppid()}.{self._spec['pool']}-{{worker}}")
-            if "leave_on_stop" not in app._options and "PENSTOCK_LEAVE_ON_STOP" not in os.environ:  # noqa: SLF001
-                app.configure(leave_on_stop=True)
-        elif self._spec["workers"] > 1 and "{worker}" not in given and "{pid}" not in given:
-            raise ConfigurationError(
-                f"group_instance_id={given!r} is the same in each of {self._spec['workers']} workers, and each would"
-                " put another out of the group - put {worker} into it"
-            )
-        self._parent.stop_timeout_s = resolve(app._options).stop_timeout_ms / 1000  # noqa: SLF001
+        options = app._options  # noqa: SLF001 - this room's own
+        given = options.get("group_instance_id", os.environ.get("PENSTOCK_GROUP_INSTANCE_ID"))
+        life = f"{os.getppid()}.{self._spec['pool']}"
+        app.configure(group_instance_id=member_name(given, self._spec["workers"], life))
+        if given is None and "leave_on_stop" not in options and "PENSTOCK_LEAVE_ON_STOP" not in os.environ:
+            # The name is of this pool's life, so nobody comes back by it.
+            app.configure(leave_on_stop=True)
+        self._parent.stop_timeout_s = resolve(options).stop_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
         self._loop = asyncio.get_running_loop()

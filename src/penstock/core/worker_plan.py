@@ -14,7 +14,7 @@ from penstock.core.backoff import Backoff
 from penstock.errors import ConfigurationError
 from penstock.records import TopicPartition
 
-__all__ = ["RESTARTS", "WELL_AFTER_S", "Restarts", "check_count", "deal", "workers_for"]
+__all__ = ["RESTARTS", "WELL_AFTER_S", "Restarts", "check_count", "deal", "member_name", "workers_for"]
 
 RESTARTS = Backoff(0.2, 30.0)
 WELL_AFTER_S = 60.0
@@ -62,6 +62,22 @@ def check_count(name: str, count: object, *, or_none: bool = False) -> None:
         return
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigurationError(f"{name}={count!r} will not do: it has to be a whole number, 1 or more")
+
+
+def member_name(given: str | None, workers: int, life: str) -> str:
+    """The ``group_instance_id`` of workers, as a template: the one that is given, or one that is theirs for ``life``.
+
+    Raises:
+        ConfigurationError: the given one is the same for all.
+    """
+    if given is None:
+        return f"{{hostname}}-{life}-{{worker}}"
+    if workers > 1 and "{worker}" not in given and "{pid}" not in given:
+        raise ConfigurationError(
+            f"group_instance_id={given!r} is the same in each of {workers} workers, and each would put another out of"
+            " the group - put {worker} into it"
+        )
+    return given
 
 
 def workers_for(partitions: int, workers: int, per_worker: int | None) -> int:
