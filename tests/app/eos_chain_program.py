@@ -1,0 +1,33 @@
+"""One app of a chain, as a process of its own: what it reads goes on to the next topic, exactly once.
+
+python eos_chain_program.py <source> <target> <options of App as JSON>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from penstock import App, Message, Record
+
+
+def main(source: str, target: str, options: str) -> None:
+    app = App(delivery="exactly_once", **json.loads(options))
+
+    @app.handler(source, publish=target, order_by="key")
+    async def pass_on(record: Record) -> Message:
+        if record.offset % 50 == 0:
+            # Some give the loop to others, so that keys overtake each other.
+            await asyncio.sleep(0.001)
+        return Message(record.value, key=record.key)
+
+    @app.on_start
+    def tell() -> None:
+        print("running", flush=True)
+
+    asyncio.run(app.run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

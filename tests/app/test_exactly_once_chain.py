@@ -1,0 +1,168 @@
+"""A chain of two apps that are killed at random: what comes out at its end comes out once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from commands import environment
+from ledger import Ledger
+from witness import Witness
+
+from penstock.testing import KafkaServer
+
+PROGRAM = Path(__file__).with_name("eos_chain_program.py")
+PARTITIONS, KEYS = 4, 100
+
+
+@pytest.fixture(scope="module")
+def server():
+    config = {
+        # What the dead leave open is ended by who comes after them; should nobody come, by the broker, and soon.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+        "group.consumer.min.session.timeout.ms": 1_000,
+        "group.consumer.session.timeout.ms": 1_500,
+        "group.consumer.min.heartbeat.interval.ms": 100,
+        "group.consumer.heartbeat.interval.ms": 300,
+    }
+    with KafkaServer(config=config) as started:
+        yield started
+
+
+class Link:
+    """One app of the chain, whose process may be killed, frozen and started again."""
+
+    def __init__(self, server: KafkaServer, source: str, target: str, **options: object) -> None:
+        self.group, self.target = f"g-{uuid.uuid4().hex[:8]}", target
+        self._arguments = [source, target]
+        self._options = {
+            "bootstrap_servers": server.bootstrap_servers,
+            "group_id": self.group,
+            "fetch_max_wait_ms": 50,
+            "transaction_timeout_ms": 5_000,
+            **options,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            PROGRAM,
+            *self._arguments,
+            json.dumps(self._options),
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    async def running(self) -> None:
+        """Wait until it would hear a signal."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert await self._process.stdout.readline() == b"running\n"
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def kill_and_start(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.wait()
+        await self.start()
+
+
+async def fill(ledger: Ledger, topic: str, count: int) -> None:
+    """So many records of some keys, numbered."""
+    numbers = range(count)
+    witness = Witness(ledger.server.bootstrap_servers)
+    await asyncio.to_thread(
+        witness.produce, topic, (b"%d" % n for n in numbers), keys=(b"k%d" % (n % KEYS) for n in numbers)
+    )
+
+
+async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float = 60) -> None:
+    """Wait until so much of a topic may be read by readers of committed records, markers counted as well."""
+    async with asyncio.timeout(timeout_s):
+        while sum([await ledger.stable_end(topic, one) for one in range(PARTITIONS)]) < count:
+            await asyncio.sleep(0.05)
+
+
+async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: float = 60) -> None:
+    """Wait until a link has committed that it has handled all of its topic."""
+    async with asyncio.timeout(timeout_s):
+        ends = {one: await ledger.stable_end(source, one) for one in range(PARTITIONS)}
+        while True:
+            at = await ledger.group_offsets(link.group, source, range(PARTITIONS))
+            # Behind the last record there is at most the marker of its transaction.
+            if all(ends[one] - at.get(one, 0) <= 1 for one in ends):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def check(ledger: Ledger, topic: str, count: int) -> None:
+    """Each record is there once, and those of each key in order."""
+    by_key = defaultdict(list)
+    for one in await ledger.committed(topic):
+        by_key[one.key()].append(int(one.value()))
+
+    assert {key: sorted(set(numbers)) for key, numbers in by_key.items()} == by_key
+    assert sum(map(len, by_key.values())) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "kills", "first", "second"),
+    [
+        pytest.param(
+            100_000,
+            8,
+            # Comes back with its name, and ends what it left open.
+            {"group_instance_id": "a", "transactional_id": "{group}-{instance}"},
+            # Comes back as somebody new: the broker ends what it left open, and its membership.
+            {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 500, "transaction_timeout_ms": 1_000},
+            id="classic",
+        ),
+        pytest.param(
+            20_000,
+            4,
+            {"group_protocol": "consumer", "transactional_id": "{group}"},
+            {"group_protocol": "consumer", "transactional_id": "{group}"},
+            id="consumer",
+        ),
+    ],
+)
+async def test_killed_at_random_everything_comes_out_once(server, count, kills, first, second):
+    """100,000 records through a chain of two apps with kills at random show each once, in order of its key."""
+    ledger, chance = Ledger(server), random.Random(20)
+    topics = [ledger.topic(PARTITIONS) for _ in range(3)]
+    links = [Link(server, topics[0], topics[1], **first), Link(server, topics[1], topics[2], **second)]
+    await fill(ledger, topics[0], count)
+
+    for link in links:
+        await link.start()
+    for share in sorted(chance.uniform(0.02, 0.9) for _ in range(kills)):
+        # At any moment of a transaction, and at the start, too.
+        link = chance.choice(links)
+        await until_there(ledger, link.target, round(share * count))
+        await asyncio.sleep(chance.uniform(0, 0.3))
+        await link.kill_and_start()
+    await until_there(ledger, topics[1], count)
+    await until_through(ledger, links[0], topics[0])
+    await until_through(ledger, links[1], topics[1])
+    for link in links:
+        await link.running()
+        link.signal(signal.SIGTERM)
+
+    assert [await link.wait() for link in links] == [0, 0]
+    await check(ledger, topics[1], count)
+    await check(ledger, topics[2], count)
