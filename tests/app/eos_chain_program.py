@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 
 from penstock import App, Message, Record
@@ -24,7 +25,7 @@ def main(source: str, target: str, options: str) -> None:
 
     @app.on_start
     def tell() -> None:
-        print("running", flush=True)
+        os.write(1, b"running\n")
 
     asyncio.run(app.run())
 

@@ -93,7 +93,9 @@ async def fill(ledger: Ledger, topic: str, count: int) -> None:
 async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float = 60) -> None:
     """Wait until so much of a topic may be read by readers of committed records, markers counted as well."""
     async with asyncio.timeout(timeout_s):
-        while sum([await ledger.stable_end(topic, one) for one in range(PARTITIONS)]) < count:
+        while True:
+            if sum([await ledger.stable_end(topic, one) for one in range(PARTITIONS)]) >= count:
+                return
             await asyncio.sleep(0.05)
 
 

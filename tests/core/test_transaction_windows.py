@@ -1,0 +1,166 @@
+"""Windows of transactions: when one opens, closes, is given up; and records that wait outside of them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import PublishError, Record, TopicPartition
+from penstock.core.transaction_windows import Aside, Step, Window, WindowSettings
+
+SETTINGS = WindowSettings(interval_s=0.1, max_records=10, timeout_s=10)
+HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
+BROKEN = PublishError("broken")
+
+
+def record(offset: int) -> Record:
+    return Record("t", 0, offset, None, b"", 0, ())
+
+
+def opened(count: int = 1) -> Window:
+    window = Window(SETTINGS)
+    window.took(count, 0.0)
+    return window
+
+
+def test_it_opens_with_its_first_record():
+    """However long nothing comes, no time runs."""
+    window = Window(SETTINGS)
+
+    assert window.step(1_000, is_done=True) is Step.FEED
+    assert window.next_deadline(1_000) is None
+    window.took(1, 1_000)
+    assert window.next_deadline(1_000) == 1_000.1
+
+
+def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
+    """Not before: a transaction says of all that it took that it is done."""
+    window = opened()
+
+    assert window.step(0.05, is_done=True) is Step.FEED
+    assert window.step(0.1, is_done=False) is Step.DRAIN
+    assert window.next_deadline(0.1) == 8
+    assert window.step(0.2, is_done=True) is Step.COMMIT
+    window.committed()
+    assert window.step(0.3, is_done=True) is Step.FEED
+
+
+def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
+    """Records, a rebalance, the end: whatever comes first."""
+    full, asked = opened(10), opened()
+    asked.close()
+
+    assert full.room == asked.room == 0
+    assert full.step(0.01, is_done=True) is asked.step(0.01, is_done=True) is Step.COMMIT
+
+
+def test_what_is_asked_for_while_none_is_open_is_not_remembered():
+    """A partition that goes without a record in a transaction closes none, and dooms none."""
+    window = Window(SETTINGS)
+    window.close()
+    window.doom(BROKEN)
+    window.took(1, 0.0)
+
+    assert window.room == 9
+    assert window.step(0.01, is_done=True) is Step.FEED
+
+
+def test_it_is_given_up_before_the_broker_does():
+    """So that its records come again soon, and the producer is good for another."""
+    late, in_time = opened(), opened()
+
+    assert late.step(8, is_done=False) is Step.ABORT
+    assert "transaction_timeout_ms" in str(late.doomed_by)
+    assert not late.is_at_fault
+    assert not late.is_timed_out(9.9)
+    assert late.is_timed_out(10)
+    assert in_time.step(8, is_done=True) is Step.COMMIT
+
+
+def test_what_is_doomed_is_aborted_whatever_else_happens():
+    """The first reason is the one that is told."""
+    window = opened()
+    window.doom(BROKEN)
+    window.doom(PublishError("because of that"))
+
+    assert window.room == 0
+    assert window.step(0.01, is_done=True) is Step.ABORT
+    assert window.doomed_by is BROKEN
+    window.aborted()
+    assert window.doomed_by is None
+
+
+def test_what_was_too_much_is_looked_for_in_halves():
+    """And once that is found, transactions grow again."""
+    window, rooms = Window(SETTINGS), []
+    for _ in range(4):
+        rooms.append(window.room)
+        window.took(window.room, 0.0)
+        window.aborted(was_too_much=True)
+    for _ in range(5):
+        rooms.append(window.room)
+        window.took(1, 0.0)
+        window.committed()
+
+    assert rooms == [10, 5, 2, 1, 1, 2, 4, 8, 10]
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5), st.booleans()), max_size=30))
+def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
+    """Whatever comes when: a window is fed within its interval and its room, and never waits past its last moment."""
+    window, now = Window(SETTINGS), 0.0
+    for pause, count, is_done in moments:
+        now += pause
+        match window.step(now, is_done=is_done):
+            case Step.FEED:
+                window.took(min(count, window.room), now)
+            case Step.DRAIN:
+                assert now < window.gives_up_at
+            case Step.COMMIT:
+                window.committed()
+            case Step.ABORT:
+                assert now >= window.gives_up_at
+                window.aborted()
+
+        assert window.count <= SETTINGS.max_records
+        assert window.is_open is (window.count > 0)
+
+
+# ---- records that wait outside ---------------------------------------------------------------------------------
+
+
+def test_what_comes_before_a_record_that_waits_goes_on():
+    """Its partition is read up to it; others do not notice."""
+    aside = Aside()
+    aside.put(HERE, 10, due_at=5)
+
+    assert aside.room(HERE, 3, 100, 0.0, is_open=True) == 7
+    assert aside.room(HERE, 10, 100, 0.0, is_open=True) == 0
+    assert aside.room(THERE, 10, 100, 0.0, is_open=True) == 100
+    assert [one.offset for one in aside.before(HERE, [record(8), record(9), record(11)])] == [8, 9]
+
+
+def test_it_is_tried_again_when_it_is_due_alone():
+    """In a transaction of its own, that nothing else has to share the end of."""
+    aside = Aside()
+    aside.put(HERE, 10, due_at=5)
+
+    assert aside.room(HERE, 10, 100, 4.9, is_open=False) == 0
+    assert aside.room(HERE, 10, 100, 5, is_open=True) == 0
+    assert aside.room(HERE, 10, 100, 5, is_open=False) == 1
+    assert aside.is_stopped_at(HERE, 10)
+    assert not aside.is_stopped_at(HERE, 9)
+    aside.lift(HERE)
+    assert aside.room(HERE, 10, 100, 5, is_open=True) == 100
+
+
+def test_of_several_in_a_partition_the_first_stops_it():
+    """The others are met when that one is finished; the first may be put there again for another time."""
+    aside = Aside()
+    for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
+        aside.put(HERE, offset, due_at)
+
+    assert len(aside) == 1
+    assert aside.next_due_at({HERE: 10}) == 8
+    assert aside.next_due_at({HERE: 9}) is None
+    assert aside.next_due_at({}) is None
