@@ -13,6 +13,7 @@ from letters import letters_in
 from penstock import App, ConfigurationError, Header, Record, Reject, Retry, TopicPartition
 from penstock.app.handlers import Handlers
 from penstock.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
+from penstock.testing import TestApp
 
 ONCE = Retry(attempts=1)
 
@@ -205,6 +206,27 @@ async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic
 
     assert await witness.ends(f"{topic}.{group}.retry.100ms", 1) == {0: 0}
     assert await witness.ends(f"{topic}.{group}.dead", 1) == {0: 3}
+
+
+async def test_delays_take_no_time_in_a_test():
+    """TestApp goes the same ways: through each delay, in virtual time, until the record is handled or dead."""
+    app, tried = App(group_id="billing", dead_letter="{topic}.{group}.dead"), []
+
+    @app.handler("orders", retry=ONCE, retry_topics=[60_000, 3_600_000])
+    async def handle(record: Record) -> None:
+        tried.append((asyncio.get_running_loop().time(), record.topic, record.value))
+        if record.value == b"poison" or len(tried) == 1:
+            raise ValueError("not yet")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"once")
+        assert [(topic, value) for _, topic, value in tried] == [("orders", b"once")] * 2
+        assert tried[1][0] - tried[0][0] >= 59
+        await kafka.send("orders", b"poison")
+        assert len(tried) == 5
+        assert tried[4][0] - tried[3][0] >= 3_599
+        assert [(one.reason, one.attempts) for one in kafka.dead_letters("orders")] == [("not yet", 3)]
+        assert kafka.committed("orders") == 2
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ class Delays:
     def __contains__(self, topic: object) -> bool:
         return topic in self._topics
 
+    def __bool__(self) -> bool:
+        return bool(self._shelf)
+
     def delay_of(self, topic: str) -> int | None:
         """The delay of a retry topic in milliseconds; None of any other topic."""
         found = self._topics.get(topic)
