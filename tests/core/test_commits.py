@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.commits import CommitClock, Commits, Snapshot
+from penstock.core.offset_map import OffsetMap, decode
 from penstock.core.positions import Positions
 from penstock.messages import CommitOffset
-from penstock.records import TopicPartition
+from penstock.records import OffsetAndMetadata, TopicPartition
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -107,6 +108,63 @@ def test_a_seek_backwards_is_to_be_committed(positions):
     positions.get(ONE).begin(3)
 
     assert commits.snapshot().offsets[ONE].offset == 3
+
+
+def test_behind_what_is_stuck_the_map_is_committed(positions):
+    """When nothing but the map has changed a commit is due, once; it says what is finished, and who says so."""
+    commits, two = Commits(positions, writer="me"), positions.get(TWO)
+    two.tracker.begin_all([0, 1, 2])
+    two.delivered = 3
+    assert not commits.snapshot([TWO])
+
+    two.tracker.finish(1)
+    snapshot = commits.snapshot([TWO])
+
+    said = decode(snapshot.offsets[TWO].metadata, 0)
+    assert (snapshot.offsets[TWO].offset, said.offset_map, said.writer) == (0, OffsetMap(0, 2, (0,)), "me")
+    commits.acknowledged(snapshot, [TWO])
+    assert not commits.snapshot([TWO])
+
+
+def test_a_map_that_does_not_fit_is_left_out(positions):
+    """The commit is made without it; that it was dropped is noted, and it is not tried again until it is another."""
+    commits, two = Commits(positions, max_bytes=20), positions.get(TWO)
+    two.tracker.begin_all([0, 1, 2])
+    two.delivered = 3
+    two.tracker.finish(1)
+    snapshot = commits.snapshot([TWO])
+
+    assert (snapshot.offsets[TWO].metadata, snapshot.notes[TWO].is_map_dropped) == ("", True)
+    assert two.map_fill.is_high
+    commits.acknowledged(snapshot, [TWO])
+    assert not commits.snapshot([TWO])
+    assert commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO]) is None
+
+
+def test_without_the_map_a_text_is_left(positions):
+    """For a broker that takes less metadata than we thought."""
+    commits, two = Commits(positions), positions.get(TWO)
+    two.tracker.begin_all([0, 1])
+    two.delivered = 2
+    two.tracker.finish(1)
+    snapshot = commits.chosen({TWO: OffsetAndMetadata(0, "mine")})
+
+    shorter = commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO])
+
+    assert shorter == CommitOffset("t", 1, 0, metadata="mine")
+
+
+def test_a_chosen_offset_has_the_map_that_is_true_of_it(positions):
+    """None where it is not the one that we would commit, or not of our partition."""
+    commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
+    two.tracker.begin_all([0, 1])
+    two.delivered = 2
+    two.tracker.finish(1)
+
+    snapshot = commits.chosen({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
+
+    assert snapshot.offsets == {TWO: CommitOffset("t", 1, 1, 7, "x"), gone: CommitOffset("gone", 0, 5)}
+    assert snapshot.epochs.keys() == {TWO}
 
 
 class Committing(RuleBasedStateMachine):

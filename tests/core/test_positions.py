@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.offset_map import OffsetMap
 from penstock.core.positions import Position, Positions
 from penstock.records import TopicPartition
 
@@ -75,6 +76,36 @@ def test_a_reset_forgets_where_it_was(position):
     assert position.read_replica is None
     assert not position.in_hand
     assert not position.is_dirty
+
+
+def test_each_beginning_has_a_tracker_of_its_own(position):
+    """What is finished after a seek or a reset under the tracker of before counts for nothing; a map goes with it."""
+    position.begin(7, known=OffsetMap(7, 9, (7,)))
+    before = position.tracker
+    assert position.offset_map == OffsetMap(7, 9, (7,))
+
+    position.begin(7)
+    assert position.tracker is not before
+    assert position.offset_map is None
+    position.reset("latest", 7)
+    assert (position.tracker, position.offset_map) == (None, None)
+
+
+def test_offsets_without_records_are_passed_over(position):
+    """Done with them is whoever has nothing in hand before them; never backwards."""
+    position.pass_over(9, 1)
+    assert position.delivered is None
+    position.begin(7)
+    position.pass_over(9, 1)
+    assert (position.done, position.delivered, position.delivered_epoch) == (9, 9, 1)
+
+    position.tracker.begin(9)
+    position.delivered = 10
+    position.pass_over(12, 2)
+    position.pass_over(3, 2)
+
+    assert position.in_hand
+    assert (position.done, position.delivered) == (9, 12)
 
 
 def test_failures_in_a_row_are_counted(position):
