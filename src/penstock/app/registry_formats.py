@@ -19,7 +19,18 @@ from penstock.app.annotations import described, split_none
 from penstock.app.codecs import Decode, JsonCodec, check, is_of_pydantic
 from penstock.app.registry_schema import Schema
 
-__all__ = ["HEADER", "AvroFormat", "Encode", "Format", "JsonFormat", "Own", "check_schema", "converter", "id_of"]
+__all__ = [
+    "HEADER",
+    "AvroFormat",
+    "Encode",
+    "Format",
+    "JsonFormat",
+    "Own",
+    "check_schema",
+    "converter",
+    "header_of",
+    "id_of",
+]
 
 Encode: TypeAlias = Callable[[Any], bytes]
 """A value as a payload, which stands behind the header."""
@@ -75,6 +86,11 @@ class Format(Protocol):
         """What such a value is called by its schema, of that text."""
 
 
+def header_of(schema_id: int) -> bytes:
+    """What values begin with that were written with this schema."""
+    return b"\x00" + schema_id.to_bytes(4, "big")
+
+
 def id_of(data: bytes) -> int:
     """The id of the schema that a value was written with.
 
@@ -82,9 +98,7 @@ def id_of(data: bytes) -> int:
         ValueError: it is not in the wire format of a schema registry.
     """
     if len(data) < HEADER or data[0] != 0:
-        raise ValueError(
-            "it is not in a schema registry's wire format: that begins with a zero and the four bytes of a schema's id"
-        )
+        raise ValueError("it is not in a schema registry's wire format, which begins with a zero")
     return int.from_bytes(data[1:HEADER], "big")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.app.annotations import split_none
 from penstock.app.codecs import Decode
 from penstock.app.registry_client import RegistryClient
-from penstock.app.registry_formats import HEADER, Format, check_schema, id_of
+from penstock.app.registry_formats import HEADER, Format, check_schema, header_of, id_of
 from penstock.app.registry_schema import Schema
 from penstock.errors import PenstockError
 
@@ -66,6 +66,8 @@ class Readers:
     def __init__(self, client: RegistryClient, form: Format) -> None:
         self._client, self._format = client, form
         self._known: dict[int, Schema] = {}
+        self._headers: set[bytes] = set()
+        """What values begin with whose schemas are known."""
         self._unknown: dict[int, float] = {}
         """Ids that do not exist, and when each may be asked for again."""
         self._together = Together()
@@ -75,30 +77,29 @@ class Readers:
         if split_none(annotation)[0] is bytes:
             return _as_it_is
         self._format.check(annotation)
-        readers: dict[int, Decode] = {}
+        readers: dict[bytes, Decode] = {}
 
         def decode(data: bytes) -> object:
-            schema_id = id_of(data)
-            read = readers.get(schema_id)
+            # By the bytes of the header as they are: no number is made of them for each record.
+            read = readers.get(data[:HEADER])
             if read is None:
-                read = readers[schema_id] = self._reader(schema_id, annotation)
+                read = readers[data[:HEADER]] = self._reader(id_of(data), annotation)
             return read(data)
 
         return decode
 
     def learn(self, schema: Schema) -> None:
-        """Take a schema that was asked for elsewhere."""
+        """Take a schema, whoever asked for it."""
         self._known[schema.id] = schema
+        self._headers.add(header_of(schema.id))
 
     def lacks(self, data: bytes) -> bool:
         """As ``SchemaRegistry.lacks`` says."""
+        if data[:HEADER] in self._headers:
+            return False
         if len(data) < HEADER or data[0] != 0:
             return False  # decoding tells
-        schema_id = int.from_bytes(data[1:HEADER], "big")
-        return schema_id not in self._known and self._may_be_there(schema_id)
-
-    def _may_be_there(self, schema_id: int) -> bool:
-        again_at = self._unknown.get(schema_id)
+        again_at = self._unknown.get(int.from_bytes(data[1:HEADER], "big"))
         return again_at is None or again_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, data: bytes) -> None:
@@ -108,7 +109,7 @@ class Readers:
         async def ask() -> None:
             schema = await self._client.by_id(schema_id)
             if schema is not None:
-                self._known[schema_id] = schema
+                self.learn(schema)
                 return
             self._unknown.pop(schema_id, None)
             if len(self._unknown) >= _MOST_UNKNOWN:

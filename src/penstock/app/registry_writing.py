@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.app.annotations import described
 from penstock.app.registry_client import RegistryClient
-from penstock.app.registry_formats import Encode, Format, check_schema
+from penstock.app.registry_formats import Encode, Format, check_schema, header_of
 from penstock.app.registry_reading import Together
 from penstock.app.registry_schema import Schema
 from penstock.errors import PublishError
@@ -93,7 +93,7 @@ class Writers:
         except Exception as error:
             raise PublishError(f"nothing can be written to {kind.place!r}: {_said(error)}") from error
         self._learned(schema)
-        header = b"\x00" + schema.id.to_bytes(4, "big")
+        header = header_of(schema.id)
         self._writers[kind] = lambda value: header + write(value)
 
     async def _latest(self, subject: str, place: str) -> Schema:
