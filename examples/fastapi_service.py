@@ -51,9 +51,12 @@ async def lifespan(web: FastAPI) -> AsyncIterator[None]:
 web = FastAPI(title="billing", lifespan=lifespan)
 
 
-@billing.handler("orders")
+@billing.handler("orders", order_by="key", concurrency=10)
 def charge(order: Order) -> None:
-    """A plain function, as sqlite3 blocks: it runs in a worker thread. What awaits its database is ``async def``."""
+    """One customer's orders one after the other, those of ten customers at once.
+
+    It is a plain function, as sqlite3 blocks, and runs in a worker thread; what awaits its database is ``async def``.
+    """
     web.state.database.execute("INSERT INTO charges VALUES (?, ?)", (order.customer, order.total))
 
 

@@ -33,6 +33,7 @@ async def test_an_order_goes_round(home):
     assert (await service.http.post("/orders", content=b"{")).status_code in {400, 422}
 
 
+@pytest.mark.slow
 async def test_an_outage_is_no_reason_to_restart(home):
     """While the broker is dead both checks stay 200 and say what is wrong; when it is back, orders go round again."""
     service = home.start(PENSTOCK_DEFAULT_API_TIMEOUT_MS="1000", PENSTOCK_METADATA_MAX_AGE_MS="500")
@@ -82,14 +83,16 @@ async def test_a_fatal_error_asks_for_a_restart(home):
     assert await service.end() < STOP_TIMEOUT_S
 
 
+@pytest.mark.slow
 async def test_sigterm_loses_and_repeats_nothing(home):
-    """Ended in the midst of work: what was handled is committed, once, and no more; the next start goes on there."""
+    """Ended in the midst of work: what was begun is handled and committed; the next start does the rest, no more."""
     for partition in range(3):
-        orders = [json.dumps({"customer": "ann", "total": n}).encode() for n in range(partition, TOTAL, 3)]
-        home.witness.produce("orders", orders, partition=partition)
+        numbers = range(partition, TOTAL, 3)
+        orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]
+        home.witness.produce("orders", orders, partition=partition, keys=[b"c%d" % (n % 20) for n in numbers])
 
     service = home.start(PENSTOCK_STOP_TIMEOUT_MS=str(STOP_TIMEOUT_S * 1000))
-    await until(lambda: home.how_many() > 100)
+    await until(lambda: home.how_many() > 20)
     took_s = await service.end()
     handled, committed = home.charged(), await home.witness.committed("billing", "orders", 3)
     following = home.start()
@@ -97,8 +100,11 @@ async def test_sigterm_loses_and_repeats_nothing(home):
     await following.end()
 
     assert took_s < STOP_TIMEOUT_S
-    assert 100 < len(handled) < TOTAL
-    assert sorted(handled) == sorted(n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0))
+    assert 20 < len(handled) < TOTAL
+    # What is committed was handled. Where each key has its own order, some were handled beyond that: the commit says so.
+    behind = {n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0)}
+    assert behind <= set(handled)
+    assert home.kind == "fastapi" or behind == set(handled)
     assert sorted(home.charged()) == list(range(TOTAL))
     assert sum((await home.witness.committed("billing", "orders", 3)).values()) == TOTAL
     # uvicorn ends by the signal itself, once all is in order; aiohttp exits with 0.
