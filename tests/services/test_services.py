@@ -101,7 +101,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
 
     assert took_s < STOP_TIMEOUT_S
     assert 20 < len(handled) < TOTAL
-    # What is committed was handled. Where each key has its own order, some were handled beyond that: the commit says so.
+    # What is committed was handled. With an order per key some were handled beyond that: the commit says which.
     behind = {n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0)}
     assert behind <= set(handled)
     assert home.kind == "fastapi" or behind == set(handled)
