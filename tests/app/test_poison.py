@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import pytest
 from commands import environment
@@ -331,6 +332,25 @@ async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_to
 
     assert buried.error.startswith("TimeoutError")
     assert len(cancelled) == 2
+
+
+async def test_a_thread_is_waited_for_and_has_failed_then(new_app, new_topic, witness, recorder):
+    """A plain function cannot be cancelled: after its time it is a failure when it returns, and none runs beside it."""
+    topic, app, running, most = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), [], []
+    witness.produce(topic, [b"1", b"2"])
+
+    @app.handler(topic, timeout_ms=50, retry=Retry(attempts=2, backoff_ms=1))
+    def handle(value: bytes) -> None:
+        running.append(value)
+        most.append(len(running))
+        time.sleep(0.2)
+        running.pop()
+
+    async with app:
+        buried = await recorder.wait_for(RecordBuried, 2)
+
+    assert "a thread cannot be cut short" in buried.error
+    assert most == [1, 1, 1, 1]
 
 
 async def test_one_that_never_ends_is_told_by_health(new_app, new_topic, witness):

@@ -49,7 +49,8 @@ def record_call(  # noqa: PLR0913 - what a call is made of
     for around in reversed(middleware):
         call = around(call)
     if handler.timeout_ms is not None:
-        call = _with_deadline(call, handler.timeout_ms / 1000)
+        limit = _with_deadline if prepared.is_async else _with_deadline_of_thread
+        call = limit(call, handler.timeout_ms / 1000)
     if handler.publish is not None:
         call = _publishing(call, publisher, handler.publish, codec, handler.name)
     if handler.when is not None:
@@ -96,6 +97,20 @@ def _with_deadline(call: Handle, seconds: float) -> Handle:
     async def in_time(record: Record) -> object:
         async with asyncio.timeout(seconds):
             return await call(record)
+
+    return in_time
+
+
+def _with_deadline_of_thread(call: Handle, seconds: float) -> Handle:
+    """A thread cannot be ended, and nothing may run beside it: that its time was over is told when it comes back."""
+
+    async def in_time(record: Record) -> object:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        result = await call(record)
+        if (took_s := loop.time() - began_at) > seconds:
+            raise TimeoutError(f"it took {took_s:.1f} s of {seconds:.1f} s, and a thread cannot be cut short")
+        return result
 
     return in_time
 
