@@ -12,7 +12,7 @@ from crew import until
 
 from penstock.messages import JoinGroupRequest
 
-TOTAL = 3_000
+TOTAL = 2_000
 STOP_TIMEOUT_S = 10
 
 
@@ -35,20 +35,24 @@ async def test_an_order_goes_round(home):
 
 @pytest.mark.slow
 async def test_an_outage_is_no_reason_to_restart(home):
-    """While the broker is dead both checks stay 200 and say what is wrong; when it is back, orders go round again."""
-    service = home.start(PENSTOCK_DEFAULT_API_TIMEOUT_MS="1000", PENSTOCK_METADATA_MAX_AGE_MS="500")
+    """While no broker answers both checks stay 200 and say what is wrong; when one does, orders go round again."""
+    server = home.server
+    # One is dead, one hangs.
+    begin, end = (server.kill, server.restart) if home.kind == "fastapi" else (server.pause, server.resume)
+    quick = {"DEFAULT_API_TIMEOUT_MS": "1000", "METADATA_MAX_AGE_MS": "500", "SESSION_TIMEOUT_MS": "3000"}
+    service = home.start(**{f"PENSTOCK_{name}": value for name, value in quick.items()})
     await service.comes_to("/readyz", 200)
-    home.server.kill()
+    await asyncio.to_thread(begin)
     await service.finds("brokers", "degraded")
 
     assert [await service.status(path) for path in ("/livez", "/readyz")] == [200, 200]
     assert await service.order("ann", 1) == 503
-    await asyncio.to_thread(home.server.restart)
+    await asyncio.to_thread(end)
     async with asyncio.timeout(30):
         while await service.order("ann", 5) == 503:
             pass
     await until(lambda: 5 in home.charged())
-    assert (await service.checks("/livez"))["brokers"]["status"] == "ok"
+    await service.finds("brokers", "ok")
 
 
 async def test_a_blocked_loop_does_not_answer_and_is_named(home, tmp_path):
@@ -96,7 +100,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
     took_s = await service.end()
     handled, committed = home.charged(), await home.witness.committed("billing", "orders", 3)
     following = home.start()
-    await until(lambda: home.how_many() >= TOTAL)
+    await until(lambda: home.how_many() >= TOTAL, timeout_s=60)
     await following.end()
 
     assert took_s < STOP_TIMEOUT_S

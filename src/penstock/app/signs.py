@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from penstock.observe.events import (
     ConnectionOpened,
+    CoordinatorFound,
+    CoordinatorLost,
     Event,
     GroupJoined,
     MetadataRefreshFailed,
@@ -22,14 +24,23 @@ class Signs:
 
     Attributes:
         assigned: set when each group has given its first assignment, even an empty one.
-        broker_error: why the cluster cannot be talked to; empty while it can.
     """
 
     def __init__(self, group_ids: Iterable[str]) -> None:
         self._missing = set(group_ids)
         self._rebalancing: set[str] = set()
         self.assigned = asyncio.Event()
-        self.broker_error = ""
+        self._unreachable = ""
+        self._lost: dict[str, str] = {}
+        """Why the coordinator of a group is looked for: a broker that hangs is heard of here first."""
+
+    @property
+    def broker_error(self) -> str:
+        """Why the cluster cannot be talked to; empty while it can."""
+        if self._unreachable or not self._lost:
+            return self._unreachable
+        group_id, reason = next(iter(self._lost.items()))
+        return f"the coordinator of group {group_id!r} is lost: {reason}"
 
     @property
     def is_rebalancing(self) -> bool:
@@ -47,9 +58,13 @@ class Signs:
                 self._rebalancing.add(group_id)
             case GroupJoined(group_id=group_id):
                 self._rebalancing.discard(group_id)
-            case MetadataRefreshFailed(reason=error):
-                self.broker_error = error
+            case MetadataRefreshFailed(reason=reason):
+                self._unreachable = reason
             case ConnectionOpened():
-                self.broker_error = ""
+                self._unreachable = ""
+            case CoordinatorLost(group_id=group_id, reason=reason):
+                self._lost[group_id] = reason
+            case CoordinatorFound(group_id=group_id):
+                self._lost.pop(group_id, None)
             case _:
                 pass
