@@ -1,0 +1,125 @@
+"""`penstock groups`: what others see of groups, for people and for programs."""
+
+from __future__ import annotations
+
+import pytest
+from commands import penstock
+
+from penstock.cli.tools.groups import ranges
+from penstock.records import TopicPartition
+
+
+def test_groups_are_listed(kafka):
+    """Each group is there with its state, kind and number of members; the table fits on a screen."""
+    topic = kafka.topic(2)
+    kafka.commit(topic, {0: 0}, group=f"{kafka.group}-idle-{'x' * 60}")
+    with kafka.member(topic):
+        plain, of_json = kafka.call("groups"), kafka.call("groups", "list", "--json")
+
+    found = {one["group"]: one for one in of_json.lines if one["group"].startswith(kafka.group)}
+    assert (plain.code, of_json.code) == (0, 0)
+    assert plain.fits
+    assert f"{kafka.group} Stable classic 1" in plain.words
+    assert found.keys() <= kafka.groups()
+    assert {(one["state"], one["type"], one["members"]) for one in found.values()} == {
+        ("Stable", "classic", 1),
+        ("Empty", "classic", 0),
+    }
+
+
+def test_a_group_is_shown_with_its_members(kafka):
+    """Client, host and partitions of each member; as JSON all that there is."""
+    topic = kafka.topic(3)
+    with kafka.member(topic):
+        plain, of_json = kafka.call("groups", "show", kafka.group), kafka.call("groups", "show", kafka.group, "--json")
+
+    (shown,) = of_json.lines
+    (member,) = shown["members"]
+    assert (plain.code, plain.fits) == (0, True)
+    assert "members 1" in plain.words
+    assert topic in plain.out.replace("\n", "")
+    assert (member["client_id"], member["host"], member["topics"]) == ("north", "127.0.0.1", [topic])
+    assert member["partitions"] == [{"topic": topic, "partition": number} for number in range(3)]
+    assert (shown["state"], shown["type"]) == ("Stable", "classic")
+    assert shown["coordinator"] == kafka.bootstrap_servers
+
+
+def test_a_group_that_is_misspelt_is_told(kafka):
+    """The sentence names the group that was probably meant."""
+    kafka.commit(kafka.topic(), {0: 0})
+
+    done = kafka.call("groups", "show", f"{kafka.group}s")
+
+    assert (done.code, done.out) == (1, "")
+    assert f"did you mean '{kafka.group}'?" in done.errors
+    assert done.errors.count("\n") == 1
+
+
+def test_groups_are_deleted_all_or_none(kafka):
+    """While one of them lives, or is none, nothing is deleted; then all are, and nobody sees them any more."""
+    topic = kafka.topic()
+    other = f"{kafka.group}-other"
+    kafka.commit(topic, {0: 0}, group=other)
+    with kafka.member(topic):
+        refused = kafka.call("groups", "delete", other, kafka.group)
+        unknown = kafka.call("groups", "delete", other, f"{kafka.group}-nowhere")
+        assert {other, kafka.group} <= kafka.groups()
+    done = kafka.call("groups", "delete", other, kafka.group)
+
+    assert (refused.code, unknown.code, done.code) == (1, 1, 0)
+    assert "1 live member: north at 127.0.0.1 - stop them" in refused.errors
+    assert "there is no group" in unknown.errors
+    assert f"deleted {other}, with 1 committed offset" in done.words
+    assert not {other, kafka.group} & kafka.groups()
+
+
+def test_the_cluster_may_come_from_anywhere(kafka):
+    """An option of the command, a setting, or the environment says where the brokers are."""
+    for arguments in (
+        ["--bootstrap-servers", kafka.bootstrap_servers],
+        ["--set", f"bootstrap_servers={kafka.bootstrap_servers}"],
+    ):
+        assert penstock("groups", "--json", *arguments).returncode == 0
+    nowhere = penstock("groups")
+
+    assert nowhere.returncode == 1
+    assert "PENSTOCK_BOOTSTRAP_SERVERS" in nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["groups", "delete"], 2, "GROUP"),
+        (["groups", "shwo"], 2, "invalid choice"),
+        (["groups", "show"], 2, "which group?"),
+        (["groups", "--timeout", "0"], 2, "more than 0"),
+        (["groups", "--set", "group_id"], 1, "OPTION=VALUE"),
+        (["groups", "--set", "grup_id=x"], 1, "did you mean 'group_id'?"),
+        (["groups", "--app", "nowhere:app"], 1, "there is no module 'nowhere'"),
+    ],
+)
+def test_a_wrong_call_is_told(kafka, arguments, code, said):
+    """Called wrongly it ends with 2, what cannot be done is 1; nothing is on stdout."""
+    done = kafka.call(*arguments)
+
+    assert (done.code, done.out) == (code, "")
+    assert said in done.errors
+
+
+def test_without_rich_tables_are_plain(kafka, monkeypatch):
+    """The tables need no extra: where rich is missing they are text in columns."""
+    kafka.commit(kafka.topic(), {0: 0})
+    monkeypatch.setitem(__import__("sys").modules, "penstock.cli.screen", None)
+
+    done = kafka.call("groups")
+
+    assert done.code == 0
+    assert f"{kafka.group} Empty classic 0" in done.words
+
+
+def test_partitions_are_told_as_ranges():
+    """What follows one on another is a range."""
+    of_orders = [TopicPartition("orders", n) for n in (0, 1, 2, 3, 7, 9, 10)]
+
+    assert ranges([TopicPartition("payments", 1), *of_orders]) == "orders 0-3, 7, 9-10; payments 1"
+    assert not ranges([])

@@ -1,0 +1,110 @@
+"""`penstock lag`: how far a group is behind, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+from commands import COMMAND, end, environment
+
+APP = """
+from penstock import App
+
+billing = App(group_id="{group}", bootstrap_servers="{servers}")
+audit = App(bootstrap_servers="{servers}")
+
+
+@audit.handler("orders", group_id="one")
+async def first(value: bytes) -> None: ...
+
+
+@audit.handler("orders", group_id="two")
+async def second(value: bytes) -> None: ...
+"""
+
+
+@pytest.fixture
+def behind(kafka) -> str:
+    """A topic in which the group is 3 behind, and has committed nothing of one partition."""
+    topic = kafka.topic(2)
+    kafka.produce(topic, *(b"%d" % n for n in range(5)))
+    kafka.commit(topic, {0: 2})
+    return topic
+
+
+def test_lag_is_told_by_partition_and_in_sum(kafka, behind):
+    """Without a commit there is none, and how many partitions that are is said."""
+    plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
+
+    assert (plain.code, of_json.code, plain.fits) == (0, 0, True)
+    assert "lag 3 in 2 partitions, 1 of them without a commit" in plain.words
+    assert [(one["topic"], one["partition"], one["committed"], one["end"], one["lag"]) for one in of_json.lines] == [
+        (behind, 0, 2, 5, 3),
+        (behind, 1, None, 0, None),
+    ]
+
+
+def test_lag_names_the_member(kafka, behind):
+    """Who has a partition stands beside it."""
+    with kafka.member(behind):
+        plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
+
+    assert {one["client_id"] for one in of_json.lines} == {"north"}
+    assert "north at" in plain.out
+    assert plain.fits
+
+
+def test_what_is_lost_is_told(kafka, behind):
+    """What left the log unread is counted, in words and in numbers."""
+    kafka.server.delete_records(behind, {0: 4})
+
+    assert "lost 2 records of these left the log" in kafka.call("lag", kafka.group).words
+    assert kafka.call("lag", kafka.group, "--json").lines[0]["lost"] == 2
+
+
+def test_the_group_may_be_an_apps(kafka, behind, tmp_path, monkeypatch):
+    """--app says brokers and group; of several groups one has to be named; the environment may say it, too."""
+    (tmp_path / "shop_of_lag.py").write_text(APP.format(group=kafka.group, servers=kafka.bootstrap_servers))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("os").environ, "PENSTOCK_BOOTSTRAP_SERVERS")
+
+    done = kafka.call("lag", "--app", "shop_of_lag:billing", "--json")
+    several = kafka.call("lag", "--app", "shop_of_lag:audit")
+    named = kafka.call("lag", kafka.group, "--app", "shop_of_lag:audit", "--json")
+    monkeypatch.setitem(__import__("os").environ, "PENSTOCK_GROUP_ID", kafka.group)
+    environs = kafka.call("lag", "--bootstrap-servers", kafka.bootstrap_servers, "--json")
+
+    assert [one["lag"] for one in done.lines] == [one["lag"] for one in named.lines] == [3, None]
+    assert environs.out == done.out
+    assert (several.code, several.out) == (2, "")
+    assert "which group? - shop_of_lag:audit has one, two" in several.errors
+
+
+def test_it_is_watched_until_a_signal(kafka, behind):
+    """--watch measures again and again; SIGTERM ends it with 143, Ctrl-C with 130, without a word."""
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        arguments = ["lag", kafka.group, "--watch", "--interval", "0.05", "--json"]
+        with subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka.bootstrap_servers),
+        ) as process:
+            rounds = [json.loads(process.stdout.readline()) for _ in range(4)]
+            ended, rest = end(process, number)
+
+        assert [one["partition"] for one in rounds] == [0, 1, 0, 1]
+        assert rounds[0]["at"] < rounds[2]["at"]
+        assert ended == code
+        assert all(json.loads(line) for line in rest.splitlines())
+
+
+def test_unknown_groups_and_other_kinds_are_refused(kafka):
+    """In one sentence, and in no time."""
+    done = kafka.call("lag", f"{kafka.group}-nowhere")
+
+    assert (done.code, done.out) == (1, "")
+    assert "there is no group" in done.errors

@@ -1,0 +1,237 @@
+"""`penstock offsets`: what a group has committed, shown, set anew, forgotten."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from penstock.cli.tools.times import Start, iso, parse_duration, parse_start, parse_time, when
+
+NOON_MS = 1_760_000_000_000
+
+
+@pytest.fixture
+def topic(kafka) -> str:
+    """Ten records in each of two partitions, a second apart, of which the group has committed 4 and 7."""
+    name = kafka.topic(2)
+    for partition in range(2):
+        kafka.produce(name, *(b"%d" % n for n in range(10)), partition=partition, since_ms=NOON_MS)
+    kafka.commit(name, {0: 4, 1: 7})
+    return name
+
+
+# ---- show ----------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_shown(kafka, topic):
+    """Each with what stands beside it; a group without any says so."""
+    plain, of_json = kafka.call("offsets", "show", kafka.group), kafka.call("offsets", "show", kafka.group, "--json")
+
+    assert (plain.code, plain.fits) == (0, True)
+    assert f"offsets 2 partitions of group {kafka.group}" in plain.words
+    assert [(one["partition"], one["offset"], one["finished_beyond"], one["text"]) for one in of_json.lines] == [
+        (0, 4, 0, ""),
+        (1, 7, 0, ""),
+    ]
+
+
+def test_a_group_without_offsets_has_none(kafka):
+    """A live member that never committed: that is told, and no error."""
+    with kafka.member(kafka.topic()):
+        assert "none are committed" in kafka.call("offsets", "show", kafka.group).words
+
+
+# ---- reset ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        (["--to-earliest"], {0: 0, 1: 0}),
+        (["--to-latest"], {0: 10, 1: 10}),
+        (["--to-offset", "6"], {0: 6, 1: 6}),
+        (["--to-datetime", "2025-10-09T08:53:23"], {0: 3, 1: 3}),
+        (["--to-datetime", "2025-10-09T10:53:23.5+02:00"], {0: 4, 1: 4}),
+        (["--to-datetime", "2096-01-01"], {0: 10, 1: 10}),
+        (["--by-duration", "1h"], {0: 10, 1: 10}),
+        (["--by-duration", "P3000D"], {0: 0, 1: 0}),
+        (["--shift-by", "-5"], {0: 0, 1: 2}),
+        (["--shift-by", "1"], {0: 5, 1: 8}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_offsets_are_set_only_when_that_is_asked_for(kafka, topic, arguments, new):
+    """Without --execute the plan is shown and nothing changes; with it others see the new offsets."""
+    shown = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments)
+    before = kafka.committed(topic)
+    done = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments, "--execute", "--json")
+
+    assert (shown.code, done.code, shown.fits) == (0, 0, True)
+    assert "dry run nothing was changed - the same with --execute sets 2 partitions" in shown.words
+    assert before == {0: 4, 1: 7}
+    assert {one["partition"]: (one["old"], one["new"], one["executed"]) for one in done.lines} == {
+        partition: ({0: 4, 1: 7}[partition], offset, True) for partition, offset in new.items()
+    }
+    assert kafka.committed(topic) == new
+
+
+def test_what_was_taken_back_is_noted(kafka, topic):
+    """An offset outside of the log becomes its end, and the plan says so."""
+    done = kafka.call("offsets", "reset", kafka.group, "--all-topics", "--to-offset", "99", "--execute")
+
+    assert "99 is behind the log: its end" in done.words
+    assert (done.code, done.fits) == (0, True)
+    assert kafka.committed(topic) == {0: 10, 1: 10}
+
+
+def test_single_partitions_are_set(kafka, topic):
+    """TOPIC:P names them; the others stay."""
+    done = kafka.call("offsets", "reset", kafka.group, "--topic", f"{topic}:1", "--to-earliest", "--execute")
+
+    assert done.code == 0
+    assert f"reset 1 partition of group {kafka.group}" in done.words
+    assert kafka.committed(topic) == {0: 4, 1: 0}
+
+
+def test_live_members_are_named_and_keep_what_they_have(kafka, topic):
+    """The plan is shown and ends with 1, since it would be refused; to execute it is refused; both name the member."""
+    arguments = ["offsets", "reset", kafka.group, "--topic", topic, "--to-earliest"]
+    with kafka.member(topic):
+        shown, refused = kafka.call(*arguments), kafka.call(*arguments, "--execute")
+        assert kafka.committed(topic) == {0: 4, 1: 7}
+    done = kafka.call(*arguments, "--execute")
+
+    assert (shown.code, refused.code, done.code) == (1, 1, 0)
+    assert "1 live member: north at 127.0.0.1 - stop them" in shown.errors
+    assert "1 live member: north at 127.0.0.1 - stop them" in refused.errors
+    assert "dry run" in shown.out
+    assert not refused.out
+    assert kafka.committed(topic) == {0: 0, 1: 0}
+
+
+def test_a_new_group_is_made(kafka, topic):
+    """One that is not there begins where it is told to; that it is new is said."""
+    group = f"{kafka.group}-new"
+
+    done = kafka.call("offsets", "reset", group, "--topic", topic, "--to-offset", "3", "--execute")
+
+    assert f"{group} is not there yet" in done.words
+    assert kafka.committed(topic, group) == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--to-earliest"], 2, "which topic?"),
+        (["--topic", "x"], 2, "--to-earliest"),
+        (["--topic", "x", "--to-earliest", "--to-latest"], 2, "not allowed with"),
+        (["--topic", "x", "--all-topics", "--to-latest"], 2, "leave it out"),
+        (["--topic", "x:a", "--to-latest"], 2, "write orders, or orders:0,3"),
+        (["--topic", "x", "--to-offset", "-1"], 2, "is no offset"),
+        (["--topic", "x", "--to-offset", str(1 << 63)], 2, "is no offset"),
+        (["--topic", "x", "--shift-by", "0"], 2, "say how many"),
+        (["--topic", "x", "--by-duration", "PT"], 2, "is no duration"),
+        (["--topic", "x", "--by-duration", "an hour"], 2, "is no duration"),
+        (["--topic", "x", "--by-duration", "99999d"], 1, "after 1970"),
+        (["--topic", "x", "--to-datetime", "tomorrow"], 2, "is no time"),
+        (["--topic", "x", "--to-datetime", "1066-10-14"], 2, "is no time"),
+        (["--topic", "there-is-no-such-topic", "--to-latest"], 1, "there is no topic"),
+        (["--topic", "no/topic", "--to-latest"], 1, "INVALID_TOPIC_EXCEPTION"),
+        (["--all-topics", "--to-latest"], 1, "has committed nothing yet"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_reset_is_told(kafka, arguments, code, said):
+    """What is written wrongly ends with 2, what is not there with 1, in words, with nothing done."""
+    done = kafka.call("offsets", "reset", kafka.group, *arguments, "--execute")
+
+    assert (done.code, done.out) == (code, "")
+    assert said in done.errors
+    assert "Traceback" not in done.errors
+
+
+# ---- delete --------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_forgotten_when_that_is_asked_for(kafka, topic):
+    """Shown first, then gone, those that were named alone."""
+    shown = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1")
+    before = kafka.committed(topic)
+    done = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1", "--execute")
+    again = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1", "--execute")
+
+    assert (shown.code, done.code, again.code) == (0, 0, 1)
+    assert "deletes 1 offset" in shown.words
+    assert before == {0: 4, 1: 7}
+    assert kafka.committed(topic) == {0: 4}
+    assert "has committed nothing of" in again.errors
+
+
+def test_what_a_live_member_reads_is_not_forgotten(kafka, topic):
+    """It is named, and its offsets stay."""
+    with kafka.member(topic):
+        done = kafka.call("offsets", "delete", kafka.group, "--topic", topic, "--execute")
+        assert kafka.committed(topic) == {0: 4, 1: 7}
+
+    assert (done.code, done.out) == (1, "")
+    assert "north at 127.0.0.1" in done.errors
+
+
+# ---- times ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1_800),
+        ("1h", 3_600),
+        ("1h30m", 5_400),
+        ("2d", 172_800),
+        ("1w", 604_800),
+        ("0.5s", 0.5),
+        ("PT1H", 3_600),
+        ("pt90s", 90),
+        ("P1D", 86_400),
+        ("P1DT2H3M4.5S", 93_784.5),
+        ("P2W", 1_209_600),
+    ],
+)
+def test_durations_are_read(text, seconds):
+    """As ISO 8601 has them, and as people write them."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "P", "PT", "P1DT", "1", "h", "1x", "-1h", "1m1h", "P1H", "1 h", "one hour", "1e3s"]
+)
+def test_what_is_no_duration_is_refused(text):
+    """With examples of what is."""
+    with pytest.raises(argparse.ArgumentTypeError, match="PT1H"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("earliest", Start("earliest")),
+        ("latest", Start("latest")),
+        ("0", Start("offset", 0)),
+        ("1200", Start("offset", 1_200)),
+        ("-10", Start("last", 10)),
+        ("1h", Start("ago", 3_600)),
+        ("2025-10-09T08:53:20", Start("time", NOON_MS)),
+        ("2025-10-09T10:53:20+02:00", Start("time", NOON_MS)),
+    ],
+)
+def test_starts_are_read(text, start):
+    """Ends, offsets, counts from the end, times and how long ago."""
+    assert parse_start(text) == start
+
+
+def test_times_come_back():
+    """As they are written for people and for programs, in UTC; what is no time stays a number."""
+    assert (when(NOON_MS), iso(NOON_MS + 7)) == ("2025-10-09 08:53:20", "2025-10-09T08:53:20.007Z")
+    assert parse_time(iso(NOON_MS + 7)) == NOON_MS + 7
+    assert (when(-1), iso(1 << 60)) == ("-1 ms", f"{1 << 60} ms")
