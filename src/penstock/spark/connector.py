@@ -1,0 +1,69 @@
+"""Spark's own Kafka connector: its jars, of the version that fits pyspark, without what Spark ships itself.
+
+Resolved in Python by ``jgo``, once, into the user's cache folder. They are given to Spark as files, so Ivy is not
+asked: on the JRE that comes as a wheel it knows only the certificates that came with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.embedded.jars import Progress, cache_folder, class_path
+from penstock.errors import ConfigurationError, KafkaNotAvailableError
+
+__all__ = ["candidates", "connector_jars"]
+
+_GROUP = "org.apache.spark"
+_TOKENS = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
+_OLDEST = "4.0.0"
+
+_ARTIFACT = re.compile(r"-\d[\w.]*(-[A-Za-z]+)?\.jar$")
+
+
+def candidates(version: str) -> list[tuple[str, ...]]:
+    """Maven coordinates of a connector for this version of Spark, the best first.
+
+    A patch release works with the connector of its minor version; what provides tokens has not changed since 4.0, and
+    some mirrors keep only that one.
+    """
+    minor = ".".join(version.split(".")[:2]) + ".0"
+    connectors = [f"{_GROUP}:spark-sql-kafka-0-10_2.13:{one}" for one in dict.fromkeys((version, minor))]
+    return [(one, *tokens) for one in connectors for tokens in ((), (f"{_TOKENS}:{_OLDEST}",))]
+
+
+def connector_jars(version: str, shipped: Iterable[str], progress: Progress | None = None) -> list[Path]:
+    """The jars to give to Spark.
+
+    Args:
+        version: pyspark's.
+        shipped: file names of jars that Spark has already.
+        progress: told how many of how many are there, while they are downloaded.
+
+    Raises:
+        ConfigurationError: there is no connector for it, or Maven Central does not answer.
+    """
+    noted = cache_folder() / f"spark-connector-{version}"
+    wanted = candidates(version)
+    if noted.exists():
+        found = tuple(noted.read_text(encoding="utf-8").split())
+        wanted = [found, *(one for one in wanted if one != found)]
+    failures: list[str] = []
+    for coordinates in wanted:
+        try:
+            jars = class_path(*coordinates, progress=progress)
+        except KafkaNotAvailableError as error:
+            failures.append(str(error))
+            continue
+        noted.write_text(" ".join(coordinates), encoding="utf-8")
+        there = {_artifact(name) for name in shipped}
+        return [jar for jar in jars if _artifact(jar.name) not in there]
+    raise ConfigurationError(
+        f"no Kafka connector for Spark {version}: {failures[-1]} - or make the session yourself, with"
+        f" spark.jars.packages={wanted[0][0]}"
+    )
+
+
+def _artifact(name: str) -> str:
+    return _ARTIFACT.sub("", name)

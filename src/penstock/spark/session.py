@@ -1,0 +1,121 @@
+"""A SparkSession that reads Kafka and runs handlers, for those who have none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.embedded.jars import cache_folder
+from penstock.errors import ConfigurationError
+from penstock.spark.connector import connector_jars
+from penstock.spark.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.app.app import App
+
+__all__ = ["spark_session"]
+
+_LOG = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+# What every start says, and nobody can do anything about.
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+# One for each micro-batch, of options that are Spark's own.
+logger.admin.name = org.apache.kafka.clients.admin.AdminClientConfig
+logger.admin.level = error
+logger.consumer.name = org.apache.kafka.clients.consumer.ConsumerConfig
+logger.consumer.level = error
+logger.uninterruptible.name = org.apache.spark.sql.kafka010.KafkaDataConsumer
+logger.uninterruptible.level = error
+"""
+
+
+def spark_session(app: App | None = None, **conf: object) -> SparkSession:
+    """Start a session, or give the one that runs in this process; ``with`` it, and it is stopped at the end.
+
+    It has Spark's Kafka connector, uses Arrow, runs handlers in this very Python, and says nothing but warnings. Java
+    and jars come by themselves where they are missing.
+
+    Args:
+        app: gives the session its name.
+        conf: Spark's own settings by their own names, ``**{"spark.executor.memory": "4g"}``, and ``master``, which is
+            ``local[*]`` when nothing is said.
+
+    Raises:
+        ConfigurationError: Spark is not installed, Java is too old, or there is no connector.
+    """
+    try:
+        import pyspark  # noqa: PLC0415 - an extra
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is not installed - pip install 'penstock[spark]'") from error
+    given = {name: _text(value) for name, value in conf.items()}
+    master = given.pop("master", None) or given.pop("spark.master", None) or os.environ.get("MASTER") or "local[*]"
+    if wrong := sorted(name for name in given if not name.startswith("spark.")):
+        raise ConfigurationError(f"{wrong[0]!r} is no setting of Spark - those begin with 'spark.'; or say master=")
+    shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
+    jars = [str(jar) for jar in connector_jars(pyspark.__version__, shipped)]
+    settings = {**_settings(is_local=master.startswith("local")), **given}
+    settings["spark.jars"] = ",".join(filter(None, [*jars, given.get("spark.jars")]))
+    builder = SparkSession.builder.master(master).appName(_name_of(app))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _environment(master):
+        return builder.getOrCreate()
+
+
+def _settings(*, is_local: bool) -> dict[str, str]:
+    log = cache_folder().parent / "spark" / "log4j2.properties"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if not log.exists() or log.read_text(encoding="utf-8") != _LOG:
+        log.write_text(_LOG, encoding="utf-8")
+    settings = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log.as_uri()}",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.showConsoleProgress": "false",
+        # Handlers have effects: a task is run once, and again only when it failed.
+        "spark.speculation": "false",
+    }
+    if is_local:
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+    return settings
+
+
+@contextlib.contextmanager
+def _environment(master: str) -> Iterator[None]:
+    """What Spark reads from the environment when it starts; what the user has set stays."""
+    wanted = {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if master.startswith("local"):
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    kept = {name: os.environ.get(name) for name in wanted}
+    # The Java was chosen with an eye on JAVA_HOME already.
+    os.environ.update({name: value for name, value in wanted.items() if name == "JAVA_HOME" or kept[name] is None})
+    try:
+        yield
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+
+def _name_of(app: App | None) -> str:
+    options: Mapping[str, object] = {} if app is None else app.options
+    return f"penstock {options.get('group_id') or ''}".strip()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
