@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 
 import psutil
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions
 
 from penstock import (
     CommitFailedError,
     ConfigurationError,
+    Consumer,
     ConsumerStateError,
     ProcessPoolConsumer,
     TopicPartition,
@@ -35,6 +39,14 @@ def new_pool(kafka_server, group, recorder):
             "hooks": [recorder],
         }
         return ProcessPoolConsumer(*topics, **{**given, **options})
+
+    return make
+
+
+@pytest.fixture
+def new_consumer(kafka_server):
+    def make(*topics: str, **options: object) -> Consumer:
+        return Consumer(*topics, bootstrap_servers=kafka_server.bootstrap_servers, **options)
 
     return make
 
@@ -227,6 +239,83 @@ async def test_a_killed_reader_goes_on_where_it_was(new_pool, new_topic, group, 
     assert in_order(records) == {partition: list(range(300)) for partition in range(4)}
     assert extra is None
     assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 300)
+
+
+async def test_what_is_given_back_goes_over_in_good_order(new_pool, new_consumer, new_topic, group, witness):
+    """Another member joins in the middle of reading: each record is handed out once, here or there."""
+    topic = new_topic(4)
+    fill(witness, topic, 4, 1_000)
+    async with new_pool(topic, workers=1, layout="group", max_queued_records=300) as pool:
+        records = await taken(pool, 500)
+        async with new_consumer(topic, group_id=group, heartbeat_interval_ms=200) as other:
+            theirs = []
+
+            async def read_theirs() -> None:
+                while len(records) + len(theirs) < 4_000:
+                    theirs.extend(await other.getmany(timeout_ms=100))
+
+            async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+                tasks.create_task(read_theirs())
+                while not theirs:
+                    # Slowly, so that there is something in hand and something in the queue when it is asked for.
+                    records += await pool.getmany(max_records=5)
+                    await asyncio.sleep(0.005)
+                while len(records) + len(theirs) < 4_000:
+                    records += await pool.getmany(timeout_ms=100)
+
+    both = [(one.partition, one.offset) for one in [*records, *theirs]]
+    assert len(theirs) > 500
+    assert len(set(both)) == len(both) == 4_000
+    assert all(offsets == sorted(offsets) for offsets in in_order(records).values())
+
+
+async def test_partitions_that_are_added_are_read_once(new_pool, new_topic, group, witness, recorder):
+    """By one reader each, from their beginning; also by the next process of a reader that was killed."""
+    topic = new_topic(2)
+    fill(witness, topic, 2, 5)
+
+    async with new_pool(topic, workers=2, layout="assigned", metadata_max_age_ms=200) as pool:
+        records = await taken(pool, 10)
+        witness.admin.create_partitions([NewPartitions(topic, 4)])[topic].result(20)
+        fill(witness, topic, 4, 5, b"y")
+        records += await taken(pool, 20)
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        fill(witness, topic, 4, 5, b"z")
+        records += await taken(pool, 20)
+        extra = await pool.getone(timeout_ms=300)
+
+    assert in_order(records) == {0: list(range(15)), 1: list(range(15)), 2: list(range(10)), 3: list(range(10))}
+    assert extra is None
+    assert await witness.committed(group, topic, 4) == {0: 15, 1: 15, 2: 10, 3: 10}
+
+
+ORPHANS = """
+import asyncio
+from penstock import ProcessPoolConsumer
+
+async def main():
+    options = dict(bootstrap_servers={servers!r}, group_id={group!r}, layout={layout!r})
+    async with ProcessPoolConsumer({topic!r}, workers=2, **options) as pool:
+        print(*pool.pids, flush=True)
+        async for record in pool:
+            pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_reader_outlives_its_parent(new_topic, group, witness, layout):
+    """SIGKILL to the process that reads from them: they are gone, all of them, in seconds."""
+    source = ORPHANS.format(servers=witness.bootstrap_servers, group=group, layout=layout, topic=new_topic(2))
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
+        readers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    _, alive = psutil.wait_procs(readers, timeout=20)
+
+    assert len(readers) == 2
+    assert alive == []
 
 
 async def test_a_reader_that_dies_again_and_again_ends_the_reading(new_pool, new_topic, recorder):

@@ -148,13 +148,21 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
     assert set(late.values()) == {1}
 
 
-async def test_a_configuration_error_ends_the_pool(new_shop, group, witness):
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("app = 7\n", "is no App"),
+        ("app = (\n", "cannot be imported: SyntaxError"),
+        ("import nowhere_at_all\n", "nowhere"),
+    ],
+)
+async def test_a_configuration_error_ends_the_pool(new_shop, source, said):
     """What every start would run into is raised as it is, not tried again; no process is left."""
-    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic="t") + "\napp = 7\n")
+    shop = new_shop(source)
     pool = WorkerPool(shop.place, workers=2)
 
     async with asyncio.timeout(20):
-        with pytest.raises(ConfigurationError, match="is no App"):
+        with pytest.raises(ConfigurationError, match=said):
             await pool.start()
 
     assert pool.pids == ()

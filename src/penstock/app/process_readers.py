@@ -195,6 +195,7 @@ class Readers:
             "options": {**self._plan.options, **self._member},
             "overrides": self._overrides.pop(worker, {}),
             "partitions": self._share(worker) if self._plan.is_dealt else None,
+            "dealt": frozenset(one for share in self._shares for one in share),
             "turn": (worker, len(self.kept)),
             "window": window,
         }
@@ -202,7 +203,9 @@ class Readers:
     def _share(self, worker: int) -> dict[TopicPartition, int | None]:
         """A worker's partitions, and where it has to begin: behind what has come already."""
         came = {lease.partition: lease.received for lease in self._intake.leases()}
-        return {partition: came.get(partition, begin) for partition, begin in self._shares[worker].items()}
+        dealt = {one for share in self._shares for one in share}
+        later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.kept) == worker}
+        return {**{one: came.get(one, begin) for one, begin in self._shares[worker].items()}, **later}
 
     def take(self, start: int, message: FromChild) -> None:
         """A process said something."""

@@ -169,14 +169,13 @@ class _ReadingWorker:
         mine: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
         begins = []
         if mine is not None:
-            others = consumer.assignment() - mine.keys()
-            self._is_mine = lambda partition: (
-                partition in mine or (partition not in others and self._falls_to_me(partition))
-            )
-            if others:
+            dealt: frozenset[TopicPartition] = self._spec["dealt"]
+            self._is_mine = lambda one: one in mine or (one not in dealt and self._falls_to_me(one))
+            if others := [one for one in consumer.assignment() if not self._is_mine(one)]:
                 consumer.pause(*others)
-            for partition, offset in mine.items():
-                if offset is not None:
+            for partition in filter(self._is_mine, consumer.assignment()):
+                # One that was added since is read from its beginning.
+                if (offset := mine.get(partition, 0)) is not None:
                     await consumer.seek(partition, offset)
             begins = [(*partition, await consumer.position(partition)) for partition in mine]
         await self._say(Ready(resolve(options).stop_timeout_ms / 1000, begins))

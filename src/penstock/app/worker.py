@@ -24,7 +24,7 @@ from penstock.app.parent import Parent, failed
 from penstock.config import resolve
 from penstock.core.process_messages import Ready, Stop, ToChild, Told
 from penstock.core.worker_plan import member_name
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 
 __all__ = ["main"]
 
@@ -42,7 +42,7 @@ class _Worker:
     def run(self) -> int:
         self._parent.listen(self._take)
         try:
-            app = load_app(self._spec["app"])
+            app = self._load()
             app.configure(**self._spec["options"])
             self._name(app)
             asyncio.run(self._work(app))
@@ -53,6 +53,15 @@ class _Worker:
                 traceback.print_exc()
             return 1
         return 0
+
+    def _load(self) -> App:
+        try:
+            return load_app(self._spec["app"])
+        except (ImportError, SyntaxError) as error:
+            # The next start would read the same files.
+            traceback.print_exc()
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{self._spec['app']} cannot be imported: {said}") from error
 
     def _name(self, app: App) -> None:
         """Give it a name of its own in the group, so that it has its partitions back when it is started again."""
