@@ -27,7 +27,7 @@ Handle = Callable[[Record], Awaitable[object]]
 Recover = Callable[[Record, Exception], Awaitable[None]]
 
 _RECORDS_A_LOOK = 32
-"""So many records are run between two looks at the clock."""
+"""At most so many records are run between two looks at the clock; the first looks come sooner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class _Held:
 class _Worker:
     """A task that runs records, and the one that it is at."""
 
-    __slots__ = ("record", "rested", "since", "work")
+    __slots__ = ("has_rested", "record", "rested", "since", "work")
 
     def __init__(self) -> None:
         self.record: Record | None = None
@@ -56,6 +56,8 @@ class _Worker:
         self.since = 0.0
         """When it was suspended first."""
         self.rested: asyncio.Future[None] | None = None
+        self.has_rested = False
+        """Whether the event loop has had its turn while the last record was suspended."""
 
 
 class Line:
@@ -308,41 +310,45 @@ class Line:
             await worker.rested
 
     async def _run_until_nothing(self, worker: _Worker) -> None:
-        lanes, handle, context, began_at, count = self._lanes, self._handle, self._context, self._loop.time(), 0
+        handle, context, began_at = self._handle, self._context, self._loop.time()
         while (work := self._take(worker)) is not None:
             worker.work = work if work.is_begun else None
             if worker.work is not None:
                 work.source.parked.discard(work.record.offset)
                 worker.since = self._loop.time()
             worker.record = work.record
-            await self._attempt(work.record)
+            try:
+                await handle(work.record)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                await self._go_on(work.record, error)
             if not self._finish_begun(worker) and copy_context() == context:
-                for record in lanes.free:
-                    worker.record = record
-                    try:
-                        await handle(record)
-                    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                        await self._go_on(record, error)
-                    if self._finish_begun(worker) or copy_context() != context:
-                        break
-                    count += 1
-                    if count >= _RECORDS_A_LOOK and (self._is_held or self._is_too_long(began_at)):
-                        break
+                await self._run_free(worker, began_at)
             worker.record = None
             if copy_context() != context:
                 break
-            if self._is_too_long(began_at):
+            if worker.has_rested:
+                worker.has_rested, began_at = False, self._loop.time()
+            elif self._is_too_long(began_at):
                 self._rest()
                 await asyncio.sleep(0)
                 began_at = self._loop.time()
-            count = 0
         self._rest()
 
-    async def _attempt(self, record: Record) -> None:
-        try:
-            await self._handle(record)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-            await self._go_on(record, error)
+    async def _run_free(self, worker: _Worker, began_at: float) -> None:
+        """Run what needs no ``take``, until something suspends or it takes too long."""
+        handle, context, look_at = self._handle, self._context, 1
+        for count, record in enumerate(self._lanes.free, 1):
+            worker.record = record
+            try:
+                await handle(record)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+                await self._go_on(record, error)
+            if self._finish_begun(worker) or copy_context() != context:
+                break
+            if count == look_at:
+                if self._is_held or self._is_too_long(began_at):
+                    break
+                look_at += min(count, _RECORDS_A_LOOK)
 
     async def _go_on(self, record: Record, error: BaseException) -> None:
         """See that a record that failed is done with."""
@@ -365,7 +371,8 @@ class Line:
 
     def _take(self, worker: _Worker) -> Work[_Held] | None:
         """The next record for ``worker``, which runs from now on."""
-        self._settle(worker)
+        if self._running is not None:
+            self._settle(worker)
         self._running = worker
         work = None if self._is_held else self._lanes.take()
         if work is not None and not self._is_looked_for:
@@ -403,7 +410,9 @@ class Line:
         work = worker.work
         if work is None:
             return False
-        self._settle(worker)
+        worker.has_rested = self._running is not worker
+        if self._running is not None:
+            self._settle(worker)
         worker.work = worker.record = None
         held = work.source
         self._lanes.finished(work)

@@ -61,7 +61,8 @@ class Tracker:
         self._unfinished.add(offset)
         heappush(self._heap, offset)
         self._highest = max(self._highest, offset)
-        self._tidy()
+        if len(self._heap) > self._most:
+            self._tidy()
 
     def begin_all(self, offsets: Sequence[int]) -> None:
         """Several that are handed out at once, lowest first; what lies between them is not there, or is finished."""
@@ -73,7 +74,8 @@ class Tracker:
             heapify(self._heap)
         self._highest = max(self._highest, offsets[-1])
         self.advance(offsets[-1] + 1)
-        self._tidy()
+        if len(self._heap) > self._most:
+            self._tidy()
 
     def take_back(self, offsets: Sequence[int]) -> None:
         """The last of those that ``begin_all`` was given were not handed out after all, and will be begun again."""
@@ -141,6 +143,5 @@ class Tracker:
 
     def _tidy(self) -> None:
         """Keep the heap in proportion, while one record at its top is stuck and millions pass it."""
-        if len(self._heap) > self._most:
-            self._heap = sorted(self._unfinished | self._abandoned)
-            self._most = 2 * len(self._heap) + _SLACK
+        self._heap = sorted(self._unfinished | self._abandoned)
+        self._most = 2 * len(self._heap) + _SLACK
