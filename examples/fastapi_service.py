@@ -42,6 +42,7 @@ async def lifespan(web: FastAPI) -> AsyncIterator[None]:
     """
     path = os.environ.get("BILLING_DATABASE", "billing.db")
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
+        database.execute("PRAGMA journal_mode = WAL")  # who reads is in no writer's way
         database.execute("CREATE TABLE IF NOT EXISTS charges (customer TEXT, total INTEGER)")
         web.state.database = database
         async with billing:

@@ -141,7 +141,7 @@ class Home:
         path = self._folder / "billing.db"
         if not path.exists():
             return []
-        with closing(sqlite3.connect(path)) as database:
+        with closing(sqlite3.connect(path, timeout=30)) as database:
             tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return database.execute(question).fetchall() if tables[0] else []
 
