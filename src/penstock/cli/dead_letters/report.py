@@ -77,7 +77,7 @@ async def by_kind(letters: AsyncIterator[DeadLetter]) -> list[Kind]:
         kind.count += 1
         kind.last_ms = max(kind.last_ms, letter.at_ms)
         kind.first_ms, kind.oldest = min((kind.first_ms, kind.oldest), (letter.at_ms, place))
-    return sorted(kinds.values(), key=lambda kind: (-kind.count, kind.first_ms))
+    return sorted(kinds.values(), key=lambda kind: (-kind.count, kind.first_ms, kind.oldest))
 
 
 def kinds_table(topic: str, kinds: Iterable[Kind]) -> Table:
