@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from commands import environment
 from ledger import Ledger
+from passing import QUICK_BROKER, offsets_now
 from witness import Witness
 
 from penstock.testing import KafkaServer
@@ -24,15 +25,8 @@ PARTITIONS, KEYS = 4, 100
 
 @pytest.fixture(scope="module")
 def server():
-    config = {
-        # What the dead leave open is ended by who comes after them; should nobody come, by the broker, and soon.
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
-        "group.consumer.min.session.timeout.ms": 1_000,
-        "group.consumer.session.timeout.ms": 1_500,
-        "group.consumer.min.heartbeat.interval.ms": 100,
-        "group.consumer.heartbeat.interval.ms": 300,
-    }
-    with KafkaServer(config=config) as started:
+    # What the dead leave open is ended by who comes after them; should nobody come, by the broker, and soon.
+    with KafkaServer(config=QUICK_BROKER) as started:
         yield started
 
 
@@ -104,7 +98,7 @@ async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: floa
     async with asyncio.timeout(timeout_s):
         ends = {one: await ledger.stable_end(source, one) for one in range(PARTITIONS)}
         while True:
-            at = await ledger.group_offsets(link.group, source, range(PARTITIONS))
+            at = await offsets_now(ledger, link.group, source, PARTITIONS)
             # Behind the last record there is at most the marker of its transaction.
             if all(ends[one] - at.get(one, 0) <= 1 for one in ends):
                 return

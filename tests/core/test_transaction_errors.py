@@ -16,7 +16,7 @@ from penstock.core.transaction_events import (
     Unanswered,
 )
 from penstock.error_codes import RETRIABLE, ErrorCode
-from penstock.errors import CommitFailedError, FencedMemberError, PublishError
+from penstock.errors import CommitFailedError, FencedMemberError, PublishError, PublishTooLargeError
 
 EVENTS = {
     Reaction.DONE: type(None),
@@ -157,7 +157,8 @@ def test_what_was_refused_is_told_with_what_follows():
     aborted = error_of(ErrorCode.MESSAGE_TOO_LARGE, Asked.PRODUCE, "orders[0]")
     over = error_of(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Asked.INIT)
 
-    assert type(aborted) is type(over) is PublishError
+    assert type(aborted) is PublishTooLargeError
+    assert type(over) is PublishError
     assert str(aborted) == "orders[0]: Produce was refused (MESSAGE_TOO_LARGE, code 10) - the transaction was aborted"
     assert str(over).startswith("the transaction: InitProducerId was refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
     assert str(over).endswith("- this producer cannot go on")

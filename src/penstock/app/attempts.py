@@ -6,6 +6,8 @@ forgotten with it, so that the next one may publish it again. Whose attempt it i
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
@@ -19,6 +21,8 @@ from penstock.records import Record, TopicPartition
 __all__ = ["Attempts", "Outgoing", "current_publisher"]
 
 WorkT = TypeVar("WorkT")
+
+_MISSING_S = 30.0
 
 
 class Outgoing(NamedTuple):
@@ -68,6 +72,8 @@ class Attempts:
     def __init__(self, transactor: Transactor, window: Window, on_doom: Callable[[PenstockError], None]) -> None:
         self._transactor, self._window, self._on_doom = transactor, window, on_doom
         self.refused: dict[tuple[TopicPartition, int], PublishError] = {}
+        self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
+        """Topics and partitions that are not there, and until when nobody looks again."""
 
     def around(
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
@@ -105,8 +111,22 @@ class Attempts:
         if attempt.is_over:
             raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
         if self._window.doomed_by is None:
-            await self._transactor.check(one.topic, one.partition)
+            await self._check(one.topic, one.partition)
             attempt.outgoing.append(one)
+
+    async def _check(self, topic: str, partition: int | None) -> None:
+        """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""
+        now = asyncio.get_running_loop().time()
+        if self._missing:
+            error, until = self._missing.get((topic, partition), (None, 0.0))
+            if error is not None and now < until:
+                raise copy.copy(error)
+        try:
+            await self._transactor.check(topic, partition)
+        except PublishError as error:
+            self._missing[topic, partition] = error, now + _MISSING_S
+            raise
+        self._missing.pop((topic, partition), None)
 
     async def _send(self, one: Outgoing) -> None:
         """Put a record into the transaction; into nothing, when that will be taken back."""

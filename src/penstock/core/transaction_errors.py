@@ -21,7 +21,14 @@ from penstock.core.transaction_events import (
     Unanswered,
 )
 from penstock.error_codes import RETRIABLE, ErrorCode, name_of
-from penstock.errors import CommitFailedError, FencedMemberError, PenstockError, PublishError, broker_error
+from penstock.errors import (
+    CommitFailedError,
+    FencedMemberError,
+    PenstockError,
+    PublishError,
+    PublishTooLargeError,
+    broker_error,
+)
 
 __all__ = ["Asked", "Reaction", "error_of", "event_of", "reaction_to", "worst_of"]
 
@@ -117,6 +124,8 @@ _OF_REQUEST: Mapping[Asked, Mapping[int, Reaction]] = {
 
 _ABOUT_PARTITIONS = frozenset({Asked.ADD_PARTITIONS, Asked.PRODUCE})
 
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
 _LEFT_BEHIND = frozenset(
     {
         ErrorCode.ILLEGAL_GENERATION,
@@ -184,7 +193,8 @@ def error_of(code: int, asked: Asked, detail: str = "") -> PenstockError:
     is_final = reaction_to(code, asked) in {Reaction.FAIL, Reaction.LOOK_BACK}
     outcome = "this producer cannot go on" if is_final else "the transaction was aborted"
     refusal = broker_error(code, f"{detail or 'the transaction'}: {asked} was refused")
-    return PublishError(f"{refusal} - {outcome}")
+    kind = PublishTooLargeError if asked is Asked.PRODUCE and code in _TOO_LARGE else PublishError
+    return kind(f"{refusal} - {outcome}")
 
 
 _WORST_LAST: tuple[type[TransactionEvent], ...] = (TryAgain, Moved, Unanswered, MustAbort, Fenced, Failed)

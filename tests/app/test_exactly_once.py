@@ -1,0 +1,424 @@
+"""App(delivery="exactly_once") on the real broker: what readers of committed records see is there once.
+
+The witness is librdkafka: what it reads as committed, and what it says the group has committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+
+import pytest
+from crew import until
+from ledger import Ledger
+from passing import IMPATIENT, QUICK_BROKER, check, fill, offsets_now, passing_on, until_committed, with_code
+from witness import Witness
+
+from penstock import (
+    App,
+    ConfigurationError,
+    HandlerFailedError,
+    PublishError,
+    Record,
+    Reject,
+    Retry,
+    UnsupportedVersionError,
+)
+from penstock.error_codes import ErrorCode
+from penstock.messages import ApiVersionsRequest, ApiVersionsResponse, TxnOffsetCommitRequest
+from penstock.observe.events import HandlerFailed, RecordBuried, TransactionAborted
+from penstock.testing import KafkaServer
+
+INIT_PRODUCER_ID = 22
+QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A broker behind a proxy, which looks often for transactions that took too long."""
+    with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
+        yield started
+
+
+@pytest.fixture
+def ledger(server) -> Ledger:
+    return Ledger(server)
+
+
+@pytest.fixture
+def witness(server) -> Witness:
+    return Witness(server.bootstrap_servers)
+
+
+@pytest.fixture
+def proxy(server):
+    return server.proxy
+
+
+@pytest.fixture
+def new_app(server, group, recorder):
+    def make(**options):
+        return App(
+            bootstrap_servers=server.bootstrap_servers,
+            delivery="exactly_once",
+            **{**IMPATIENT, "group_id": group, "hooks": [recorder], "retry": QUICK, **options},
+        )
+
+    return make
+
+
+# ---- all or nothing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_what_is_read_is_passed_on_once(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, order_by, protocol
+):
+    """Records, their keys and their order come out as they went in, and the offsets are committed without a map."""
+    source, target = ledger.topic(3), ledger.topic(3)
+    fill(witness, source, range(600))
+    app = new_app(group_protocol=protocol)
+
+    async def now_and_then(record: Record) -> None:
+        await asyncio.sleep(0.001 * (record.offset % 3))
+
+    passing_on(app, source, target, order_by=order_by, first=now_and_then)
+    async with app:
+        await until_committed(ledger, group, source, 600, 3)
+
+    found = await ledger.committed(target)
+    assert Counter(int(one.value()) for one in found) == Counter(range(600))
+    assert {one.metadata for one in await ledger.group_offsets_now(group, source, range(3))} <= {None, ""}
+    if order_by != "none":
+        await check(ledger, target, range(600))
+
+
+async def test_a_record_is_not_seen_before_its_transaction_is_over(ledger, witness, new_app):
+    """While another record of it runs, what a handler published can be read by nobody who reads committed records."""
+    source, target, held = ledger.topic(), ledger.topic(), asyncio.Event()
+    fill(witness, source, range(2))
+    app = new_app()
+
+    async def hold_one(record: Record) -> None:
+        if record.value == b"1":
+            await held.wait()
+
+    seen = passing_on(app, source, target, first=hold_one)
+    async with app:
+        await until(lambda: len(seen) == 2)
+        assert await ledger.stable_end(target) == 0
+        held.set()
+
+    await check(ledger, target, range(2))
+
+
+async def test_what_is_published_by_hand_goes_with_the_record(ledger, witness, new_app, group):
+    """App.publish in a handler or a task of its own is in the transaction; an attempt that fails leaves nothing."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    fill(witness, source, range(10))
+    attempts = Counter()
+
+    @app.handler(source)
+    async def twice(record: Record) -> None:
+        attempts[record.offset] += 1
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(app.publish(target, record.value, key="task"))
+        await app.publish(target, record.value, key="handler")
+        if attempts[record.offset] == 1:
+            raise ValueError("not yet")
+
+    async with app:
+        await until_committed(ledger, group, source, 10)
+
+    found = Counter((one.key(), one.value()) for one in await ledger.committed(target))
+    assert found == Counter({(key, b"%d" % n): 1 for key in (b"task", b"handler") for n in range(10)})
+    assert set(attempts.values()) == {2}
+
+
+async def test_outside_of_handlers_there_is_no_transaction_to_wait_for(ledger, new_app):
+    """App.publish from elsewhere is acknowledged at once, and seen at once."""
+    app, target = new_app(), ledger.topic()
+    passing_on(app, ledger.topic(), target)
+
+    async with app:
+        placed = await app.publish(target, b"7", key="k")
+        assert await ledger.stable_end(target) == 1
+
+    assert (placed.partition.topic, placed.offset) == (target, 0)
+
+
+async def test_a_task_that_outlives_its_handler_publishes_nothing(ledger, witness, new_app, group):
+    """It is told so: its record may be committed already."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    fill(witness, source, range(1))
+    left_behind, go = [], asyncio.Event()
+
+    async def late() -> None:
+        await go.wait()
+        await app.publish(target, b"1")
+
+    @app.handler(source)
+    async def leave(_value: bytes) -> None:
+        left_behind.append(asyncio.create_task(late()))
+
+    async with app:
+        await until_committed(ledger, group, source, 1)
+        go.set()
+        (error,) = await asyncio.gather(*left_behind, return_exceptions=True)
+
+    assert isinstance(error, PublishError)
+    assert "handler has returned" in str(error)
+    assert await ledger.values(target) == []
+
+
+async def test_aborted_records_are_not_handled(ledger, new_app, group):
+    """It reads committed records, whatever stands between them."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    async with ledger.producer() as producer:
+        for number, ends in enumerate([producer.abort, producer.commit] * 5):
+            await producer.begin()
+            await producer.send(source, b"%d" % number, key=b"k")
+            await ledger.flush(producer)
+            await ends()
+
+    seen = passing_on(app, source, target)
+    async with app:
+        await until(lambda: len(seen) == 5)
+        await until_committed(ledger, group, source, 19)
+
+    assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
+
+
+# ---- failures --------------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, server, proxy, recorder
+):
+    """What fails for good stands among the dead letters once, though its transaction was aborted before."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
+    dead = f"{source}.{group}.dead"
+    server.create_topic(dead)
+    ledger._partitions[dead] = 1
+    fill(witness, source, range(100))
+
+    async def some_fail(record: Record) -> None:
+        if int(record.value) % 10 == 0:
+            raise Reject("poison") if int(record.value) % 20 else ValueError("poison")
+
+    passing_on(app, source, target, first=some_fail)
+    with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
+        async with app:
+            await until_committed(ledger, group, source, 100)
+
+    assert len(recorder.of(TransactionAborted)) == 1
+    assert len(recorder.of(RecordBuried)) == 20
+    assert sorted(map(int, await ledger.values(dead))) == list(range(0, 100, 10))
+    await check(ledger, target, [n for n in range(100) if n % 10])
+
+
+async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger, witness, new_app, group):
+    """What comes before it is committed, other partitions go on, and when it is mended what is behind it follows."""
+    source, target, app = ledger.topic(2), ledger.topic(), new_app()
+    witness.produce(source, (b"%d" % n for n in range(50)), partition=0, keys=(b"k%d" % (n % 5) for n in range(50)))
+    witness.produce(source, (b"%d" % n for n in range(50, 100)), partition=1, keys=(b"a" for _ in range(50)))
+    is_mended = False
+
+    async def one_fails(record: Record) -> None:
+        if record.value == b"20" and not is_mended:
+            raise ValueError("poison")
+
+    passing_on(app, source, target, first=one_fails)
+    async with app:
+        await until_committed(ledger, group, source, 70, 2)
+        assert await offsets_now(ledger, group, source, 2) == {0: 20, 1: 50}
+        assert app.health().status == "degraded"
+        witness.produce(source, (b"%d" % n for n in range(100, 150)), partition=1, keys=(b"a" for _ in range(50)))
+        await until_committed(ledger, group, source, 120, 2)
+        is_mended = True
+        await until_committed(ledger, group, source, 150, 2)
+
+    await check(ledger, target, range(150))
+
+
+async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledger, witness, new_app, group):
+    """The app ends with the handler's error, and nothing of the transaction is seen or committed."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(on_failure="stop", transaction_interval_ms=2_000)
+    fill(witness, source, range(10))
+
+    async def last_fails(record: Record) -> None:
+        if record.value == b"9":
+            raise ValueError("poison")
+
+    passing_on(app, source, target, first=last_fails)
+    with pytest.raises(HandlerFailedError, match="poison"):
+        await app.run()
+
+    assert await ledger.values(target) == []
+    assert await ledger.group_offsets(group, source) == {}
+
+
+async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, server, recorder
+):
+    """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
+    source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
+    server.create_topic(f"{source}.dead")
+    ledger._partitions[f"{source}.dead"] = 1
+    fill(witness, source, range(40))
+
+    @app.handler(source)
+    async def pass_on(record: Record) -> None:
+        if record.value == b"7":
+            await app.publish("nowhere", b"", key=record.key)
+        await app.publish(target, record.value * (20_000 if record.value == b"13" else 1), key=record.key)
+
+    async with app:
+        await until_committed(ledger, group, source, 40)
+
+    assert sorted(await ledger.values(f"{source}.dead")) == [b"13", b"7"]
+    assert "MESSAGE_TOO_LARGE" in recorder.of(HandlerFailed)[-1].error
+    await check(ledger, target, sorted({*range(40)} - {7, 13}))
+
+
+async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group, server):
+    """A record that is tried again later is in the transactions that send it there and bring it back, once each."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1))
+    fill(witness, source, range(20))
+    failed = set()
+
+    @app.handler(source, publish=target, retry_topics=[1_500])
+    async def pass_on(record: Record) -> bytes:
+        if record.offset == 5 and record.offset not in failed:
+            failed.add(record.offset)
+            raise ValueError("not yet")
+        return record.value
+
+    async with app:
+        await until_committed(ledger, group, source, 20)
+        assert len(await ledger.values(target)) == 19
+        await until_committed(ledger, group, f"{source}.{group}.retry.1500ms", 1)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(20))
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_commits_what_is_under_way(ledger, witness, new_app, group):
+    """Handlers that run are waited for; what they publish is committed, and nothing is done again after a restart."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(30))
+    seen: list[int] = []
+    for _ in range(2):
+        app = new_app(transaction_interval_ms=3_000)
+
+        async def take_a_moment(_record: Record) -> None:
+            await asyncio.sleep(0.2)
+
+        found = passing_on(app, source, target, first=take_a_moment)
+        async with app:
+            await until(lambda found=found, seen=seen: found or len(seen) == 30)
+        seen += found
+
+    assert Counter(seen) == Counter(range(30))
+    await check(ledger, target, range(30))
+    assert sum((await ledger.group_offsets(group, source)).values()) == 30
+
+
+async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, group):
+    """Within its time: a handler that hangs leaves nothing behind, and the next one to start does its work."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(10))
+    stuck = new_app(stop_timeout_ms=2_000)
+
+    async def hang(record: Record) -> None:
+        if record.value == b"5":
+            await asyncio.Event().wait()
+
+    seen = passing_on(stuck, source, target, first=hang)
+    async with stuck:
+        await until(lambda: len(seen) == 10)
+    assert await ledger.values(target) == []
+
+    healthy = new_app()
+    passing_on(healthy, source, target)
+    async with healthy:
+        await until_committed(ledger, group, source, 10)
+
+    await check(ledger, target, range(10))
+
+
+# ---- what contradicts it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"delivery": "exactly-once"}, "delivery='exactly-once'.*'exactly_once'"),
+        ({"delivery": True}, "delivery=True"),
+        ({"delivery": "at_least_once", "transactional_id": "a"}, "transactional_id.*delivery='exactly_once'"),
+        ({"transactional_id": ""}, "transactional_id=''"),
+        ({"transactional_id": 7}, "transactional_id=7"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0"),
+        ({"transaction_interval_ms": True}, "transaction_interval_ms=True"),
+        ({"transaction_max_records": -1}, "transaction_max_records=-1"),
+        ({"transaction_interval_ms": 6_000}, "at most half of transaction_timeout_ms=10000"),
+    ],
+)
+def test_options_that_will_not_do(options, said):
+    """What is wrong is told before anything starts, and what would do."""
+    with pytest.raises(ConfigurationError, match=said):
+        App(**{"delivery": "exactly_once", "group_id": "g", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"isolation_level": "read_uncommitted"}, "isolation_level='read_uncommitted' contradicts"),
+        ({"enable_auto_commit": True}, "enable_auto_commit=True contradicts"),
+        ({"group_id": None}, "no group"),
+        ({"transactional_id": "{nobody}"}, "between braces it knows group, instance"),
+        ({"transactional_id": "{instance}"}, "give group_instance_id"),
+        ({"transaction_timeout_ms": 1_000}, "timeout_ms=2000.*transaction_timeout_ms=1000"),
+    ],
+)
+async def test_options_that_contradict_each_other(new_app, options, said):
+    """They are told when it starts, with the brokers not even asked."""
+    app = new_app(**options)
+
+    @app.handler("t", timeout_ms=2_000)
+    async def handle(_value: bytes) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=said):
+        await app.start()
+
+
+async def test_a_transaction_longer_than_the_broker_allows_is_refused_at_the_start(ledger, new_app):
+    """Where it is not known before, the broker's word is told."""
+    app = new_app(transaction_timeout_ms=2**31 - 1)
+    passing_on(app, ledger.topic(), ledger.topic())
+
+    with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
+        await app.start()
+
+
+async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
+    """Transactions with generation fencing want Apache Kafka 2.5."""
+    app = new_app()
+    passing_on(app, ledger.topic(), ledger.topic())
+
+    def older(answer: ApiVersionsResponse) -> ApiVersionsResponse:
+        kept = tuple(
+            dataclasses.replace(one, max_version=2) if one.api_key == INIT_PRODUCER_ID else one
+            for one in answer.api_keys
+        )
+        return dataclasses.replace(answer, api_keys=kept)
+
+    with (
+        proxy.edit_answer(ApiVersionsRequest, older, times=None),
+        pytest.raises(UnsupportedVersionError, match="InitProducerId"),
+    ):
+        await app.start()
