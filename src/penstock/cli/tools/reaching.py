@@ -107,16 +107,11 @@ async def reached(options: argparse.Namespace) -> AsyncIterator[Cluster]:
         ConfigurationError: an option is missing or wrong.
         BrokerConnectionError: no broker answers.
     """
-    from penstock.config import resolve  # noqa: PLC0415
-    from penstock.net.cluster import Cluster  # noqa: PLC0415
+    from penstock import admin  # noqa: PLC0415
 
-    early = {"client_id": "penstock-tools", "socket_connection_setup_timeout_ms": 5_000}
-    cluster = Cluster(resolve({**early, **said_options(options)}))
-    try:
-        await cluster.bootstrap()
+    early: dict[str, Any] = {"client_id": "penstock-tools", "socket_connection_setup_timeout_ms": 5_000}
+    async with admin.reached(**{**early, **said_options(options)}) as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
