@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -84,7 +84,8 @@ class Pool:
         self.process = process
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.told: list[str] = []
-        self._reading = threading.Thread(target=self._read)
+        self.seen: list[psutil.Process] = []
+        self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
     def _read(self) -> None:
@@ -111,7 +112,8 @@ class Pool:
         return code
 
     def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        self.seen = psutil.Process(self.process.pid).children()
+        return self.seen
 
 
 @pytest.fixture
@@ -136,6 +138,9 @@ def running(shop: Shop, *arguments: str) -> Iterator[Pool]:
             yield pool
         finally:
             process.kill()
+            for worker in pool.seen:
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
             pool._reading.join(timeout=30)
 
 

@@ -65,6 +65,18 @@ def run(options: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415 - all that a --help does without
     import logging  # noqa: PLC0415
 
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if options.workers is not None or options.reload:
+        return _run_workers(options)
+    from penstock.app.loading import load_app  # noqa: PLC0415
+
+    app = load_app(options.app)
+    app.configure(**_settings(options))
+    asyncio.run(app.run())
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> ConsumerOptions:
     from penstock.config import parsed_option  # noqa: PLC0415
 
     settings: dict[str, object] = {}
@@ -73,18 +85,10 @@ def run(options: argparse.Namespace) -> int:
         if not separator:
             raise ConfigurationError(f"--set {setting}: write it as OPTION=VALUE")
         settings[name] = parsed_option(name, text, "--set")
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if options.workers is not None or options.reload:
-        return _run_workers(options, settings)
-    from penstock.app.loading import load_app  # noqa: PLC0415
-
-    app = load_app(options.app)
-    app.configure(**cast("ConsumerOptions", settings))
-    asyncio.run(app.run())
-    return 0
+    return cast("ConsumerOptions", settings)
 
 
-def _run_workers(options: argparse.Namespace, settings: dict[str, object]) -> int:
+def _run_workers(options: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415
 
     from penstock.app.worker_pool import WorkerPool  # noqa: PLC0415
@@ -94,7 +98,7 @@ def _run_workers(options: argparse.Namespace, settings: dict[str, object]) -> in
         workers=1 if options.workers is None else options.workers,
         log_level=options.log_level,
         final_is_final=not options.reload,
-        **cast("ConsumerOptions", settings),
+        **_settings(options),
     )
     if not options.reload:
         asyncio.run(pool.run())
