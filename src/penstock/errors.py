@@ -26,6 +26,7 @@ PenstockError
 ├── SchemaRegistryError              a schema registry could not be asked: it is away, slow, or refuses us
 ├── ConsumerTimeoutError             no record within the time that was asked for
 ├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
+├── PartialFailureError              some records of a batch failed; a batch handler raises it
 ├── PublishError                     a record was not acknowledged by the broker
 │   ├── PublishTooLargeError         larger than its topic allows
 │   └── ProducerFencedError          another process has the same transactional_id
@@ -38,7 +39,7 @@ Each message says what happened and what to do next. Control flow inside penstoc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.error_codes import RETRIABLE, ErrorCode, name_of
@@ -72,6 +73,7 @@ __all__ = [
     "NotAConsumerGroupError",
     "OffsetGapError",
     "OffsetOutOfRangeError",
+    "PartialFailureError",
     "PenstockError",
     "ProducerFencedError",
     "PublishError",
@@ -86,6 +88,9 @@ __all__ = [
     "UnsupportedVersionError",
     "broker_error",
 ]
+
+_SHOWN = 10
+"""So many indices are named in a message."""
 
 
 class PenstockError(Exception):
@@ -295,6 +300,28 @@ class ConsumerTimeoutError(PenstockError):
 
 class HandlerFailedError(PenstockError):
     """A handler failed for good, and ``on_failure="stop"`` says that the app stops then."""
+
+
+class PartialFailureError(PenstockError):
+    """Some records of a batch failed, and the others are done: a batch handler raises it to say so.
+
+    Args:
+        failed: their indices in the batch, each with its error; or the indices alone, and then the error is what this
+            one was raised from, or this one.
+
+    Attributes:
+        failed: the errors by index; None where there is none.
+    """
+
+    def __init__(self, failed: Mapping[int, Exception] | Iterable[int]) -> None:
+        self.failed: dict[int, Exception | None] = (
+            dict(failed) if isinstance(failed, Mapping) else dict.fromkeys(failed)
+        )
+        some = ", ".join(map(str, list(self.failed)[:_SHOWN])) + (", …" if len(self.failed) > _SHOWN else "")
+        super().__init__(f"{len(self.failed)} records of the batch failed, at index {some}")
+
+    def __reduce__(self) -> tuple[type[PartialFailureError], tuple[dict[int, Exception | None]]]:
+        return type(self), (self.failed,)
 
 
 class PublishError(PenstockError):

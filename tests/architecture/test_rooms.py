@@ -153,6 +153,7 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     A line's workers each have a context of their own, which no task group gives; it ends them all before it ends.
     """
     makers = {
+        "penstock/app/batch_line.py": {"create_task"},
         "penstock/app/line.py": {"create_task"},
         "penstock/consumer/supervisor.py": {"create_task", "ensure_future"},
         "penstock/consumer/run.py": {"ensure_future"},

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
+from penstock.app.batch_line import BatchLine
 from penstock.app.codecs import AnyCodec, JsonCodec
 from penstock.app.dependencies import Overrides
 from penstock.app.ends import asked_by_signals, first_of
@@ -319,7 +320,7 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
-    def _lines_of(self, handler: Callable[..., object]) -> list[Line]:
+    def _lines_of(self, handler: Callable[..., object]) -> list[Line | BatchLine]:
         lines = [line for group in self._started.groups for line in group.lines_of(handler)]
         if not lines:
             raise ConsumerStateError(f"{handler!r} handles nothing in this app now - give the decorated function")

@@ -133,6 +133,14 @@ def _decoder(value: ValueReader) -> DecodeBatch:
     """Decodes the values one after the other; the error of one names its index."""
     decode, read = value.decode, value.read
 
+    def take_values(records: list[Record]) -> list[object]:
+        values: list[object] = [record.value for record in records]
+        if None in values and not value.is_nullable:
+            index = values.index(None)
+            error = TypeError("the value is null")
+            raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
+        return values
+
     def decode_records(records: list[Record]) -> list[object]:
         values: list[object] = []
         try:
@@ -153,6 +161,8 @@ def _decoder(value: ValueReader) -> DecodeBatch:
             raise DecodeError(f"index {index} of the batch: {value.error(records[index], error)}") from error
         return values
 
+    if value.is_bytes:
+        return take_values
     return decode_records if decode is None else decode_values
 
 
@@ -161,7 +171,7 @@ def _of_batch(decode: DecodeBatch) -> Reader:
 
 
 def _as_it_is(records: list[Record]) -> list[Record]:
-    return records
+    return list(records)  # the handler's own, to do with as it likes
 
 
 def _itself(record: Record) -> Record:

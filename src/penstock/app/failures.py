@@ -41,12 +41,14 @@ from penstock.observe.events import HandlerFailed, LetterRefused, RecordBuried, 
 from penstock.observe.hooks import Observer
 from penstock.records import Record
 
-__all__ = ["Failures"]
+__all__ = ["NEVER_AGAIN", "OUTAGES", "SAID", "Failures"]
 
-_NEVER_AGAIN = (Reject, DecodeError)
-_OUTAGES = (SchemaRegistryError,)
+NEVER_AGAIN = (Reject, DecodeError)
+"""What would fail in the same way each time."""
+OUTAGES = (SchemaRegistryError,)
+"""What says nothing of the record."""
 
-_SAID = {
+SAID = {
     Step.RETRY: "tried again",
     Step.RETRY_TOPIC: "tried again later",
     Step.DEAD_LETTER: "sent to the dead letters",
@@ -105,7 +107,7 @@ class Failures:
         failures, outages, failed = 0, 0, error
         came_by = hop_of(self._delay_of(record.topic), self._handler.retry_topics)
         while True:
-            is_outage = isinstance(failed, _OUTAGES)
+            is_outage = isinstance(failed, OUTAGES)
             failures, outages = failures + (not is_outage), outages + is_outage
             decision = after_failure(
                 self._retry,
@@ -116,12 +118,12 @@ class Failures:
                 chance=random.random(),  # noqa: S311 - for jitter
                 retry_topics=self._handler.retry_topics,
                 attempt_topic_index=came_by,
-                never=_NEVER_AGAIN,
-                outages=_OUTAGES,
+                never=NEVER_AGAIN,
+                outages=OUTAGES,
             )
             self._tell(record, failures + outages, failed, decision.step)
             if decision.step not in {Step.RETRY, Step.PAUSE}:
-                await self._give_up(record, failures, failed, decision)
+                await self.give_up(record, failures, failed, decision)
                 return
             if not await self._wait(record, decision.pause_s, is_given_up=decision.step is Step.PAUSE):
                 return
@@ -142,7 +144,14 @@ class Failures:
         finally:
             self.waiting -= is_given_up
 
-    async def _give_up(self, record: Record, failures: int, error: Exception, decision: Decision) -> None:
+    async def give_up(self, record: Record, failures: int, error: Exception, decision: Decision) -> None:
+        """Do with a record what is decided; it is not tried again.
+
+        Raises:
+            HandlerFailedError: it is decided to stop.
+            DeadLetterError: it cannot be written to the dead letters, and ``on_failure="stop"`` says so.
+            ProducerFencedError: another process publishes in our place.
+        """
         where = f"{record.topic_partition} offset {record.offset}"
         match decision.step:
             case Step.RETRY_TOPIC:
@@ -247,9 +256,7 @@ class Failures:
 
     def _tell(self, record: Record, failures: int, error: Exception, step: Step) -> None:
         self._observer.tell(
-            HandlerFailed(
-                self._handler.name, record.topic_partition, record.offset, failures, _said(error), _SAID[step]
-            )
+            HandlerFailed(self._handler.name, record.topic_partition, record.offset, failures, _said(error), SAID[step])
         )
 
 

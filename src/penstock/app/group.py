@@ -14,6 +14,10 @@ from typing import Any, TypeAlias, cast
 import anyio
 
 from penstock.app.arguments import Opened
+from penstock.app.batch_failures import BatchFailures
+from penstock.app.batch_line import BatchLine
+from penstock.app.batch_station import batch_station
+from penstock.app.batches import PreparedBatch
 from penstock.app.calling import record_call, wants
 from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import REPLAY, first_read, handler_of, topic_name
@@ -21,7 +25,7 @@ from penstock.app.delays import Delays, retry_topics_of
 from penstock.app.failures import Failures
 from penstock.app.handlers import Handle, Handler
 from penstock.app.line import Line
-from penstock.app.plan import Defaults
+from penstock.app.plan import Defaults, Ready
 from penstock.app.prepared import Prepared
 from penstock.app.publisher import Publisher
 from penstock.app.sources import Source
@@ -45,8 +49,8 @@ class _Station:
     """One handler at work."""
 
     handler: Handler
-    line: Line
-    failures: Failures
+    line: Line | BatchLine
+    failures: Failures | BatchFailures
 
 
 class Group:
@@ -62,7 +66,7 @@ class Group:
     def __init__(  # noqa: PLR0913 - the rooms it stands between
         self,
         group_id: str,
-        handlers: Sequence[tuple[Handler, Prepared]],
+        handlers: Sequence[Ready],
         *,
         defaults: Defaults,
         opened: Opened,
@@ -137,7 +141,7 @@ class Group:
         """The record whose handler runs in ``task``."""
         return next((found for one in self._stations if (found := one.line.record_of(task)) is not None), None)
 
-    def lines_of(self, function: Callable[..., object]) -> list[Line]:
+    def lines_of(self, function: Callable[..., object]) -> list[Line | BatchLine]:
         """Where a handler runs; several if it was declared more than once."""
         return [one.line for one in self._stations if one.handler.function is function]
 
@@ -241,7 +245,9 @@ class Group:
             self._full_at[partition] = now + _FULL_TOLD_S
             self._observer.tell(LaneFull(handler.name, partition, record.key, line.lane_limit))
 
-    def _station(self, handler: Handler, prepared: Prepared, window: int) -> _Station:
+    def _station(self, handler: Handler, prepared: Prepared | PreparedBatch, window: int) -> _Station:
+        if isinstance(prepared, PreparedBatch):
+            return self._batch_station(handler, prepared, window)
         codec = cast("AnyCodec", handler.codec or self._defaults.codec)
         middleware = (*self._defaults.middleware, *handler.middleware)
         handle = record_call(
@@ -287,6 +293,21 @@ class Group:
             window=window,
             on_progress=self._progressed,
             on_full=lambda record: self._lane_is_full(handler, line, record),
+        )
+        return _Station(handler, line, failures)
+
+    def _batch_station(self, handler: Handler, prepared: PreparedBatch, window: int) -> _Station:
+        line, failures = batch_station(
+            handler,
+            prepared,
+            group_id=self.group_id,
+            defaults=self._defaults,
+            opened=self._opened,
+            publisher=self._publisher,
+            observer=self._observer,
+            origins=self._origins,
+            window=window,
+            on_progress=self._progressed,
         )
         return _Station(handler, line, failures)
 

@@ -11,12 +11,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from penstock.core.batching import BatchLimits
 from penstock.core.lanes import OrderBy
 from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError
 from penstock.records import Record
 
-__all__ = ["Handle", "Handler", "Handlers", "Middleware", "Unmatched", "check_middleware"]
+__all__ = [
+    "BatchHandle",
+    "BatchMiddleware",
+    "Handle",
+    "Handler",
+    "Handlers",
+    "Middleware",
+    "Unmatched",
+    "check_middleware",
+]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -25,8 +35,13 @@ Handle: TypeAlias = Callable[[Record], Awaitable[object]]
 """Runs a record to its end, or raises; what it returns is what the handler returned."""
 Middleware: TypeAlias = Callable[[Handle], Handle]
 """Wraps what runs a record: ``def timed(call): ...`` returns an ``async def`` that awaits ``call(record)``."""
+BatchHandle: TypeAlias = Callable[[list[Record]], Awaitable[object]]
+"""The same of a batch."""
+BatchMiddleware: TypeAlias = Callable[[BatchHandle], BatchHandle]
+"""Wraps what runs a batch, as ``Middleware`` does what runs a record."""
 
 DEFAULT_CONCURRENCY = 64
+DEFAULT_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +66,9 @@ class Handler:
     publish: str | None = None
     codec: object = None
     middleware: tuple[Middleware, ...] = ()
+    batches: BatchLimits | None = None
+    """Of a handler of batches; None of one of single records."""
+    batch_middleware: tuple[BatchMiddleware, ...] = ()
 
 
 class Handlers:
@@ -128,6 +146,59 @@ class Handlers:
         """
         options = {name: value for name, value in locals().items() if name not in {"self", "topics", "pattern"}}
         return self._declaring(topics, pattern, options)
+
+    def batch_handler(  # noqa: PLR0913 - the options of a handler
+        self,
+        *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
+        group_id: str | None = None,
+        when: Callable[[Record], bool] | None = None,
+        unmatched: Unmatched = "fail",
+        max_records: int = 500,
+        max_wait_ms: int = 200,
+        max_bytes: int | None = None,
+        order_by: OrderBy = "partition",
+        concurrency: int = DEFAULT_BATCHES,
+        timeout_ms: int | None = None,
+        retry: Retry | None = None,
+        dead_letter: str | None = None,
+        on_failure: OnFailure | None = None,
+        publish: str | None = None,
+        codec: object = None,
+        middleware: Sequence[BatchMiddleware] = (),
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Have a function called for many records of ``topics`` at once, as a list; it is returned as it is.
+
+        Args:
+            topics: names of the topics.
+            pattern: or a regular expression: all topics whose whole name it matches.
+            group_id: a consumer group of its own.
+            when: which records it takes, where several handlers read the same topic.
+            unmatched: what becomes of a record that no handler's ``when`` takes.
+            max_records: so many at most.
+            max_wait_ms: how long the first record of a batch waits for others.
+            max_bytes: of keys, values and headers, at most; a larger record is a batch by itself.
+            order_by: a batch is of one partition, and the next one of it waits for that; by key, it waits only for
+                batches that share a key with it; or batches are of all partitions and wait for nothing.
+            concurrency: how many batches at once.
+            timeout_ms: how long one may take.
+            retry: how often one is tried again, or what failed of it, and after what pauses.
+            dead_letter: the topic for records that fail for good; may name ``{topic}`` and ``{group}``.
+            on_failure: what happens to them without one.
+            publish: the topic to which what it returns goes; of a list each item.
+            codec: how values are read and written.
+            middleware: what wraps it, given lists of records; the outermost first. The app's own is for single records.
+
+        Raises:
+            ConfigurationError: an option is wrong, or excludes another.
+        """
+        said = locals()
+        check_middleware(middleware)
+        special = {"self", "topics", "pattern", "middleware", "max_records", "max_wait_ms", "max_bytes"}
+        options = {name: value for name, value in said.items() if name not in special}
+        options["batches"] = BatchLimits(max_records, max_wait_ms, max_bytes)
+        options["batch_middleware"] = tuple(middleware)
+        return self._declaring(topics, pattern, {**options, "middleware": ()})
 
     def include(self, handlers: Handlers) -> None:
         """Take over what ``handlers`` has declared so far, its hooks too."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from penstock.app.batches import PreparedBatch, prepare_batch
 from penstock.app.codecs import AnyCodec
 from penstock.app.dependencies import Dependency, Overrides
 from penstock.app.handlers import Handler, Handlers, Middleware
@@ -16,9 +17,10 @@ from penstock.app.prepared import Prepared, prepare
 from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError
 
-__all__ = ["Defaults", "Plan", "planned"]
+__all__ = ["Defaults", "Plan", "Ready", "planned"]
 
-Ready: TypeAlias = tuple[Handler, Prepared]
+Ready: TypeAlias = tuple[Handler, Prepared | PreparedBatch]
+"""A handler, and its signature read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,8 @@ def planned(handlers: Handlers, group_id: str | None, defaults: Defaults, overri
         if group is None:
             raise ConfigurationError(f"{handler.name} has no group - say App(group_id='billing')")
         codec = cast("AnyCodec", handler.codec or defaults.codec)
-        by_group.setdefault(group, []).append((handler, prepare(handler.function, codec, overrides=overrides)))
+        make = prepare if handler.batches is None else prepare_batch
+        by_group.setdefault(group, []).append((handler, make(handler.function, codec, overrides=overrides)))
     for group, ready in by_group.items():
         _check_routes(group, [handler for handler, _ in ready])
     return Plan(by_group, defaults, tuple(handlers.starting), tuple(handlers.ending))

@@ -15,6 +15,7 @@ from typing import ClassVar
 from penstock.records import TopicPartition
 
 __all__ = [
+    "BatchFailed",
     "BatchRefused",
     "BrokerUnreachable",
     "BrokersAwaited",
@@ -469,6 +470,26 @@ class HandlerFailed(Event):
     offset: int
     failures: int
     error: str
+    then: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed(Event):
+    """A batch handler raised, or some of its records could not be decoded; told once for each attempt."""
+
+    level = logging.WARNING
+    handler: str
+    partition: TopicPartition
+    """Of the first record that failed."""
+    offset: int
+    """The same."""
+    failed: int
+    """How many records failed."""
+    records: int
+    """Of how many that were tried."""
+    failures: int
+    error: str
+    """The first record's."""
     then: str
 
 

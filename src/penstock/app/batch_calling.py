@@ -1,0 +1,211 @@
+"""The whole way of one batch through a handler, and what failed of it.
+
+From the outside in: ``when=``, what it publishes, its deadline, middleware, decoding and the function itself; as
+``app.calling`` has it for single records. What comes out is not an error but which records failed, each with its own:
+those that do not decode, those that the handler has named, or all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from penstock.app.arguments import Opened
+from penstock.app.batch_run import Attempt, Failed
+from penstock.app.batches import PreparedBatch
+from penstock.app.codecs import AnyCodec
+from penstock.app.dead_letters import first_read
+from penstock.app.handlers import BatchHandle, Handler
+from penstock.app.publisher import Publisher
+from penstock.app.reject import Reject
+from penstock.app.results import Outgoing, outgoing
+from penstock.app.together import all_of
+from penstock.errors import DecodeError, HandlerFailedError, PartialFailureError
+from penstock.records import Record
+
+__all__ = ["batch_call"]
+
+_NONE: Failed = {}
+
+
+def batch_call(  # noqa: PLR0913 - what a call is made of
+    handler: Handler,
+    prepared: PreparedBatch,
+    *,
+    opened: Opened,
+    publisher: Publisher,
+    codec: AnyCodec,
+    origins: Collection[str] = (),
+) -> Attempt:
+    """What runs a batch, and gives what failed of it.
+
+    Args:
+        handler: what is said about it.
+        prepared: its signature, read.
+        opened: what dependencies of the app's scope have given.
+        publisher: for what the handler returns.
+        codec: makes bytes of that.
+        origins: the topics of the group's own, whose records are to look as they did in their first one.
+    """
+    call = _calling(prepared, opened, handler.concurrency)
+    for around in reversed(handler.batch_middleware):
+        call = around(call)
+    if handler.timeout_ms is not None:
+        call = _with_deadline(call, handler.timeout_ms / 1000)
+    if handler.publish is not None:
+        call = _publishing(call, publisher, handler.publish, codec, handler.name)
+    attempt = _telling_what_failed(call, prepared, handler.name)
+    if handler.when is not None:
+        attempt = _with_condition(attempt, handler.when)
+    sees_values_only = prepared.is_simple and not prepared.takes_records and not handler.batch_middleware
+    if origins and (handler.when is not None or not sees_values_only):
+        attempt = _as_first_read(attempt, origins)
+    return attempt
+
+
+def _calling(prepared: PreparedBatch, opened: Opened, threads: int) -> BatchHandle:
+    if not prepared.is_async:
+        limiter = CapacityLimiter(threads)
+
+        async def in_a_thread(records: list[Record]) -> object:
+            async with prepared.opened_for(records, opened) as everything:
+                args, kwargs = prepared.bind(records, everything)
+                return await run_sync(functools.partial(prepared.function, *args, **kwargs), limiter=limiter)
+
+        return in_a_thread
+    if not prepared.is_simple:
+        return lambda records: prepared.call(records, opened)
+    function, decode = prepared.function, prepared.decode
+
+    async def simple(records: list[Record]) -> object:
+        return await function(decode(records))
+
+    return simple
+
+
+def _with_deadline(call: BatchHandle, seconds: float) -> BatchHandle:
+    async def in_time(records: list[Record]) -> object:
+        async with asyncio.timeout(seconds):
+            return await call(records)
+
+    return in_time
+
+
+def _publishing(call: BatchHandle, publisher: Publisher, topic: str, codec: AnyCodec, where: str) -> BatchHandle:
+    async def publish(out: Outgoing) -> None:
+        await publisher.publish(out.topic, out.value, key=out.key, headers=out.headers, partition=out.partition)
+
+    async def and_publish(records: list[Record]) -> None:
+        # All of it is encoded first, so that nothing is published of what cannot be; and acknowledged before the batch
+        # is done, so that no commit is ahead of what it led to.
+        result = await call(records)
+        everything = [out for item in _items(result) for out in await outgoing(item, topic, codec, where)]
+        await all_of([publish(out) for out in everything])
+
+    return and_publish
+
+
+def _items(result: object) -> Sequence[object]:
+    return result if isinstance(result, list | tuple) else [result]
+
+
+def _telling_what_failed(call: BatchHandle, prepared: PreparedBatch, where: str) -> Attempt:
+    async def attempt(records: list[Record]) -> Failed:
+        try:
+            await call(records)
+        except PartialFailureError as error:
+            return _named(error, len(records), where)
+        except DecodeError as error:
+            return await without_what_does_not_decode(records, error)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises
+            return dict.fromkeys(range(len(records)), error)
+        return _NONE
+
+    async def without_what_does_not_decode(records: list[Record], error: DecodeError) -> Failed:
+        try:
+            failed = dict(_undecodable(prepared, records))
+        except Exception as other:  # noqa: BLE001 - a codec could not reach what it needs, and may the next time
+            return dict.fromkeys(range(len(records)), other)
+        if not failed:
+            # It is the handler's own, about something that it has decoded itself.
+            return dict.fromkeys(range(len(records)), error)
+        good = [index for index in range(len(records)) if index not in failed]
+        if good:
+            of_good = await attempt([records[index] for index in good])
+            failed.update((good[index], one) for index, one in of_good.items())
+        return failed
+
+    return attempt
+
+
+def _undecodable(prepared: PreparedBatch, records: Sequence[Record]) -> Iterator[tuple[int, Exception]]:
+    for index, record in enumerate(records):
+        try:
+            prepared.decode_one(record)
+        except DecodeError as error:
+            yield index, error
+
+
+def _named(error: PartialFailureError, count: int, where: str) -> Failed:
+    """What the handler says has failed; everything, if what it says cannot be."""
+    said = "" if error.failed else "no index"
+    instead = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    failed: dict[int, Exception] = {}
+    for index, one in _as_said(error):
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+            said = f"index {index!r}"
+        elif one is None:
+            failed[index] = instead
+        elif isinstance(one, Exception):
+            failed[index] = one
+        else:
+            said = f"{one!r}, which is no exception, at index {index}"
+    if not said:
+        return failed
+    wrong = HandlerFailedError(
+        f"{where} raised PartialFailureError with {said}, for a batch of {count} records - name those that failed,"
+        f" from 0 to {count - 1}, each with its exception; until then all of them count as failed"
+    )
+    wrong.__cause__ = error
+    return dict.fromkeys(range(count), wrong)
+
+
+def _as_said(error: PartialFailureError) -> Iterable[tuple[object, object]]:
+    """Whatever the handler has put there."""
+    return error.failed.items()
+
+
+def _as_first_read(attempt: Attempt, origins: Collection[str]) -> Attempt:
+    async def as_first_read(records: list[Record]) -> Failed:
+        if any(record.topic in origins for record in records):
+            records = [first_read(record) if record.topic in origins else record for record in records]
+        return await attempt(records)
+
+    return as_first_read
+
+
+def _with_condition(attempt: Attempt, when: Callable[[Record], object]) -> Attempt:
+    async def if_wanted(records: list[Record]) -> Failed:
+        failed: dict[int, Exception] = {}
+        wanted: list[int] = []
+        for index, record in enumerate(records):
+            try:
+                if when(record):
+                    wanted.append(index)
+                    continue
+                reason = "no handler's when= takes this record - say unmatched='skip' if it may be passed over"
+                failed[index] = Reject(reason)
+            except Exception as error:  # noqa: BLE001 - the user's condition: that record has failed
+                failed[index] = error
+        if not failed:
+            return await attempt(records)
+        if wanted:
+            of_wanted = await attempt([records[index] for index in wanted])
+            failed.update((wanted[index], one) for index, one in of_wanted.items())
+        return failed
+
+    return if_wanted

@@ -1,0 +1,369 @@
+"""One batch handler at work: what is gathered, which batches run, and what is done.
+
+Rule of this file: which records make a batch, and when, is ``core.batching``'s to say. A batch has a task of its own,
+so that what a handler does to its task touches no other batch. Nothing is noted of its records while batches are done
+in order, each as a whole. Of a batch that others overtake, and of what is left of one when some of it is done, the
+partition's tracker is told record by record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from typing import Any, TypeAlias
+
+from penstock.app.batch_run import Attempt, BatchRun, Failed, Held
+from penstock.core.batching import Batch, Batching, BatchLimits
+from penstock.core.lanes import OrderBy
+from penstock.core.positions import Position
+from penstock.errors import HandlerFailedError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["BatchLine"]
+
+Recover: TypeAlias = "Callable[[BatchLine, BatchRun, Failed], Awaitable[None]]"
+
+
+class BatchLine:
+    """Runs one handler's batches.
+
+    Args:
+        attempt: runs a batch, and gives what failed of it.
+        recover: is given what failed, and returns when that is done with; what it raises ends the app.
+        order_by: what is kept in order.
+        limits: what makes a batch full.
+        concurrency: how many batches run at once.
+        window: how many records may wait to be in one.
+        on_progress: told when something is done, or there is room.
+
+    Attributes:
+        is_held: whether it was told to hold.
+    """
+
+    def __init__(  # noqa: PLR0913 - the sides of a line
+        self,
+        attempt: Attempt,
+        recover: Recover,
+        *,
+        order_by: OrderBy,
+        limits: BatchLimits,
+        concurrency: int,
+        window: int,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._attempt, self._recover = attempt, recover
+        self._concurrency, self._on_progress = concurrency, on_progress
+        self._is_by_key = order_by == "key"
+        self._batching: Batching[Held] = Batching(
+            order_by, limits, window=window, ahead=concurrency * limits.max_records
+        )
+        self._held: dict[TopicPartition, Held] = {}
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self._tasks: dict[asyncio.Task[None], BatchRun] = {}
+        self._running: BatchRun | None = None
+        self._fresh: BatchRun | None = None
+        """The last one that was begun, while it has neither suspended nor ended."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_held = False
+        self._is_ending = False
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+
+    # ---- what is handed in -------------------------------------------------------------------------------------
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition it takes now."""
+        # What is decoded before a batch has run would only be cold when its own turn comes.
+        return 0 if self.is_held or self._fresh is not None else self._batching.room_of(partition)
+
+    def add(self, position: Position, records: Sequence[Record]) -> None:
+        """Gather these, and run them when their batch is due."""
+        held = self._held.get(position.partition)
+        if held is None or held.tracker is not position.tracker:
+            assert position.tracker is not None
+            held = self._held[position.partition] = Held(position, position.tracker)
+        self._batching.add(position.partition, records, held, self._loop.time())
+        self._begin_what_is_due()
+
+    def next_of(self, position: Position) -> int | None:
+        """The lowest offset that was handed in and of which the tracker does not know; None when there is none."""
+        held = self._held.get(position.partition)
+        if held is None or held.tracker is not position.tracker:
+            return None
+        lowest = held.left if held.is_halted else self._batching.next_offset(position.partition)
+        if held.whole:
+            first = min(held.whole.values())
+            return first if lowest is None else min(lowest, first)
+        return lowest
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is not done; None when there is none."""
+        following, held = self.next_of(position), self._held.get(position.partition)
+        if held is None or held.tracker is not position.tracker:
+            return None
+        lowest = held.tracker.lowest
+        return following if lowest is None or (following is not None and following < lowest) else lowest
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
+        held = self._held.get(partition)
+        if held is None:
+            return None
+        held.is_halted, following = True, self._batching.next_offset(partition)
+        if following is not None:
+            held.left = following
+        self._batching.drop(partition)
+        self._leave_what_waits(partition, held)
+        return held.left
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition; what runs of it runs on and counts for nothing, what failed is not tried again."""
+        self._batching.drop(partition)
+        held = self._held.pop(partition, None)
+        if held is not None:
+            held.is_halted = True
+            self._leave_what_waits(partition, held)
+
+    def hold(self) -> None:
+        """Begin nothing more of any partition until ``release``; what runs goes on."""
+        self.is_held = True
+        self._set_timer(None)
+
+    def release(self) -> None:
+        """Go on."""
+        self.is_held = False
+        self._go_on()
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            HandlerFailedError: a batch failed, and ``on_failure="stop"`` says so.
+        """
+        try:
+            await self._failed
+        finally:
+            self._is_ending = True
+            self._set_timer(None)
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    @property
+    def longest_s(self) -> float:
+        """For how long the batch has run that was begun first of those that run."""
+        begun = [run.since for run in self._tasks.values() if run.since is not None]
+        return self._loop.time() - min(begun) if begun else 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether a batch runs, or waits for its next attempt."""
+        return bool(self._tasks)
+
+    @property
+    def at_work(self) -> int:
+        """How many records run, wait for their next attempt, or will be begun by themselves."""
+        at_work = sum(max(1, len(run.records)) for run in self._tasks.values())
+        return at_work if self._timer is None else at_work + self._batching.waiting
+
+    def record_of(self, _task: asyncio.Task[Any] | None) -> Record | None:
+        """None: the handler of a batch runs on no one record."""
+        return None
+
+    @property
+    def running(self) -> BatchRun | None:
+        """The batch whose handler has the event loop now."""
+        return self._running
+
+    # ---- for the batches under way -----------------------------------------------------------------------------
+
+    async def attempt(self, run: BatchRun) -> Failed:
+        """Run the handler; what it does to its task is a failure of the batch, and not our end."""
+        self._running, run.since = run, self._loop.time()
+        self._loop.call_soon(self._give_way, run)
+        try:
+            return await self._attempt(run.records)
+        except asyncio.CancelledError:
+            if self._is_ending:
+                raise
+            task = asyncio.current_task()
+            while task is not None and task.cancelling():
+                task.uncancel()
+            error = HandlerFailedError("the handler raised CancelledError, and nobody cancelled it")
+            return dict.fromkeys(range(len(run.records)), error)
+        finally:
+            self._running, run.since = None, None
+
+    def keep(self, run: BatchRun, records: Sequence[Record]) -> None:
+        """All but ``records`` of a batch are done with; what was left to others is so still."""
+        batch = run.batch
+        kept = [record for record in records if record.topic_partition in batch.sources]
+        if run.is_tracked:
+            for record in _without(batch.records, kept):
+                batch.sources[record.topic_partition].tracker.finish(record.offset)
+        self._batching.shrink(batch, kept)
+        if kept and not run.is_tracked:
+            self._track(run)
+        self._go_on()
+
+    async def pause(self, run: BatchRun, seconds: float) -> bool:
+        """Wait before the next attempt, or until nothing is left of the batch that is ours to run."""
+        for partition, held in list(run.batch.sources.items()):
+            if held.is_halted:
+                self._leave(run, partition)
+        if run.records:
+            await self._wait(run, None, seconds)
+        return bool(run.records)
+
+    async def pause_one(self, record: Record, seconds: float) -> bool:
+        """Wait before one record of a batch is given away again; False when it is another's meanwhile."""
+        run = self._run_of(record)
+        if run is None:
+            return False
+        if run.batch.sources[record.topic_partition].is_halted:
+            self._leave(run, record.topic_partition)
+            return False
+        await self._wait(run, record.topic_partition, seconds)
+        return self.is_ours(record)
+
+    def is_ours(self, record: Record) -> bool:
+        """Whether a record of a batch under way is of a partition that was not dropped since it was read."""
+        run = self._run_of(record)
+        return run is not None and self._held.get(record.topic_partition) is run.batch.sources[record.topic_partition]
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Something is done, or is in nobody's way any more."""
+        self._begin_what_is_due()
+        self._on_progress()
+
+    def _begin_what_is_due(self) -> None:
+        is_free = self._is_free
+        while is_free and (batch := self._batching.take(self._loop.time())) is not None:
+            self._begin(batch)
+            is_free = self._is_free
+        self._set_timer(self._batching.due_at if is_free else None)
+
+    @property
+    def _is_free(self) -> bool:
+        if self.is_held or self._is_ending or self._failed.done():
+            return False
+        return sum(not run.waits for run in self._tasks.values()) < self._concurrency
+
+    def _begin(self, batch: Batch[Held]) -> None:
+        run = BatchRun(batch)
+        for partition, held in batch.sources.items():
+            held.whole[run] = batch.lowest[partition]
+        task = self._loop.create_task(self._see_to_its_end(run), context=self._context.copy())
+        self._tasks[task], self._fresh = run, run
+        task.add_done_callback(self._ended)
+
+    def _track(self, run: BatchRun) -> None:
+        """Have the trackers know of each record of a batch: others may be done before it."""
+        sources = run.batch.sources
+        for record in run.records:
+            sources[record.topic_partition].tracker.begin(record.offset)
+        run.is_tracked = True
+        for held in sources.values():
+            held.whole.pop(run, None)
+
+    async def _see_to_its_end(self, run: BatchRun) -> None:
+        failed = await self.attempt(run)
+        if failed:
+            await self._recover(self, run, failed)
+        if run.is_tracked:
+            for record in run.records:
+                run.batch.sources[record.topic_partition].tracker.finish(record.offset)
+        else:
+            self._finish_whole(run)
+        self._batching.finish(run.batch)
+
+    def _finish_whole(self, run: BatchRun) -> None:
+        """A batch is done as a whole; of others that are not, and begin before its end, the trackers have to know."""
+        for partition, held in run.batch.sources.items():
+            if held.whole.pop(run, None) is None or not held.whole:
+                continue
+            end = run.records[-1].offset if self._is_by_key else run.batch.lowest[partition]
+            for other in [one for one, first in held.whole.items() if first < end]:
+                self._track(other)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._tasks.pop(task) is self._fresh:
+            self._fresh = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            # asyncio has let SystemExit and KeyboardInterrupt through already; whatever else it is ends the app.
+            fatal, error = error, HandlerFailedError(f"a handler raised {type(error).__name__}: {error}")
+            error.__cause__ = fatal
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+        self._go_on()
+
+    def _give_way(self, run: BatchRun) -> None:
+        """The event loop has its turn, so that whoever ran waits for something, or is through."""
+        self._running = None
+        if self._fresh is run:
+            self._fresh = None
+            self._on_progress()
+
+    def _set_timer(self, due_at: float | None) -> None:
+        """Look again at that time, or before."""
+        if self._timer is not None:
+            if due_at is not None and self._timer.when() <= due_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_at is not None:
+            self._timer = self._loop.call_at(due_at, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._go_on()
+
+    async def _wait(self, run: BatchRun, partition: TopicPartition | None, seconds: float) -> None:
+        ended = self._loop.create_future()
+        run.waits[ended] = partition
+        self._go_on()
+        try:
+            async with asyncio.timeout(seconds):
+                await ended
+        except TimeoutError:
+            pass
+        finally:
+            del run.waits[ended]
+
+    def _run_of(self, record: Record) -> BatchRun | None:
+        """The batch that a record is in, and not done with."""
+        return next((run for run in self._tasks.values() if any(one is record for one in run.records)), None)
+
+    def _leave_what_waits(self, partition: TopicPartition, held: Held) -> None:
+        for run in self._tasks.values():
+            if run.waits and run.batch.sources.get(partition) is held:
+                self._leave(run, partition)
+
+    def _leave(self, run: BatchRun, partition: TopicPartition) -> None:
+        """What is left of a batch of that partition is not done here: it is its next owner's."""
+        held = run.batch.sources[partition]
+        lowest = run.batch.lowest.get(partition)
+        if lowest is not None:
+            held.leave(lowest)
+        held.whole.pop(run, None)
+        for record in run.records:
+            if run.is_tracked and record.topic_partition == partition:
+                held.tracker.abandon(record.offset)
+        self._batching.shrink(run.batch, [one for one in run.records if one.topic_partition != partition])
+        del run.batch.sources[partition]
+        for wait, of in run.waits.items():
+            if not wait.done() and (of == partition or not run.records):
+                wait.set_result(None)
+
+
+def _without(records: Sequence[Record], others: Sequence[Record]) -> list[Record]:
+    passed = {id(record) for record in others}
+    return [record for record in records if id(record) not in passed]
