@@ -7,6 +7,14 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from tooling import Reached, commit_to
 
 from penstock import (
@@ -179,20 +187,41 @@ async def test_a_group_that_is_not_there_is_told_at_once(reached, group):
         assert time.monotonic() - began < 5
 
 
-async def test_who_may_not_look_is_told(group, monkeypatch):
-    """Without an ACL, description, lag and offsets are refused by an error that says which right is missing."""
+async def test_who_may_not_look_is_told(group):
+    """Without an ACL, description, lag and offsets are refused by an error that says which right is missing.
+
+    Who may list groups and not look at them has the list, and no descriptions.
+    """
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
     with KafkaServer(security="PLAIN", config=config) as server:
-        cluster = Cluster(resolve(server.client_options, {}))
-        await cluster.bootstrap()
-        for ask in (describe_group, group_lag, committed_offsets):
-            with pytest.raises(GroupAuthorizationFailedError, match="grant READ"):
-                await ask(cluster, group)
-        assert await list_groups(cluster) == []
-        cluster.close()
+        server.create_topic("any")
+        inside = f"127.0.0.1:{server.node.ports.internal}"
+        commit_to(inside, group, "any", {0: 0})
+        async with Reached(resolve(server.client_options, {})) as cluster:
+            for ask in (describe_group, group_lag, committed_offsets):
+                with pytest.raises(GroupAuthorizationFailedError, match="grant READ"):
+                    await ask(cluster, group)
+            nothing = await list_groups(cluster)
+            listing = AclBinding(
+                ResourceType.BROKER,
+                "kafka-cluster",
+                ResourcePatternType.LITERAL,
+                "User:alice",
+                "*",
+                AclOperation.DESCRIBE,
+                AclPermissionType.ALLOW,
+            )
+            superuser = AdminClient({"bootstrap.servers": inside})
+            asked = superuser.create_acls([listing])
+            await asyncio.to_thread(asked[listing].result, 20)
+            listed = await list_groups(cluster)
+
+            assert nothing == []
+            assert [one.group_id for one in listed] == [group]
+            assert await describe_groups(cluster, listed) == []
 
 
 # ---- offsets and lag -----------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ __all__ = [
 
 _ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
 """What a broker says of a group that speaks the other protocol, or where it does not know this one."""
+_FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,40 +186,49 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
 async def describe_groups(
     cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = PATIENCE_S
 ) -> list[GroupDescription]:
-    """What ``list_groups`` gave, described, in one or two requests a broker; left out is what cannot be, or is gone.
+    """What ``list_groups`` gave, described, in one or two requests a broker.
+
+    Left out is what went in between, what cannot be described, and what we may list and not look at.
 
     Raises:
-        GroupAuthorizationFailedError: we may list a group, and not look at it.
         BrokerConnectionError: nobody answers in time.
     """
     wanted = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
-    newer = [one for one in wanted if one.group_type == "consumer"]
-    older = [one for one in wanted if one.group_type != "consumer"]
-    described: dict[str, GroupDescription] = {}
-    moved: list[str] = []
-    asked_newer = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(newer).items()}
-    asked_older = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(older).items()}
+    described: dict[str, GroupDescription | None] = {}
     try:
-        for node_id, answer in (await ask_each(cluster, asked_newer)).items():
-            for group in answer.groups:
-                if group.error_code in NOT_NOW | _ELSEWHERE:
-                    moved.append(group.group_id)
-                else:
-                    described[group.group_id] = _of_consumer_protocol(group, node_id, cluster)
-        for node_id, said in (await ask_each(cluster, asked_older)).items():
-            for one in said.groups:
-                if one.error_code in NOT_NOW or _is_nowhere(one):
-                    moved.append(one.group_id)
-                else:
-                    described[one.group_id] = _of_classic_protocol(one, node_id, cluster)
+        described |= await _newer_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
+        described |= await _older_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
     except BrokerConnectionError:
-        moved = [one.group_id for one in wanted if one.group_id not in described]
-    for group_id in moved:
-        try:
-            described[group_id] = await describe_group(cluster, group_id, timeout_s=timeout_s)
-        except (UnknownGroupError, NotAConsumerGroupError):
-            continue  # it went since it was listed, or became something else
-    return [described[group_id] for group_id in sorted(described)]
+        pass  # a coordinator that went has others in its place, which each group is asked for now
+    for one in wanted:
+        if one.group_id not in described:
+            try:
+                described[one.group_id] = await describe_group(cluster, one.group_id, timeout_s=timeout_s)
+            except (UnknownGroupError, NotAConsumerGroupError):
+                continue  # it went since it was listed, or became something else
+    return [found for _, found in sorted(described.items()) if found is not None]
+
+
+async def _newer_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
+    """Those that their coordinators describe under KIP-848; None is one that we may not look at."""
+    asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    return {
+        group.group_id: None if group.error_code in _FORBIDDEN else _of_consumer_protocol(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, asked)).items()
+        for group in answer.groups
+        if group.error_code not in NOT_NOW | _ELSEWHERE
+    }
+
+
+async def _older_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
+    """The same of the classic protocol."""
+    asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    return {
+        group.group_id: None if group.error_code in _FORBIDDEN else _of_classic_protocol(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, asked)).items()
+        for group in answer.groups
+        if group.error_code not in NOT_NOW and not _is_nowhere(group)
+    }
 
 
 def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
 
 import msgspec
 from rich import box
@@ -20,6 +19,8 @@ from rich.text import Text
 from penstock.app.dead_letters import DeadLetter, Origin
 from penstock.cli.dead_letters.choosing import Place, place_of
 from penstock.cli.screen import Screen, count
+from penstock.cli.tools.content import as_json as content_as_json
+from penstock.cli.tools.content import readable
 
 __all__ = [
     "Kind",
@@ -133,7 +134,7 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     for number, (name, value) in enumerate(letter.headers):
         say("" if number else "headers", f"{name}: {_short(value)}")
     say("key", _short(letter.key))
-    kind, text = _content(letter.value)
+    kind, text = readable(letter.value, indent=2)
     size = "" if letter.value is None else f", {count(len(letter.value))} bytes"
     say("value", "null, a tombstone" if kind == "null" else f"{kind}{size}")
     _page(screen, _dump(letter.value) if kind == "hex" else text)
@@ -171,36 +172,14 @@ def as_json(entry: Mapping[str, object]) -> str:
 
 # ---- bytes, times and texts ------------------------------------------------------------------------------------
 
-Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
-
-
-def _content(content: bytes | None) -> tuple[Format, str]:
-    """How bytes are written so that people can read them; JSON is laid out anew, and no number in it is changed."""
-    if content is None:
-        return "null", ""
-    if content[:1] in {b"{", b"["}:
-        try:
-            msgspec.json.decode(content)
-            return "JSON", msgspec.json.format(content, indent=2).decode()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # it only begins like JSON
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return "hex", content.hex()
-    return ("text", text) if all(one.isprintable() or one in "\n\r\t" for one in text) else ("hex", content.hex())
-
 
 def _value_as_json(content: bytes | None) -> dict[str, object]:
-    kind, text = _content(content)
-    if kind == "JSON":
-        assert content is not None
-        return {"format": kind, "value": msgspec.Raw(msgspec.json.format(content, indent=-1))}
-    return {"format": kind, "value": None if kind == "null" else text}
+    kind, value = content_as_json(content)
+    return {"format": kind, "value": value}
 
 
 def _short(content: bytes | None) -> str:
-    kind, text = _content(content)
+    kind, text = readable(content)
     if kind == "JSON":
         assert content is not None
         return content.decode()

@@ -11,14 +11,17 @@ __all__ = ["Format", "as_json", "readable"]
 Format: TypeAlias = Literal["null", "JSON", "text", "hex"]
 
 
-def readable(content: bytes | None) -> tuple[Format, str]:
-    """What it is, and the text of it in one line of JSON, as text, or in hex; no number in JSON is changed."""
+def readable(content: bytes | None, *, indent: int = -1) -> tuple[Format, str]:
+    """What it is, and its text: JSON (in one line, or laid out with ``indent``), text as it is, or hex.
+
+    No number in JSON is changed.
+    """
     if content is None:
         return "null", ""
     if content[:1] in {b"{", b"["}:
         try:
             msgspec.json.decode(content)
-            return "JSON", msgspec.json.format(content, indent=-1).decode()
+            return "JSON", msgspec.json.format(content, indent=indent).decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # it only begins like JSON
     try:
