@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from crew import until
 from ledger import Ledger
-from passing import IMPATIENT, QUICK_BROKER, check, fill, offsets_now, passing_on, until_committed, with_code
+from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, offsets_now, passing_on, until_committed, with_code
 from witness import Witness
 
 from penstock import (
@@ -43,12 +43,12 @@ def server():
 
 @pytest.fixture
 def ledger(server) -> Ledger:
-    return Ledger(server)
+    return Ledger(direct(server))
 
 
 @pytest.fixture
 def witness(server) -> Witness:
-    return Witness(server.bootstrap_servers)
+    return Witness(direct(server).bootstrap_servers)
 
 
 @pytest.fixture

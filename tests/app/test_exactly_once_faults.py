@@ -1,0 +1,253 @@
+"""App(delivery="exactly_once") while answers get lost, brokers die, transactions time out and others take over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from crew import until
+from ledger import Ledger
+from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, passing_on, until_committed, with_code
+from witness import Witness
+
+from penstock import App, ProducerFencedError, Record, Retry
+from penstock.error_codes import ErrorCode
+from penstock.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from penstock.observe.events import OffsetsCommitted, TransactionAborted, TransactionalIdRenewed, TransactionInDoubt
+from penstock.testing import FaultProxy, KafkaServer
+
+IN_TRANSACTION = (
+    AddPartitionsToTxnRequest,
+    ProduceRequest,
+    AddOffsetsToTxnRequest,
+    TxnOffsetCommitRequest,
+    EndTxnRequest,
+)
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    """A broker behind a proxy, which this module may kill."""
+    with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
+        yield started
+
+
+@pytest.fixture
+def ledger(own_server) -> Ledger:
+    return Ledger(direct(own_server))
+
+
+@pytest.fixture
+def witness(own_server) -> Witness:
+    return Witness(direct(own_server).bootstrap_servers)
+
+
+@pytest.fixture
+def proxy(own_server) -> FaultProxy:
+    return own_server.proxy
+
+
+@pytest.fixture
+def new_app(own_server, group, recorder):
+    def make(**options) -> App:
+        defaults = {
+            **IMPATIENT,
+            "group_id": group,
+            "hooks": [recorder],
+            "retry": Retry(attempts=2, backoff_ms=1),
+            "transaction_timeout_ms": 5_000,
+        }
+        return App(bootstrap_servers=own_server.bootstrap_servers, delivery="exactly_once", **{**defaults, **options})
+
+    return make
+
+
+async def hand_on(  # noqa: PLR0917 - what a run is about
+    ledger: Ledger, group: str, app: App, source: str, target: str, count: int
+) -> list[int]:
+    """Run an app until it has passed on so many records."""
+    seen = passing_on(app, source, target)
+    async with app:
+        await until_committed(ledger, group, source, count)
+    return seen
+
+
+# ---- answers that get lost, requests that are refused ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer", "drop_request", "repeat_request"])
+async def test_a_lost_answer_loses_and_repeats_nothing(ledger, witness, proxy, new_app, group, fault):  # noqa: PLR0917
+    """Done and not heard of, or not done, or done twice: what comes out comes out once."""
+    source, target = ledger.topic(), ledger.topic()
+    app = new_app(request_timeout_ms=400)
+    passing_on(app, source, target)
+
+    async with app:
+        for number, request in enumerate(IN_TRANSACTION, 1):
+            with getattr(proxy, fault)(request):
+                fill(witness, source, range(number * 20 - 20, number * 20))
+                await until_committed(ledger, group, source, number * 20)
+
+    await check(ledger, target, range(len(IN_TRANSACTION) * 20))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (TxnOffsetCommitRequest, ErrorCode.ILLEGAL_GENERATION),
+        (TxnOffsetCommitRequest, ErrorCode.STALE_MEMBER_EPOCH),
+        (TxnOffsetCommitRequest, ErrorCode.UNKNOWN_MEMBER_ID),
+        (ProduceRequest, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+        (ProduceRequest, ErrorCode.TRANSACTION_ABORTABLE),
+        (AddPartitionsToTxnRequest, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        # The producer is over, and made anew.
+        (EndTxnRequest, ErrorCode.INVALID_TXN_STATE),
+        (AddOffsetsToTxnRequest, ErrorCode.INVALID_TXN_STATE),
+    ],
+)
+async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder, request_, code
+):
+    """Whatever ends a transaction, its records are handled again without a restart, and come out once."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(50))
+
+    with proxy.edit_answer(request_, with_code(code)):
+        seen = await hand_on(ledger, group, new_app(), source, target, 50)
+
+    assert len(recorder.of(TransactionAborted)) == 1
+    # What is said to be refused may have been done all the same: then it is not done again.
+    assert Counter(seen).keys() == {*range(50)}
+    await check(ledger, target, range(50))
+
+
+async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder
+):
+    """While nobody says how a transaction ended, nothing else is begun; then it goes on where that ended."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(20))
+    app = new_app(request_timeout_ms=300, default_api_timeout_ms=1_000)
+    seen = passing_on(app, source, target)
+
+    async with app:
+        with proxy.drop_answer(EndTxnRequest, times=None):
+            await recorder.wait_for(TransactionInDoubt)
+        await until_committed(ledger, group, source, 20)
+
+    assert Counter(seen) == Counter(range(20))
+    await check(ledger, target, range(20))
+
+
+async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder
+):
+    """One whose end came too late: the producer was fenced by the broker, is made anew, and its records come again."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(20))
+    app = new_app(transaction_timeout_ms=1_000, request_timeout_ms=300)
+    seen = passing_on(app, source, target)
+
+    async with app:
+        with proxy.drop_request(EndTxnRequest, times=None):
+            await recorder.wait_for(TransactionInDoubt)
+            async with asyncio.timeout(10):
+                # Behind the records there is the broker's own marker.
+                while await ledger.stable_end(target) <= 20:  # noqa: ASYNC110 - the broker tells nobody
+                    await asyncio.sleep(0.05)
+        await until_committed(ledger, group, source, 20)
+
+    assert len(recorder.of(TransactionalIdRenewed)) == 1
+    assert Counter(seen) == Counter([*range(20)] * 2)
+    await check(ledger, target, range(20))
+
+
+async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledger, witness, new_app, group, recorder):
+    """Before the broker does it; the records come again, and the producer is the same."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=500)
+    fill(witness, source, range(20))
+    slow = True
+
+    async def once(record: Record) -> None:
+        nonlocal slow
+        if record.value == b"7" and slow:
+            await recorder.wait_for(TransactionAborted)
+            slow = False
+
+    seen = passing_on(app, source, target, first=once)
+    async with app:
+        await until_committed(ledger, group, source, 20)
+
+    assert "transaction_timeout_ms" in recorder.of(TransactionAborted)[0].reason
+    assert not recorder.of(TransactionalIdRenewed)
+    assert Counter(seen) == Counter([*range(20)] * 2)
+    await check(ledger, target, range(20))
+
+
+async def test_offsets_that_nobody_gives_yet_are_asked_for_again(ledger, witness, proxy, new_app, recorder):
+    """After an abort it goes back to what is committed, however long the coordinator takes to say what that is."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(20))
+    app = new_app()
+    passing_on(app, source, target)
+
+    async with app:
+        await recorder.wait_for(OffsetsCommitted)
+        with (
+            proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.ILLEGAL_GENERATION)),
+            proxy.edit_answer(OffsetFetchRequest, with_code(ErrorCode.UNSTABLE_OFFSET_COMMIT), times=2),
+        ):
+            fill(witness, source, range(20, 40))
+            await recorder.wait_for(OffsetsCommitted, where=lambda event: 40 in event.offsets.values())
+
+    await check(ledger, target, range(40))
+
+
+# ---- others ----------------------------------------------------------------------------------------------------
+
+
+async def test_two_processes_with_one_name_are_told_so(ledger, witness, new_app, group):
+    """The one that started first ends and says why; the other takes over, and nothing is seen twice."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(20))
+    first, second = new_app(transactional_id="the same"), new_app(transactional_id="the same")
+    passing_on(first, source, target)
+    passing_on(second, source, target)
+
+    await first.start()
+    await until_committed(ledger, group, source, 20)
+    async with second:
+        await second.wait_ready()
+        fill(witness, source, range(20, 40))
+        await until(lambda: not first.health().is_live)
+        with pytest.raises(ProducerFencedError, match="give each process one of its own"):
+            await first.stop()
+        await until_committed(ledger, group, source, 40)
+
+    await check(ledger, target, range(40))
+
+
+@pytest.mark.slow
+async def test_a_broker_that_is_killed_and_comes_back(ledger, witness, own_server, new_app, group):
+    """In the middle of it all: what was under way is found out or done again, and comes out once."""
+    source, target = ledger.topic(2), ledger.topic(2)
+    app = new_app()
+    seen = passing_on(app, source, target)
+    fill(witness, source, range(3_000))
+
+    async with app:
+        await until(lambda: len(seen) > 500)
+        await asyncio.to_thread(own_server.kill)
+        await asyncio.to_thread(own_server.restart)
+        fill(witness, source, range(3_000, 4_000))
+        await until_committed(ledger, group, source, 4_000, 2)
+
+    await check(ledger, target, range(4_000))
