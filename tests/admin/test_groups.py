@@ -330,19 +330,28 @@ async def test_a_thousand_partitions_take_one_request():
     assert took < 5
 
 
-async def test_offsets_are_listed_from_every_leader(kafka_cluster):
-    """Partitions are spread over three brokers, and each is asked for those that it leads."""
+@pytest.mark.slow
+async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
+    """Each leader and each coordinator is asked for its own; when one dies, the tools find who stands in for it."""
     brokers = kafka_cluster(3)
     brokers.create_topic("spread", 12)
-    cluster = Cluster(resolve({"bootstrap_servers": brokers.bootstrap_servers}, {}))
-    await cluster.bootstrap()
     partitions = [TopicPartition("spread", number) for number in range(12)]
+    names = [f"g-{n}" for n in range(6)]
+    for group in names:
+        commit_to(brokers.bootstrap_servers, group, "spread", {0: 0})
+    async with Reached(resolve({"bootstrap_servers": brokers.bootstrap_servers}, {})) as cluster:
+        ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+        listings = await list_groups(cluster)
+        brokers.nodes[0].kill()
+        described = await describe_groups(cluster, listings)
+        again = await list_groups(cluster)
+        lag = await group_lag(cluster, names[0])
 
-    found = await list_offsets(cluster, dict.fromkeys(partitions, LATEST))
-    cluster.close()
-
-    assert {one.offset for one in found.values()} == {0}
-    assert sorted(found) == partitions
+    assert sorted(ends) == partitions
+    assert [one.group_id for one in listings] == [one.group_id for one in described] == names
+    assert [one.group_id for one in again] == names
+    assert {one.coordinator_id for one in again} <= {2, 3}
+    assert [one.end for one in lag.partitions] == [0] * 12
 
 
 async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(kafka_server, group):
