@@ -138,7 +138,7 @@ billing.handler("t", retries=3)  # type: ignore[call-arg]  # pyright: ignore[rep
 billing.handler("t", when=lambda: True)  # type: ignore[misc, arg-type]  # pyright: ignore[reportArgumentType]
 billing.handler("t", on_failure="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 billing.handler("t", publish=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-Message(b"", key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Message(b"", partition="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # ---- life ------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def live() -> None:
         await same.wait_ready()
         await same.publish("orders", Order("ann", 5), key="ann", headers=[("trace", b"1"), ("null", None)])
         await same.publish("orders", b"", key=None)
-        await same.publish("orders", b"", key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await same.publish("orders", b"", headers={"trace": b"1"})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await same.publish("orders")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         await same.publish(b"orders", b"")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(billing.health().is_live, bool)
