@@ -28,6 +28,7 @@ QUICK: Mapping[str, object] = {
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.session.timeout.ms": 500,
     "group.consumer.session.timeout.ms": 30_000,
+    "log.cleaner.backoff.ms": 200,
     # The group's next assignment is not put off, so that a test need not wait for it.
     "group.consumer.assignment.interval.ms": 0,
 }

@@ -143,6 +143,37 @@ async def test_markers_and_aborted_records_are_not_waited_for(new_topic, by_hand
     assert await witness.committed(group, topic, 1) == await witness.ends(topic, 1) == {0: 24}
 
 
+async def test_what_compaction_took_is_not_waited_for(quick, by_hand, group):
+    """Nor is what it takes while records are in hand: with all acknowledged, the commit is behind the last of them."""
+    topic = quick.topic(cleanup_policy="compact", segment_ms=50, min_cleanable_dirty_ratio=0.01)
+    place = {"bootstrap_servers": quick.server.bootstrap_servers}
+    for _ in range(4):
+        quick.produce(
+            topic, (b"%d" % n for n in range(100)), keys=[b"%d" % (n % 7 if n < 99 else n) for n in range(100)]
+        )
+    async with asyncio.timeout(30):
+        while True:
+            async with by_hand(
+                topic, group_id=None, enable_auto_commit=None, auto_offset_reset="earliest", **place
+            ) as one:
+                offsets = [record.offset for record in await one.getmany(timeout_ms=5_000)]
+            if len(offsets) < 300:
+                break
+            await asyncio.sleep(0.1)
+            quick.produce(topic, [b"x"], keys=[b"last"])
+
+    async with by_hand(topic, **place) as consumer:
+        records = await take(consumer, len(offsets) - 1)
+        for record in records[1:]:
+            assert consumer.ack(record)
+        await consumer.commit()
+        assert (await quick.committed(group, topic, 1))[0] <= records[0].offset
+        assert consumer.ack(records[0])
+        await consumer.commit()
+
+    assert (await quick.committed(group, topic, 1))[0] > records[-1].offset
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_rebalance_waits_for_what_is_not_acknowledged(new_topic, by_hand, witness, group, protocol):
     """What is revoked is handed over when the last record in hand is acknowledged: the next owner repeats none."""
