@@ -604,6 +604,7 @@ asyncio.run(app.run())
 """
 
 
+@pytest.mark.slow
 async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, new_topic, witness, group, tmp_path):
     """SIGKILL in the middle: every record is handled, and none below the offset that was committed is so twice."""
     topic, ledgers = new_topic(), [tmp_path / "first", tmp_path / "second"]
