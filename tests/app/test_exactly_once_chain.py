@@ -105,6 +105,17 @@ async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: floa
             await asyncio.sleep(0.05)
 
 
+async def until_owned(ledger: Ledger, group: str, partitions: int) -> None:
+    """Wait until one member has all partitions."""
+    witness = Witness(ledger.server.bootstrap_servers)
+    async with asyncio.timeout(30):
+        while True:
+            members = await witness.members(group)
+            if len(members) == 1 and len(*members.values()) == partitions:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def check(ledger: Ledger, topic: str, count: int) -> None:
     """Each record is there once, and those of each key in order."""
     by_key = defaultdict(list)
@@ -162,3 +173,33 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
     assert [await link.wait() for link in links] == [0, 0]
     await check(ledger, topics[1], count)
     await check(ledger, topics[2], count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("timeout_ms", [2_000, 60_000], ids=["its transaction is over", "its transaction is open"])
+async def test_who_wakes_up_too_late_commits_nothing(server, protocol, timeout_ms):
+    """A process that was frozen until others had its partitions is fenced by the group, and goes on as a new member."""
+    ledger = Ledger(server)
+    source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)
+    options = {"group_protocol": protocol, "transaction_timeout_ms": timeout_ms}
+    if protocol == "classic":
+        options |= {"session_timeout_ms": 2_000, "heartbeat_interval_ms": 500}
+    frozen = Link(server, source, target, **options)
+    other = Link(server, source, target, **{**options, "group_id": frozen.group})
+    await fill(ledger, source, 20_000)
+
+    await frozen.start()
+    await until_there(ledger, target, 500)
+    frozen.signal(signal.SIGSTOP)
+    await other.start()
+    # Somebody else has all partitions now, and has read what is committed.
+    await until_owned(ledger, frozen.group, PARTITIONS)
+    frozen.signal(signal.SIGCONT)
+    await until_through(ledger, frozen, source)
+    for link in (frozen, other):
+        await link.running()
+        link.signal(signal.SIGTERM)
+
+    assert [await link.wait() for link in (frozen, other)] == [0, 0]
+    await check(ledger, target, 20_000)

@@ -1,0 +1,171 @@
+"""App(delivery="exactly_once") while members come and go: a transaction ends before its partitions do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from crew import until
+from ledger import Ledger
+from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, offsets_now, passing_on, until_committed
+from witness import Witness
+
+from penstock import App, Record, Retry
+from penstock.observe.events import (
+    DrainTimedOut,
+    FinishedSkipped,
+    PartitionsAssigned,
+    PartitionsRevoked,
+    TransactionAborted,
+)
+from penstock.testing import KafkaServer
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    with KafkaServer(config=QUICK_BROKER) as started:
+        yield started
+
+
+@pytest.fixture
+def ledger(own_server) -> Ledger:
+    return Ledger(direct(own_server))
+
+
+@pytest.fixture
+def witness(own_server) -> Witness:
+    return Witness(own_server.bootstrap_servers)
+
+
+@pytest.fixture
+def new_app(own_server, group, recorder):
+    def make(**options) -> App:
+        defaults = {
+            **IMPATIENT,
+            "group_id": group,
+            "hooks": [recorder],
+            "retry": Retry(attempts=2, backoff_ms=1),
+            "delivery": "exactly_once",
+        }
+        if options.get("group_protocol") != "consumer":
+            defaults["heartbeat_interval_ms"] = 200
+        return App(bootstrap_servers=own_server.bootstrap_servers, **{**defaults, **options})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"partition_assignment_strategy": "range"},
+        {"group_protocol": "consumer"},
+    ],
+    ids=["cooperative", "eager", "consumer protocol"],
+)
+async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group, options):
+    """Two more join and leave while records flow: each comes out once, in order, whoever passes it on."""
+    source, target, numbers = ledger.topic(4), ledger.topic(4), iter(range(0, 100_000, 400))
+    first, others = new_app(**options), [new_app(**options) for _ in range(2)]
+    seen = [passing_on(app, source, target, first=a_moment) for app in (first, *others)]
+    last = 0
+
+    def more() -> None:
+        nonlocal last
+        last = next(numbers) + 400
+        fill(witness, source, range(last - 400, last))
+
+    more()
+    async with first:
+        await until(lambda: seen[0])
+        for number, other in enumerate(others, 1):
+            more()
+            async with other:
+                # It takes over in the middle of the others' transactions.
+                async with asyncio.timeout(30):
+                    while len(seen[number]) < 50:
+                        more()
+                        await asyncio.sleep(0.1)
+            more()
+        await until_committed(ledger, group, source, last, 4)
+
+    await check(ledger, target, range(last))
+
+
+async def a_moment(_record: Record) -> None:
+    await asyncio.sleep(0.002)
+
+
+async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, witness, new_app, group, recorder):
+    """A handler that runs while another member joins is waited for, and its record is not handled twice."""
+    source, target = ledger.topic(2), ledger.topic()
+    fill(witness, source, range(40))
+    go, app, other = asyncio.Event(), new_app(), new_app()
+
+    async def hold(_record: Record) -> None:
+        await go.wait()
+
+    seen = passing_on(app, source, target, first=hold)
+    seen_there = passing_on(other, source, target)
+    async with app:
+        await until(lambda: seen)
+        async with other:
+            await recorder.wait_for(PartitionsAssigned, 2)
+            assert not recorder.of(PartitionsRevoked)
+            go.set()
+            await recorder.wait_for(PartitionsRevoked)
+            await until_committed(ledger, group, source, 40, 2)
+
+    assert not recorder.of(TransactionAborted)
+    assert Counter(seen + seen_there) == Counter(range(40))
+    await check(ledger, target, range(40))
+
+
+async def test_a_partition_that_waits_too_long_takes_its_transaction_along(ledger, witness, new_app, group, recorder):
+    """When the drain is over the partition goes, nothing of the transaction is seen, its records are handled anew."""
+    source, target = ledger.topic(2), ledger.topic()
+    fill(witness, source, range(40))
+    go, app, other = asyncio.Event(), new_app(rebalance_drain_ms=300), new_app()
+
+    async def hold(_record: Record) -> None:
+        await go.wait()
+
+    seen = passing_on(app, source, target, first=hold)
+    passing_on(other, source, target)
+    async with app:
+        await until(lambda: seen)
+        async with other:
+            await recorder.wait_for(DrainTimedOut)
+            await recorder.wait_for(TransactionAborted)
+            go.set()
+            await until_committed(ledger, group, source, 40, 2)
+
+    await check(ledger, target, range(40))
+
+
+async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, witness, new_app, group, recorder):
+    """A group that goes over from at-least-once: what its last commit says is finished out of order is skipped."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(40), keys=2)
+    before = new_app(delivery="at_least_once", auto_commit_interval_ms=50, stop_timeout_ms=1_000)
+    done = []
+
+    @before.handler(source, order_by="key")
+    async def pass_some(record: Record) -> None:
+        if record.value == b"10":
+            await asyncio.Event().wait()
+        done.append(int(record.value))
+
+    async with before:
+        await until(lambda: len(done) == 25)
+    assert await offsets_now(ledger, group, source, 1) == {0: 10}
+
+    after = new_app()
+    seen = passing_on(after, source, target)
+    async with after:
+        await until_committed(ledger, group, source, 40)
+
+    assert recorder.of(FinishedSkipped)
+    assert sorted(done + seen) == [*range(40)]
+    await check(ledger, target, seen)
