@@ -188,7 +188,8 @@ async def describe_groups(
 ) -> list[GroupDescription]:
     """What ``list_groups`` gave, described, in one or two requests a broker.
 
-    Left out is what went in between, what cannot be described, and what we may list and not look at.
+    Left out is what went in between, what cannot be described, and what we may list and not look at; for a moment also
+    what a coordinator has just taken over from one that died, which it knows only when its followers have caught up.
 
     Raises:
         BrokerConnectionError: nobody answers in time.
