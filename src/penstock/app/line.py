@@ -386,6 +386,9 @@ class Line:
         self._settle()
         if self._lanes.waiting:
             self._wake_one()
+        else:
+            # What ran last may be suspended for long, and would say so only when it is done.
+            self._on_progress()
 
     def _settle(self, but: _Worker | None = None) -> None:
         """Whoever ran and has given the loop to somebody else is suspended: note its record, before anything else."""

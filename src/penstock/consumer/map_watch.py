@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.core.offset_map import Decoded
 from penstock.core.positions import Position
+from penstock.core.tracker import Tracker
 from penstock.observe.events import (
     FinishedSkipped,
     ForeignMetadataFound,
@@ -94,12 +95,11 @@ class MapWatch:
 
     def holds_back(self, position: Position, sync: Callable[[Position], None]) -> bool:
         """Whether no new records of a partition may be begun, whose map was too full when somebody looked last."""
-        tracker, delivered, fill = position.tracker, position.delivered, position.map_fill
-        if not self._max_bytes or tracker is None or delivered is None or not tracker.unfinished:
-            # Nothing is in hand that could make it smaller.
+        tracker, fill = position.tracker, position.map_fill
+        if tracker is None:
             return False
-        if tracker.known is not None and delivered < tracker.known.limit:
-            # What the last owner's map goes over makes it no larger.
+        if not fill.is_high or not self._may_shrink(position, tracker):
+            self._note(position, tracker, is_held=False)
             return False
         now = self._loop.time()
         again_at = fill.again_at(tracker, now)
@@ -108,16 +108,20 @@ class MapWatch:
             self.look(position)
         elif again_at is not None:
             self.look_again_at = again_at if self.look_again_at is None else min(again_at, self.look_again_at)
-        self._note(position)
+        self._note(position, tracker, is_held=fill.is_high)
         return fill.is_high
 
-    def _note(self, position: Position) -> None:
+    def _may_shrink(self, position: Position, tracker: Tracker) -> bool:
+        """Whether its map gets smaller without new records: by one in hand, and not by those that it spans already."""
+        if not self._max_bytes or position.delivered is None or not tracker.unfinished:
+            return False
+        return tracker.known is None or position.delivered >= tracker.known.limit
+
+    def _note(self, position: Position, tracker: Tracker, *, is_held: bool) -> None:
         partition, fill = position.partition, position.map_fill
-        if fill.is_high is (partition in self._held_back):
+        if is_held is (partition in self._held_back):
             return
-        tracker = position.tracker
-        assert tracker is not None
-        if fill.is_high:
+        if is_held:
             self._held_back.add(partition)
             self._observer.tell(OffsetMapHigh(partition, tracker.done, tracker.unfinished, fill.fill))
         else:

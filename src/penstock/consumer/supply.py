@@ -62,7 +62,9 @@ class Supply:
         position = self._positions.get(partition)
         if position is None or position.is_halted or position.is_paused:
             return False
-        return not (position.map_fill.is_high and self._maps.holds_back(position, self._sync))
+        if not position.map_fill.is_high and not self._maps.is_holding:
+            return True
+        return not self._maps.holds_back(position, self._sync)
 
     def next_slice(self, is_wanted: Readable, count_of: Callable[[TopicPartition], int]) -> Slice | None:
         """Records of the partition whose turn it is, of those that are wanted; None when there is nothing to read.
