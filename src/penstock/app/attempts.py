@@ -116,17 +116,17 @@ class Attempts:
 
     async def _check(self, topic: str, partition: int | None) -> None:
         """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""
-        now = asyncio.get_running_loop().time()
-        if self._missing:
-            error, until = self._missing.get((topic, partition), (None, 0.0))
-            if error is not None and now < until:
+        loop = asyncio.get_running_loop()
+        if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
+            error, until = known
+            if loop.time() < until:
+                self._missing[topic, partition] = known
                 raise copy.copy(error)
         try:
             await self._transactor.check(topic, partition)
         except PublishError as error:
-            self._missing[topic, partition] = error, now + _MISSING_S
+            self._missing[topic, partition] = error, loop.time() + _MISSING_S
             raise
-        self._missing.pop((topic, partition), None)
 
     async def _send(self, one: Outgoing) -> None:
         """Put a record into the transaction; into nothing, when that will be taken back."""

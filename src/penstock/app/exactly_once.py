@@ -206,7 +206,8 @@ def check_options(
     Raises:
         ConfigurationError: naming it.
     """
-    if given.get("isolation_level", "read_committed") != "read_committed":
+    said = given.get("isolation_level", os.environ.get("PENSTOCK_ISOLATION_LEVEL", "read_committed"))
+    if said != "read_committed":
         raise ConfigurationError(
             "isolation_level='read_uncommitted' contradicts delivery='exactly_once', which would handle what was"
             " aborted - leave it out"
