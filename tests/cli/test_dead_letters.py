@@ -8,6 +8,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -151,10 +152,12 @@ def call(world, monkeypatch, capsys) -> Callable[..., Done]:
     monkeypatch.setattr("os.environ", environment(PENSTOCK_BOOTSTRAP_SERVERS=world.bootstrap_servers))
 
     def run(action: str, *arguments: str, topic: str | None = None) -> Done:
-        try:
-            code = main(["dead-letters", action, topic or world.dead, *arguments])
-        except SystemExit as ended:
-            code = int(str(ended.code))
+        # In a thread of its own, as it runs an event loop of its own: pytest-asyncio's is not to be disturbed.
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                code = thread.submit(main, ["dead-letters", action, topic or world.dead, *arguments]).result()
+            except SystemExit as ended:
+                code = int(str(ended.code))
         said = capsys.readouterr()
         return Done(code, said.out, said.err)
 
