@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import settings
 
 # A run is the same as the one before; `pytest --hypothesis-profile=explore` looks further.
 settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile("same")
+
+
+def pytest_configure() -> None:
+    # pytest-asyncio asks which loop there was before its own: where nobody ever said "none", asyncio makes one for the
+    # answer, nobody closes it, and whichever test collects it fails.
+    asyncio.set_event_loop(None)

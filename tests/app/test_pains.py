@@ -302,7 +302,6 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
     for _ in range(2):
         await come_and_go()
         witness.produce(topic, [b"0"])
-    await asyncio.sleep(1)  # the last tick of what watches the loop is still due, and holds what it belonged to
     before = left()
     for _ in range(8):
         witness.produce(topic, [b"0"])

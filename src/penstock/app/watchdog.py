@@ -65,6 +65,7 @@ class Watchdog:
         self._blocked_since: float | None = None
         self._freed_at: float | None = None
         self._stopping = threading.Event()
+        self._next: asyncio.Handle | None = None
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -84,14 +85,17 @@ class Watchdog:
         stopping = self._stopping = threading.Event()
         self._blocked_since = self._freed_at = None
         self._last = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
-        self._loop.call_soon(self._tick, stopping)
+        self._next = self._loop.call_soon(self._tick, stopping)
         # A daemon: a program that forgets to stop it ends all the same.
         self._thread = threading.Thread(target=self._watch, args=(stopping,), name="penstock watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; nothing is told afterwards."""
+        """End the thread and wait for it; nothing is told afterwards. Called in the loop."""
         self._stopping.set()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_ENDING_S)
@@ -107,7 +111,7 @@ class Watchdog:
         self._last = _Tick(now + self._pause_s, threading.get_ident(), depth)
         if self._blocked_since is not None and self._freed_at is None:
             self._freed_at = now
-        self._loop.call_later(self._pause_s, self._tick, stopping)
+        self._next = self._loop.call_later(self._pause_s, self._tick, stopping)
 
     # ---- in the thread -----------------------------------------------------------------------------------------
 

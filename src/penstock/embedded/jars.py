@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from penstock.errors import KafkaNotAvailableError
 
-__all__ = ["KAFKA_VERSION", "MEGABYTES", "broker_class_path", "cache_folder", "class_path", "is_cached"]
+__all__ = ["KAFKA_VERSION", "MEGABYTES", "Progress", "broker_class_path", "cache_folder", "class_path", "is_cached"]
 
 KAFKA_VERSION = "4.3.0"
 """The broker that is started when nobody says which."""
