@@ -5,15 +5,8 @@ Look in ``topics``, ``groups``, ``offsets``, ``lag`` and ``resets``; ``plans`` d
 anybody.
 """
 
-from penstock.admin.groups import (
-    GroupDescription,
-    GroupListing,
-    GroupMember,
-    delete_group,
-    describe_group,
-    describe_groups,
-    list_groups,
-)
+from penstock.admin.descriptions import GroupDescription, GroupListing, GroupMember
+from penstock.admin.groups import delete_group, describe_group, describe_groups, list_groups
 from penstock.admin.lag import GroupLag, PartitionLag, group_lag
 from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, delete_offsets, list_offsets
 from penstock.admin.plans import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime

@@ -7,14 +7,19 @@ a group is passed on in Kafka's words (``Stable``, ``Empty``, ``Reconciling``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from penstock.admin.asking import NOT_NOW, PATIENCE_S, ask_coordinator, ask_each
+from penstock.admin.descriptions import (
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    of_classic_protocol,
+    of_consumer_protocol,
+)
 from penstock.error_codes import ErrorCode
 from penstock.errors import (
     BrokerConnectionError,
     GroupNotEmptyError,
-    MalformedMessageError,
     NotAConsumerGroupError,
     UnknownGroupError,
     UnsupportedVersionError,
@@ -24,23 +29,15 @@ from penstock.messages import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribedConsumerGroup,
-    DescribedConsumerGroupMember,
     DescribedGroup,
-    DescribedGroupMember,
-    DescribedPartitions,
     DescribeGroupsRequest,
     ListGroupsRequest,
     ListGroupsResponse,
     Request,
 )
 from penstock.net.cluster import Cluster
-from penstock.records import TopicPartition
-from penstock.wire.members import decode_assignment, decode_subscription
 
 __all__ = [
-    "GroupDescription",
-    "GroupListing",
-    "GroupMember",
     "check_idle",
     "delete_group",
     "describe_group",
@@ -51,69 +48,6 @@ __all__ = [
 _ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
 """What a broker says of a group that speaks the other protocol, or where it does not know this one."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    """One group, as its coordinator lists it."""
-
-    group_id: str
-    group_type: str
-    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty where brokers do not say (before 3.8)."""
-    protocol_type: str
-    """``consumer`` of those that consume, ``connect`` of Kafka Connect's; empty where nobody ever joined."""
-    state: str
-    """Empty where brokers do not say (before 2.6)."""
-    coordinator_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """One live member of a group."""
-
-    member_id: str
-    client_id: str
-    host: str
-    group_instance_id: str | None = None
-    """Of a static member."""
-    partitions: tuple[TopicPartition, ...] = ()
-    """What it has, in order."""
-    topics: tuple[str, ...] = ()
-    """What it asks for."""
-    pattern: str | None = None
-    """Or by which expression it asks, where the broker reads it."""
-    target: tuple[TopicPartition, ...] | None = None
-    """What it shall have, under the consumer protocol."""
-    problem: str = ""
-    """Why nothing can be said of its partitions: its client wrote them in no way that is known."""
-
-    def __str__(self) -> str:
-        static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
-        return f"{self.client_id or 'a client without a name'}{static} at {self.host or 'an unknown host'}"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """One group and its members."""
-
-    group_id: str
-    group_type: str
-    """``classic`` or ``consumer``."""
-    protocol_type: str
-    state: str
-    assignor: str
-    """Who deals: what a classic group's members agreed on, or the broker's assignor."""
-    coordinator_id: int
-    coordinator: str
-    """Its address."""
-    members: tuple[GroupMember, ...] = ()
-    owners: Mapping[TopicPartition, GroupMember] = field(default_factory=dict, repr=False)
-    """Who has which partition."""
-
-    @property
-    def is_of_consumers(self) -> bool:
-        """Whether its members consume topics; one that nobody ever joined may have committed all the same."""
-        return self.protocol_type in {"consumer", ""}
 
 
 # ---- listing -----------------------------------------------------------------------------------------------------
@@ -166,7 +100,7 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
     what = f"describing group {group_id!r}"
     newer = await _ask_newer(cluster, group_id, timeout_s, what)
     if newer is not None and newer.error_code not in _ELSEWHERE:
-        return _of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
+        return of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
         group_id,
@@ -180,7 +114,7 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
         raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the broker says nothing of it")
     if _is_nowhere(group):
         raise await _why_nowhere(cluster, group_id, timeout_s)
-    return _of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
+    return of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
 
 
 async def describe_groups(
@@ -214,7 +148,7 @@ async def _newer_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> d
     """Those that their coordinators describe under KIP-848; None is one that we may not look at."""
     asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
-        group.group_id: None if group.error_code in _FORBIDDEN else _of_consumer_protocol(group, node_id, cluster)
+        group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
         if group.error_code not in NOT_NOW | _ELSEWHERE
@@ -225,7 +159,7 @@ async def _older_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> d
     """The same of the classic protocol."""
     asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
-        group.group_id: None if group.error_code in _FORBIDDEN else _of_classic_protocol(group, node_id, cluster)
+        group.group_id: None if group.error_code in _FORBIDDEN else of_classic_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
         if group.error_code not in NOT_NOW and not _is_nowhere(group)
@@ -276,100 +210,6 @@ async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> Not
             f"{group_id!r} is a group of kind {kind!r}, not of consumers - use Kafka's own tools for it"
         )
     return UnknownGroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
-
-
-def _of_consumer_protocol(
-    group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
-) -> GroupDescription:
-    if group.error_code:
-        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
-    members = tuple(_newer_member(one) for one in group.members)
-    return _described(
-        group.group_id, "consumer", "consumer", group.group_state, group.assignor_name, members, coordinator_id, cluster
-    )
-
-
-def _newer_member(member: DescribedConsumerGroupMember) -> GroupMember:
-    return GroupMember(
-        member.member_id,
-        member.client_id,
-        member.client_host.removeprefix("/"),
-        member.instance_id,
-        _flat(member.assignment),
-        tuple(sorted(member.subscribed_topic_names)),
-        member.subscribed_topic_regex or None,
-        _flat(member.target_assignment),
-    )
-
-
-def _flat(dealt: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
-    return tuple(sorted(TopicPartition(one.topic, partition) for one in dealt for partition in one.partitions))
-
-
-def _of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
-    if group.error_code:
-        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
-    consumes = group.protocol_type == "consumer"
-    members = tuple(_older_member(one, consumes=consumes) for one in group.members)
-    return _described(
-        group.group_id,
-        "classic",
-        group.protocol_type,
-        group.group_state,
-        group.protocol_data,
-        members,
-        coordinator_id,
-        cluster,
-    )
-
-
-def _older_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMember:
-    topics: tuple[str, ...] = ()
-    partitions: tuple[TopicPartition, ...] = ()
-    problem = ""
-    # Nothing is said of either while a group is between two generations.
-    if consumes:
-        try:
-            topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
-            dealt = decode_assignment(member.assignment).assigned_partitions
-            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in dealt for p in one.partitions))
-        except MalformedMessageError as error:
-            problem = str(error)
-    return GroupMember(
-        member.member_id,
-        member.client_id,
-        member.client_host.removeprefix("/"),
-        member.group_instance_id,
-        partitions,
-        topics,
-        problem=problem,
-    )
-
-
-def _described(  # noqa: PLR0913, PLR0917 - what both protocols have
-    group_id: str,
-    group_type: str,
-    protocol_type: str,
-    state: str,
-    assignor: str,
-    members: Sequence[GroupMember],
-    coordinator_id: int | None,
-    cluster: Cluster,
-) -> GroupDescription:
-    node_id = -1 if coordinator_id is None else coordinator_id
-    node = cluster.topology.brokers.get(node_id)
-    in_order = tuple(sorted(members, key=lambda one: (one.client_id, one.group_instance_id or "", one.member_id)))
-    return GroupDescription(
-        group_id,
-        group_type,
-        protocol_type,
-        state,
-        assignor,
-        node_id,
-        f"{node.host}:{node.port}" if node is not None else "",
-        in_order,
-        {partition: member for member in in_order for partition in member.partitions},
-    )
 
 
 # ---- changing ----------------------------------------------------------------------------------------------------

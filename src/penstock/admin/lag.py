@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.admin.asking import PATIENCE_S
-from penstock.admin.groups import GroupDescription, GroupMember, describe_group
+from penstock.admin.descriptions import GroupDescription, GroupMember
+from penstock.admin.groups import describe_group
 from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
 from penstock.admin.topics import partitions_of
 from penstock.errors import NotAConsumerGroupError

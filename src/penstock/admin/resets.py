@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from penstock.admin.asking import PATIENCE_S, ask_coordinator
-from penstock.admin.groups import GroupDescription, GroupMember, check_idle, describe_group
+from penstock.admin.descriptions import GroupDescription, GroupMember
+from penstock.admin.groups import check_idle, describe_group
 from penstock.admin.lag import check_of_consumers
 from penstock.admin.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from penstock.admin.plans import OffsetChange, ResetTarget, planned_change, time_of

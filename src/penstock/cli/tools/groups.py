@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Iterable
 from itertools import groupby
 
+from penstock.admin.descriptions import GroupDescription, GroupListing, GroupMember
 from penstock.admin.groups import (
-    GroupDescription,
-    GroupListing,
-    GroupMember,
     check_idle,
     delete_group,
     describe_group,
