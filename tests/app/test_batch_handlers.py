@@ -684,17 +684,6 @@ async def test_in_tests_batches_wait_in_virtual_time():
     assert committed == 4
 
 
-async def test_batches_and_transactions_do_not_go_together():
-    """delivery="exactly_once" with a batch handler is told at start."""
-    app = App(bootstrap_servers="localhost:1", group_id="g", delivery="exactly_once")
-
-    @app.batch_handler("t")
-    async def store(values: list[bytes]) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="store is a batch handler"):
-        await app.start()
-
-
 def not_a_list(value: bytes) -> None: ...
 
 

@@ -19,6 +19,8 @@ from penstock import (
     App,
     ConfigurationError,
     HandlerFailedError,
+    Message,
+    PartialFailureError,
     PublishError,
     Record,
     Reject,
@@ -302,6 +304,55 @@ async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new
         await until_committed(ledger, group, f"{source}.{group}.retry.1500ms", 1)
 
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(20))
+
+
+async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
+    """What a batch handler publishes counts, of an attempt that failed nothing; what it names is tried again alone."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    fill(witness, source, range(100))
+    attempts = Counter()
+
+    @app.batch_handler(source, publish=target, max_records=20, max_wait_ms=20, order_by="none")
+    async def pass_on(records: list[Record]) -> list[Message]:
+        numbers = [int(one.value) for one in records]
+        attempts.update(numbers)
+        if attempts[numbers[0]] == 1 and numbers[0] % 40 == 0:
+            await app.publish(target, b"in vain")
+            raise ValueError("not yet")
+        odd = [index for index, number in enumerate(numbers) if number % 30 == 7 and attempts[number] == 1]
+        if odd:
+            for number in numbers:
+                if number % 30 != 7:
+                    await app.publish(target, b"%d" % number, key=b"k%d" % (number % 20))
+            raise PartialFailureError(odd)
+        return [Message(one.value, key=one.key) for one in records]
+
+    async with app:
+        await until_committed(ledger, group, source, 100)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(100))
+
+
+async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
+    """Its transaction is taken back, other partitions go on, and it is passed on when it is mended."""
+    source, target, app = ledger.topic(2), ledger.topic(), new_app()
+    witness.produce(source, (b"%d" % n for n in range(20)), partition=0)
+    witness.produce(source, (b"%d" % n for n in range(20, 40)), partition=1)
+    is_mended = False
+
+    @app.batch_handler(source, publish=target, max_records=5, max_wait_ms=20)
+    async def pass_on(records: list[Record]) -> list[Message]:
+        if records[0].partition == 0 and not is_mended:
+            raise ValueError("poison")
+        return [Message(one.value) for one in records]
+
+    async with app:
+        await until_committed(ledger, group, source, 20, 2)
+        assert (await offsets_now(ledger, group, source, 2))[1] == 20
+        is_mended = True
+        await until_committed(ledger, group, source, 40, 2)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import cast
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -23,11 +24,12 @@ from penstock.app.handlers import BatchHandle, Handler
 from penstock.app.publisher import Publisher
 from penstock.app.reject import Reject
 from penstock.app.results import Outgoing, outgoing
+from penstock.app.sources import Transactions
 from penstock.app.together import all_of
 from penstock.errors import DecodeError, HandlerFailedError, PartialFailureError
 from penstock.records import Record
 
-__all__ = ["batch_call"]
+__all__ = ["batch_call", "counting"]
 
 _NONE: Failed = {}
 
@@ -65,6 +67,38 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
     if origins and (handler.when is not None or not sees_values_only):
         attempt = _as_first_read(attempt, origins)
     return attempt
+
+
+def counting(transactions: Transactions, attempt: Attempt) -> Attempt:
+    """``attempt`` within transactions: what was published for a batch counts, unless all of it failed.
+
+    A handler that names those that failed has published for the others.
+    """
+
+    async def raising(records: list[Record]) -> Failed:
+        failed = await attempt(records)
+        if len(failed) == len(records):
+            raise _AllFailedError(failed)
+        return failed
+
+    around = transactions.around(raising)
+
+    async def counted(records: list[Record]) -> Failed:
+        try:
+            return cast("Failed", await around(records))
+        except _AllFailedError as error:
+            return error.failed
+        except Exception as error:  # noqa: BLE001 - what was published is too large, or has no place any more
+            return dict.fromkeys(range(len(records)), error)
+
+    return counted
+
+
+class _AllFailedError(Exception):
+    """Nothing of an attempt is done."""
+
+    def __init__(self, failed: Failed) -> None:
+        self.failed = failed
 
 
 def _calling(prepared: PreparedBatch, opened: Opened, threads: int) -> BatchHandle:

@@ -43,6 +43,7 @@ class BatchFailures:
     Args:
         name: the handler's.
         single: sees to single records that are given up.
+        set_aside: takes a record that nobody takes, and has it come again later; None where it waits here.
         chance: in [0, 1), for the jitter.
     """
 
@@ -54,12 +55,13 @@ class BatchFailures:
         retry: Retry,
         on_failure: OnFailure,
         has_dead_letters: bool,
+        set_aside: Callable[[Record, float], None] | None = None,
         observer: Observer,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._name, self._single = name, single
         self._retry, self._on_failure, self._has_dead_letters = retry, on_failure, has_dead_letters
-        self._observer, self._chance = observer, chance
+        self._observer, self._chance, self._set_aside = observer, chance, set_aside
         self._parked = 0
 
     @property
@@ -116,6 +118,12 @@ class BatchFailures:
             await all_of([self._single.give_up(case.record, failures, case.error, case.decision) for case in ours])
 
     async def _wait(self, line: BatchLine, run: BatchRun, kept: Sequence[_Case]) -> bool:
+        if self._set_aside is not None and any(case.decision.step is Step.PAUSE for case in kept):
+            # With the transaction, all of the batch is taken back.
+            for case in kept:
+                if case.decision.step is Step.PAUSE:
+                    self._set_aside(case.record, case.decision.pause_s)
+            return False
         parked = sum(case.decision.step is Step.PAUSE for case in kept)
         self._parked += parked
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import cast
 
 from penstock.app.arguments import Opened
-from penstock.app.batch_calling import batch_call
+from penstock.app.batch_calling import batch_call, counting
 from penstock.app.batch_failures import BatchFailures
 from penstock.app.batch_line import BatchLine
 from penstock.app.batches import PreparedBatch
@@ -15,6 +15,7 @@ from penstock.app.failures import Failures
 from penstock.app.handlers import Handler
 from penstock.app.plan import Defaults
 from penstock.app.publisher import Publisher
+from penstock.app.sources import Transactions
 from penstock.observe.hooks import Observer
 from penstock.records import Record
 
@@ -29,6 +30,7 @@ def batch_station(  # noqa: PLR0913 - what a handler at work stands on
     defaults: Defaults,
     opened: Opened,
     publisher: Publisher,
+    transactions: Transactions | None,
     observer: Observer,
     origins: Collection[str],
     window: int,
@@ -38,6 +40,9 @@ def batch_station(  # noqa: PLR0913 - what a handler at work stands on
     assert handler.batches is not None
     codec = cast("AnyCodec", handler.codec or defaults.codec)
     attempt = batch_call(handler, prepared, opened=opened, publisher=publisher, codec=codec, origins=origins)
+    if transactions is not None:
+        attempt = counting(transactions, attempt)
+    set_aside = None if transactions is None else transactions.set_aside
     retry = handler.retry or defaults.retry
     on_failure = handler.on_failure or defaults.on_failure
     dead_letter_topic = handler.dead_letter or defaults.dead_letter
@@ -62,6 +67,7 @@ def batch_station(  # noqa: PLR0913 - what a handler at work stands on
         pause=pause_one,
         observer=observer,
         is_ours=is_ours,
+        set_aside=set_aside,
     )
     failures = BatchFailures(
         handler.name,
@@ -69,6 +75,7 @@ def batch_station(  # noqa: PLR0913 - what a handler at work stands on
         retry=retry,
         on_failure=on_failure,
         has_dead_letters=dead_letter_topic is not None,
+        set_aside=set_aside,
         observer=observer,
     )
     line = BatchLine(

@@ -218,11 +218,6 @@ def check_options(
             " for them - leave it out"
         )
     for handler in handlers:
-        if handler.batches is not None:
-            raise ConfigurationError(
-                f"{handler.name} is a batch handler, and delivery='exactly_once' is for single records: what is"
-                " gathered would keep transactions open - declare it with @app.handler, or handle at least once"
-            )
         if handler.timeout_ms is not None and handler.timeout_ms >= options.transaction_timeout_ms:
             raise ConfigurationError(
                 f"{handler.name} may take timeout_ms={handler.timeout_ms}, and its transaction only"

@@ -304,6 +304,7 @@ class Group:
             defaults=self._defaults,
             opened=self._opened,
             publisher=self._publisher,
+            transactions=self._transactions,
             observer=self._observer,
             origins=self._origins,
             window=window,
