@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self, cast, overload
@@ -17,6 +17,7 @@ from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolv
 from penstock.consumer.arguments import check_offset, checked_subscription, with_metadata
 from penstock.consumer.engine import Engine
 from penstock.consumer.hands import Taker
+from penstock.consumer.not_started import NotStarted
 from penstock.consumer.offsets import committed_offsets
 from penstock.consumer.ownership import in_callback
 from penstock.consumer.reader import Reader
@@ -72,7 +73,7 @@ class Consumer:
         self._config: ConsumerConfig | None = None
         self._engine: Engine | None = None
         self._supervisor: Supervisor | None = None
-        self._reader: Reader | _NotStarted = _NotStarted()
+        self._reader: Reader | NotStarted = NotStarted()
         self._is_stopped = False
 
     def __repr__(self) -> str:
@@ -359,7 +360,7 @@ class Consumer:
     @property
     def _started(self) -> Engine:
         if self._engine is None:
-            raise ConsumerStateError(_NotStarted.advice)
+            raise ConsumerStateError(NotStarted.advice)
         if self._is_stopped:
             raise ConsumerStateError("this consumer was stopped - make a new one")
         return self._engine
@@ -391,19 +392,3 @@ def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
         raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
     engine.reader.hand_over_to(taker)
     return engine.reader, engine.config.max_queued_records
-
-
-class _NotStarted:
-    """Stands in for the reader before there is one."""
-
-    advice = "this consumer is not started - use `async with Consumer(...)`, or await start() first"
-
-    def __init__(self) -> None:
-        self.slice: Iterator[Record] = iter(())
-        self.hand: Record | None = None
-
-    async def next_record(self) -> Record:
-        raise ConsumerStateError(self.advice)
-
-    async def next_records(self, _count: int) -> list[Record]:
-        raise ConsumerStateError(self.advice)
