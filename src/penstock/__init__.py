@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from penstock.app.handlers import Handlers
     from penstock.app.messages import Message
     from penstock.app.parameters import Depends, Header, Key
-    from penstock.app.process_consumer import ProcessPoolConsumer
+    from penstock.app.processes.consumer import ProcessPoolConsumer
+    from penstock.app.processes.pool import WorkerPool
+    from penstock.app.registry.schema_registry import SchemaRegistry
     from penstock.app.reject import Reject
-    from penstock.app.schema_registry import SchemaRegistry
-    from penstock.app.worker_pool import WorkerPool
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
     from penstock.consumer.run import run
@@ -132,13 +132,13 @@ _MODULES = {
     "Message": "app.messages",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",
-    "ProcessPoolConsumer": "app.process_consumer",
+    "ProcessPoolConsumer": "app.processes.consumer",
     "Record": "records",
     "Reject": "app.reject",
     "Retry": "core.retries",
-    "SchemaRegistry": "app.schema_registry",
+    "SchemaRegistry": "app.registry.schema_registry",
     "TopicPartition": "records",
-    "WorkerPool": "app.worker_pool",
+    "WorkerPool": "app.processes.pool",
     "run": "consumer.run",
 }
 """Where each name is; those that are not here are errors."""

@@ -91,7 +91,7 @@ def _settings(options: argparse.Namespace) -> ConsumerOptions:
 def _run_workers(options: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415
 
-    from penstock.app.worker_pool import WorkerPool  # noqa: PLC0415
+    from penstock.app.processes.pool import WorkerPool  # noqa: PLC0415
 
     pool = WorkerPool(
         options.app,
@@ -105,7 +105,7 @@ def _run_workers(options: argparse.Namespace) -> int:
         return 0
     if find_spec("watchfiles") is None:
         raise ConfigurationError("--reload needs watchfiles - pip install 'penstock[cli]'")
-    from penstock.app.reloading import run_reloading  # noqa: PLC0415
+    from penstock.app.processes.reloading import run_reloading  # noqa: PLC0415
 
     asyncio.run(run_reloading(pool, Path.cwd()))
     return 0

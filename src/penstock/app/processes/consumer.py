@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, cast, overload
 
 from typing_extensions import Unpack
 
-from penstock.app.child import pickled
 from penstock.app.health import Check, Health
-from penstock.app.process_readers import ReaderPlan, Readers
+from penstock.app.processes.child import pickled
+from penstock.app.processes.readers import ReaderPlan, Readers
 from penstock.config import ConsumerOptions, check_names, resolve
 from penstock.consumer.arguments import checked_subscription
 from penstock.consumer.supervisor import Supervisor

@@ -18,10 +18,10 @@ import anyio
 from penstock.admin.asking import ask_coordinator
 from penstock.admin.offsets import committed_offsets
 from penstock.admin.topics import partitions_of
-from penstock.app.child import unpickled
 from penstock.app.health import Check
-from penstock.app.kept import Death, Kept
-from penstock.app.parent import MARGIN_S
+from penstock.app.processes.child import unpickled
+from penstock.app.processes.kept import Death, Kept
+from penstock.app.processes.parent import MARGIN_S
 from penstock.config import ConsumerConfig
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.intake import Intake, Lease, LeaseKey
@@ -48,7 +48,7 @@ from penstock.records import TopicPartition
 
 __all__ = ["ReaderPlan", "Readers"]
 
-_MODULE = "penstock.app.reading_worker"
+_MODULE = "penstock.app.processes.reading_worker"
 _MOST_DEATHS = 5
 """Who has died so often in a row will not read any more."""
 _DEALT = -1

@@ -1,6 +1,6 @@
 """WorkerPool: one App in several processes, which share the partitions of its groups.
 
-Rule of this file: what users call, and when the pool ends. How one worker is kept is ``app.kept``'s.
+Rule of this file: what users call, and when the pool ends. How one worker is kept is ``app.processes.kept``'s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal, Self, cast
 import anyio
 from typing_extensions import Unpack
 
-from penstock.app.child import pickled
 from penstock.app.ends import first_of
 from penstock.app.health import Check, Health
 from penstock.app.health_asgi import ASGIApp, health_app
-from penstock.app.kept import Death, Kept
 from penstock.app.loading import check_place
-from penstock.app.parent import MARGIN_S
+from penstock.app.processes.child import pickled
+from penstock.app.processes.kept import Death, Kept
+from penstock.app.processes.parent import MARGIN_S
 from penstock.config import ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.process_messages import FromChild
@@ -39,7 +39,7 @@ from penstock.observe.hooks import Hook, Observer
 
 __all__ = ["WorkerPool"]
 
-_MODULE = "penstock.app.worker"
+_MODULE = "penstock.app.processes.worker"
 _FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
 """What the next start would run into likewise, or was said to be the end."""
 

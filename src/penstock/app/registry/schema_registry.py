@@ -1,7 +1,7 @@
 """A codec for values whose schemas are in a registry, in Confluent's wire format.
 
-Rule of this file: options and the names that users see. What a schema id means is ``app.registry_reading``'s, what
-values are written with ``app.registry_writing``'s, and how a payload looks is the formats'.
+Rule of this file: options and the names that users see. What a schema id means is ``app.registry.reading``'s, what
+values are written with ``app.registry.writing``'s, and how a payload looks is the formats'.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from penstock.app.codecs import Decode
-from penstock.app.registry_client import Auth, RegistryClient, Tls, not_installed
-from penstock.app.registry_formats import AvroFormat, Format, JsonFormat
-from penstock.app.registry_reading import Readers
-from penstock.app.registry_writing import SubjectName, Writers
+from penstock.app.registry.client import Auth, RegistryClient, Tls, not_installed
+from penstock.app.registry.formats import AvroFormat, Format, JsonFormat
+from penstock.app.registry.reading import Readers
+from penstock.app.registry.writing import SubjectName, Writers
 from penstock.errors import ConfigurationError
 
 __all__ = ["SchemaRegistry"]
@@ -148,7 +148,7 @@ def _format(name: FormatName, *, validate: bool) -> Format:
             return AvroFormat()
         if name == "json":
             return JsonFormat(validate=validate)
-        from penstock.app.registry_protobuf import ProtobufFormat  # noqa: PLC0415 - an extra
+        from penstock.app.registry.protobuf import ProtobufFormat  # noqa: PLC0415 - an extra
 
         return ProtobufFormat()
     except ImportError as error:

@@ -18,9 +18,9 @@ import anyio
 from penstock.app.app import App
 from penstock.app.ends import first_of
 from penstock.app.health import Health
-from penstock.app.labelled_output import label_output
 from penstock.app.loading import load_app
-from penstock.app.parent import Parent, failed
+from penstock.app.processes.labelled_output import label_output
+from penstock.app.processes.parent import Parent, failed
 from penstock.config import resolve
 from penstock.core.process_messages import Ready, Stop, ToChild, Told
 from penstock.core.worker_plan import member_name

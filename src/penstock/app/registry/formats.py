@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.app.annotations import described, split_none
 from penstock.app.codecs import Decode, JsonCodec, check, is_of_pydantic
-from penstock.app.registry_schema import Schema
+from penstock.app.registry.schema import Schema
 
 __all__ = [
     "HEADER",

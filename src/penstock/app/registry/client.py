@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from anyio.to_thread import run_sync
 
-from penstock.app.registry_schema import Schema
+from penstock.app.registry.schema import Schema
 from penstock.errors import ConfigurationError, PublishError, SchemaRegistryError
 
 __all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
@@ -272,7 +272,7 @@ def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
 
 
 def _is_compiled(schema: Schema) -> bool:
-    from penstock.app.registry_protobuf import compiled  # noqa: PLC0415 - an extra
+    from penstock.app.registry.protobuf import compiled  # noqa: PLC0415 - an extra
 
     return all(compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 

@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError, Message
 
 from penstock.app.annotations import described, split_none
 from penstock.app.codecs import Decode
-from penstock.app.registry_formats import HEADER, Encode, Own, converter
-from penstock.app.registry_schema import Schema
+from penstock.app.registry.formats import HEADER, Encode, Own, converter
+from penstock.app.registry.schema import Schema
 
 __all__ = ["ProtobufFormat", "compiled"]
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import anyio
 
-from penstock.app.child import Child, unpickled
 from penstock.app.health import Check, Status
-from penstock.app.parent import MARGIN_S
+from penstock.app.processes.child import Child, unpickled
+from penstock.app.processes.parent import MARGIN_S
 from penstock.core.process_messages import Failed, FromChild, Ready, Stop, Told
 from penstock.core.worker_plan import Restarts
 from penstock.errors import PenstockError

@@ -15,8 +15,8 @@ from typing import Any
 
 import anyio
 
-from penstock.app.child import pickled
-from penstock.app.parent import Parent, failed
+from penstock.app.processes.child import pickled
+from penstock.app.processes.parent import Parent, failed
 from penstock.config import resolve
 from penstock.consumer.consumer import Consumer, hand_over
 from penstock.core.positions import Position

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.app.annotations import described
-from penstock.app.registry_client import RegistryClient
-from penstock.app.registry_formats import Encode, Format, check_schema, header_of
-from penstock.app.registry_reading import Together
-from penstock.app.registry_schema import Schema
+from penstock.app.registry.client import RegistryClient
+from penstock.app.registry.formats import Encode, Format, check_schema, header_of
+from penstock.app.registry.reading import Together
+from penstock.app.registry.schema import Schema
 from penstock.errors import PublishError
 
 __all__ = ["SubjectName", "Writers"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 from watchfiles import PythonFilter, awatch
 
-from penstock.app.worker_pool import WorkerPool
+from penstock.app.processes.pool import WorkerPool
 
 __all__ = ["run_reloading"]
 
