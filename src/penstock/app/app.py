@@ -39,7 +39,7 @@ from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError, ConsumerStateError, PublishError
 from penstock.observe.hooks import Hook, Observer
 
-__all__ = ["App", "StandIn", "running_of", "standing_in"]
+__all__ = ["App", "Outline", "StandIn", "outline_of", "running_of", "standing_in"]
 
 
 class App(Handlers):
@@ -61,10 +61,9 @@ class App(Handlers):
             starts, is ready, and goes on trying, for a service that has other things to do as well.
         delivery: ``"exactly_once"`` handles records within transactions: what handlers publish, dead letters and
             offsets become visible together or not at all.
-        transactional_id: how a group's transactions are named, each process's of its own: a template of ``{group}``,
-            ``{instance}``, ``{hostname}``, ``{worker}``, ``{client_id}`` and ``{pid}``. Whoever starts again with the
-            same name takes back at once what was left open; else the broker does, when the timeout is over. By default
-            the group with its ``group_instance_id``, or with a name that is new at each start.
+        transactional_id: how a process's transactions are named, a template of ``{group}``, ``{instance}``,
+            ``{hostname}``, ``{worker}``, ``{client_id}`` and ``{pid}``. Whoever starts again with the same name ends at
+            once what was left open. By default the group with ``group_instance_id``, or what is new at each start.
         transaction_timeout_ms: the broker takes back what is open for longer; 10,000 when nothing is said.
         transaction_interval_ms: how long a transaction gathers records; 100 when nothing is said.
         transaction_max_records: or how many; 10,000 when nothing is said.
@@ -120,6 +119,10 @@ class App(Handlers):
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        """As it was declared: what runs of it stays in this process."""
+        return {**self.__dict__, "_supervisor": None, "_running": None, "_instead": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -342,10 +345,7 @@ class App(Handlers):
         def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> Source:
             return ConsumerSource(handlers, too, {**options, "group_id": group_id}, dead_letter=dead_letter)
 
-        def open_producer() -> AbstractAsyncContextManager[Publisher]:
-            return Producer(config)
-
-        kafka = Kafka(connect, open_producer)
+        kafka = Kafka(connect, lambda: Producer(config))
         if self._transactions is not None:
             check_options(self._transactions, config, self._options, self.declared)
             kafka = exactly_once(self._transactions, config, options, kafka, dead_letter=dead_letter, observer=observer)
@@ -379,6 +379,20 @@ def standing_in(app: App, instead: StandIn) -> Iterator[None]:
         yield
     finally:
         app._instead = None  # noqa: SLF001
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What an app says for all its handlers."""
+
+    defaults: Defaults
+    overrides: Overrides
+    is_exactly_once: bool
+
+
+def outline_of(app: App) -> Outline:
+    """What whoever runs an app's handlers elsewhere has to know, started or not."""
+    return Outline(app._defaults, app._overrides, app._transactions is not None)  # noqa: SLF001 - this room's own
 
 
 def running_of(app: App) -> Running:
