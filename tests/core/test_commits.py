@@ -263,3 +263,26 @@ def test_without_an_interval_none_is_due():
 
     assert clock.next_at is None
     assert not clock.is_due(1e9)
+
+
+def test_a_commit_is_due_after_so_many_records():
+    """By number alone, or beside the interval: whichever is first, and each commit begins both anew."""
+    by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
+    for clock in (by_number, both):
+        clock.restart(10.0, finished=40)
+
+    assert [by_number.is_due(99.0, finished) for finished in (139, 140)] == [False, True]
+    assert (by_number.next_at, both.next_at, both.next_count) == (None, 15.0, 140)
+    assert [both.is_due(14.0, 139), both.is_due(15.0, 41), both.is_due(11.0, 140)] == [False, True, True]
+
+
+def test_a_text_that_was_left_out_is_not_remembered():
+    """The broker has stored the offset alone, so that is what the position knows."""
+    positions = Positions()
+    commits = Commits(positions)
+    (position,) = positions.add([TopicPartition("t", 0)])
+    position.begin(0)
+    snapshot = commits.chosen({position.partition: OffsetAndMetadata(3, "a note")})
+    commits.acknowledged(snapshot, [position.partition], [position.partition])
+
+    assert (position.committed, position.committed_metadata) == (3, "")

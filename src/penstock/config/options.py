@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from typing_extensions import TypedDict
 
-from penstock.records import TopicPartition
+from penstock.records import OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
@@ -23,6 +23,7 @@ __all__ = [
     "ConsumerConfig",
     "ConsumerOptions",
     "ErrorReaction",
+    "OffsetCommitCallback",
     "OffsetReset",
     "PostRebalanceCallback",
     "RebalanceListener",
@@ -35,6 +36,7 @@ SaslMechanism: TypeAlias = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "O
 OffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 Ack: TypeAlias = Literal["auto", "manual"]
+OnMetadataTooLarge: TypeAlias = Literal["raise", "blank"]
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
 AssignmentStrategy: TypeAlias = str | Callable[..., Mapping[str, Any]]
@@ -56,6 +58,12 @@ PostRebalanceCallback: TypeAlias = Callable[
 The offsets are the next ones to read, by partition; None where a partition has no committed offset. What it returns
 is where to read from instead; it is applied before the first fetch of the new partitions.
 """
+
+
+OffsetCommitCallback: TypeAlias = Callable[
+    [Mapping[TopicPartition, OffsetAndMetadata], Exception | None], Awaitable[None] | None
+]
+"""``async def callback(offsets, error)``; a plain function will do too. It is called when a commit is through."""
 
 
 class RebalanceListener(Protocol):
@@ -156,7 +164,19 @@ class ConsumerConfig:
         None, "Where to begin without a committed offset; 'earliest' with a group, 'latest' without."
     )
     enable_auto_commit: bool | None = _option(None, "Commit what is done, now and then; on with a group.")
-    auto_commit_interval_ms: int = _option(5_000, "How often that is.", at_least=1)
+    auto_commit_interval_ms: int | None = _option(5_000, "How often that is; None: not by time.", at_least=1)
+    auto_commit_every_records: int | None = _option(
+        None, "Also when so many records are done; each commit begins both anew.", at_least=1
+    )
+    offset_commit_max_retries: int | None = _option(
+        None, "How often a commit is tried again before it has failed; by default while its time lasts.", at_least=0
+    )
+    offset_commit_callback: OffsetCommitCallback | None = _option(
+        None, "Told of each commit, also automatic ones: (offsets, error), the error None if all went well.", as_is=True
+    )
+    on_metadata_too_large: OnMetadataTooLarge = _option(
+        "raise", "When a text is too long for the broker; 'blank': commit the offset without it."
+    )
     ack: Ack = _option("auto", "'manual': a record is done when ack() says so, in any order, not with the next one.")
     offset_metadata_max_bytes: int = _option(
         4_096,
@@ -244,7 +264,11 @@ class ConsumerOptions(TypedDict, total=False):
     group_error_reactions: Mapping[int, ErrorReaction] | None
     auto_offset_reset: OffsetReset | None
     enable_auto_commit: bool | None
-    auto_commit_interval_ms: int
+    auto_commit_interval_ms: int | None
+    auto_commit_every_records: int | None
+    offset_commit_max_retries: int | None
+    offset_commit_callback: OffsetCommitCallback | None
+    on_metadata_too_large: OnMetadataTooLarge
     ack: Ack
     offset_metadata_max_bytes: int
     isolation_level: IsolationLevel

@@ -29,7 +29,9 @@ __all__ = ["OLD_SPELLINGS", "check_names", "parsed_option", "resolve"]
 OLD_SPELLINGS: Mapping[str, str] = {
     "auto_commit_enable": "enable_auto_commit",
     "auto_commit": "enable_auto_commit",
+    "auto_commit_every_n": "auto_commit_every_records",
     "auto_commit_every_t": "auto_commit_interval_ms",
+    "auto_commit_interval_messages": "auto_commit_every_records",
     "assignors": "partition_assignment_strategy",
     "broker_list": "bootstrap_servers",
     "brokers": "bootstrap_servers",
@@ -43,6 +45,8 @@ OLD_SPELLINGS: Mapping[str, str] = {
     "max_wait_time": "fetch_max_wait_ms",
     "metadata_broker_list": "bootstrap_servers",
     "min_bytes": "fetch_min_bytes",
+    "default_offset_commit_callback": "offset_commit_callback",
+    "offsets_commit_max_retries": "offset_commit_max_retries",
     "offsets_channel_backoff_ms": "retry_backoff_ms",
     "offsets_channel_socket_timeout_ms": "request_timeout_ms",
     "partition_allocator": "partition_assignment_strategy",
@@ -220,6 +224,7 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         lambda value: isinstance(value, Sequence) and all(callable(getattr(one, "on_event", None)) for one in value),
         "a list of objects with on_event(event)",
     ),
+    "offset_commit_callback": (callable, "a function of (offsets, error)"),
     "post_rebalance_callback": (callable, "a function of (consumer, old_offsets, new_offsets)"),
     "rebalance_listener": (
         lambda value: any(callable(getattr(value, name, None)) for name in vars(RebalanceListener) if name[:2] == "on"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from penstock.consumer.offsets import is_offset
 from penstock.consumer.patterns import TopicPattern, checked_pattern
 from penstock.errors import ConfigurationError
 from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["check_offset", "checked_subscription", "with_metadata"]
+__all__ = ["ToCommit", "check_offset", "checked_partitions", "checked_subscription", "with_metadata"]
+
+ToCommit: TypeAlias = Mapping[TopicPartition, int | OffsetAndMetadata] | Iterable[TopicPartition]
+"""Offsets of the caller's choice, or the partitions of which all that is done is meant."""
 
 
 def checked_subscription(
@@ -37,6 +41,7 @@ def with_metadata(
     Raises:
         ConfigurationError: one of them is no offset.
     """
+    checked_partitions(offsets)
     given = {
         partition: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
         for partition, one in offsets.items()
@@ -44,6 +49,20 @@ def with_metadata(
     for one in given.values():
         check_offset(one.offset)
     return given
+
+
+def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition]:
+    """Partitions, each with the name of its topic.
+
+    Raises:
+        ConfigurationError: one of them is none.
+    """
+    given = set()
+    for one in partitions:
+        if not isinstance(one, TopicPartition):
+            raise ConfigurationError(f"{one!r} is no partition - give TopicPartition('orders', 0)")
+        given.add(one)
+    return frozenset(given)
 
 
 def check_offset(offset: object) -> None:

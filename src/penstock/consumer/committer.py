@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from penstock.config import ConsumerConfig
@@ -27,11 +30,18 @@ from penstock.errors import (
     CommitFailedError,
     GroupError,
     MalformedMessageError,
+    PenstockError,
     broker_error,
 )
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
-from penstock.observe.events import CommitFailed, OffsetMapDropped, OffsetsCommitted
+from penstock.observe.events import (
+    CommitCallbackFailed,
+    CommitFailed,
+    CommitTextDropped,
+    OffsetMapDropped,
+    OffsetsCommitted,
+)
 from penstock.observe.hooks import Observer
 from penstock.records import OffsetAndMetadata, TopicPartition
 
@@ -62,8 +72,9 @@ class Committer:
         self._config, self._cluster, self._commits = config, cluster, commits
         self._reader, self._observer = reader, observer
         self._identity, self._on_error, self._reactions = identity, on_error, Reactions(config)
-        interval_s = config.auto_commit_interval_ms / 1000 if config.commits_automatically else None
-        self._clock = CommitClock(interval_s)
+        self._clock = _clock_of(config)
+        self._is_over = False
+        self._out_of_retries: CommitFailedError | None = None
         self._one_at_a_time = asyncio.Lock()
         self._news = Wake()
         self._dropped: set[TopicPartition] = set()
@@ -71,13 +82,15 @@ class Committer:
 
     async def run_commits(self) -> None:
         """Commit what is done at every interval, for ever."""
-        loop = asyncio.get_running_loop()
-        self._clock.restart(loop.time())
+        loop, tally = asyncio.get_running_loop(), self._reader.tally
+        tally.on_due = self._news.set
+        self._restart(loop.time(), tally.finished)
         while True:
             await self._news.wait(self._clock.next_at)
-            if not self._clock.is_due(loop.time()):
+            if not self._clock.is_due(loop.time(), tally.finished):
                 continue
-            self._clock.restart(loop.time())
+            self._reader.sync()
+            self._restart(loop.time(), tally.finished)
             # What fails is done again at the next interval, or by the partitions' next owner.
             await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
@@ -86,15 +99,23 @@ class Committer:
     ) -> None:
         """The same as ``commit_done`` for nobody who could be told: what is refused for good, the next reader is told.
 
+        So is a commit that has been tried ``offset_commit_max_retries`` times more.
+
         Raises:
             ConfigurationError: the user's ``group_error_reactions`` are wrong.
         """
+        if self._is_over:
+            return
         try:
             await self.commit_done(partitions, timeout_s=timeout_s)
         except (GroupError, BrokerError) as error:
             self._observer.tell(CommitFailed(self._group_id, str(error), will_retry))
-            if not isinstance(error, CommitFailedError):
+            if not isinstance(error, CommitFailedError) or error is self._out_of_retries:
                 self._reader.report(error)
+
+    def end(self) -> None:
+        """Nothing is committed any more unless the user does."""
+        self._is_over = True
 
     async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
         """Commit what is done, of all partitions or some; no request when that is nothing new.
@@ -104,11 +125,7 @@ class Committer:
             FencedMemberError: another member has taken this one's place.
             BrokerError: it may not be committed at all.
         """
-        async with self._turn(timeout_s) as deadline:
-            self._reader.sync()
-            snapshot = self._commits.snapshot(partitions)
-            if snapshot:
-                await self._send_until_done(snapshot, deadline)
+        await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
 
     async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets of the caller's choice.
@@ -118,9 +135,7 @@ class Committer:
             FencedMemberError: another member has taken this one's place.
             BrokerError: they may not be committed at all.
         """
-        async with self._turn(timeout_s) as deadline:
-            self._reader.sync()
-            await self._send_until_done(self._commits.chosen(offsets), deadline)
+        await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
     async def wait(self, *, timeout_s: float) -> None:
         """Wait for commits that are under way, for so long at most."""
@@ -129,6 +144,44 @@ class Committer:
                 pass
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _commit(self, picture: Callable[[], Snapshot], timeout_s: float) -> None:
+        """Commit what the picture says when it is this one's turn, and tell the user's callback what came of it."""
+        snapshot: Snapshot | None = None
+        try:
+            async with self._turn(timeout_s) as deadline:
+                snapshot = picture()
+                if snapshot:
+                    await self._send_until_done(snapshot, deadline)
+        except PenstockError as error:
+            await self._call_back(snapshot, error)
+            raise
+        await self._call_back(snapshot, None)
+
+    async def _call_back(self, snapshot: Snapshot | None, error: PenstockError | None) -> None:
+        """The next commit need not wait for it: its turn is over."""
+        callback = self._config.offset_commit_callback
+        if callback is None or not snapshot:
+            return
+        offsets = {
+            partition: OffsetAndMetadata(
+                one.offset,
+                snapshot.notes[partition].user_text,
+                one.leader_epoch if one.leader_epoch >= 0 else None,
+            )
+            for partition, one in snapshot.offsets.items()
+        }
+        try:
+            async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
+                answer = callback(offsets, error)
+                if inspect.isawaitable(answer):
+                    await answer
+        except Exception as raised:  # noqa: BLE001 - the user's own code
+            self._observer.tell(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
+
+    def _restart(self, now: float, finished: int) -> None:
+        self._clock.restart(now, finished)
+        self._reader.tally.wait_for(self._clock.next_count)
 
     @contextlib.asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
@@ -141,8 +194,10 @@ class Committer:
         except TimeoutError:
             raise CommitFailedError(f"the commit before this one was not through within {timeout_s:.1f} s") from None
         try:
+            self._reader.sync()
+            finished = self._reader.tally.finished
             yield deadline
-            self._clock.restart(loop.time())
+            self._restart(loop.time(), finished)
             self._news.set()
         finally:
             self._one_at_a_time.release()
@@ -151,13 +206,22 @@ class Committer:
         left = dict(snapshot.offsets)
         self._tell_dropped(snapshot)
         final: list[BrokerError] = []
+        attempts, retries = 0, self._config.offset_commit_max_retries
 
         async def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
             try:
                 await self._send(snapshot, left)
-            except BrokerError as error:
-                if not error.retriable:
+            except (BrokerConnectionError, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
                     final.append(error)
+                elif retries is not None and attempts > retries:
+                    self._out_of_retries = CommitFailedError(
+                        f"{error}, still so after {attempts} attempts - the records since the last commit may be"
+                        " delivered again; offset_commit_max_retries says how often it is tried"
+                    )
+                    raise self._out_of_retries from error
                 raise
 
         timeout_s = deadline - asyncio.get_running_loop().time()
@@ -208,7 +272,7 @@ class Committer:
             raise BrokerConnectionError(str(error)) from error
         codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
         taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.acknowledged(snapshot, taken)
+        self._commits.acknowledged(snapshot, taken, [one for one in taken if not left[one].metadata])
         for partition in taken:
             del left[partition]
         for partition in entries.keys() & left.keys():
@@ -220,10 +284,20 @@ class Committer:
         """The broker takes less metadata than we thought: it is committed without the map, if there is one."""
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
+            self._blank(partition, left)
             return
         left[partition] = bare
         reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
         self._observer.tell(OffsetMapDropped(partition, bare.offset, reason))
+        raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, partition)
+
+    def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> None:
+        """The user's own text is too long: it is committed without, where that is asked for."""
+        entry = left[partition]
+        if self._config.on_metadata_too_large == "raise" or not entry.metadata:
+            return
+        left[partition] = replace(entry, metadata="")
+        self._observer.tell(CommitTextDropped(partition, entry.offset, len(entry.metadata.encode())))
         raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, partition)
 
     def _tell_dropped(self, snapshot: Snapshot) -> None:
@@ -264,6 +338,13 @@ class Committer:
                     # We have a newer name ourselves by now.
                     raise _to_be_tried_again(code, partition)
                 raise error_of(code, Asked.COMMIT)
+
+
+def _clock_of(config: ConsumerConfig) -> CommitClock:
+    if not config.commits_automatically:
+        return CommitClock(None)
+    interval_ms = config.auto_commit_interval_ms
+    return CommitClock(None if interval_ms is None else interval_ms / 1000, config.auto_commit_every_records)
 
 
 def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, cast, overload
 from typing_extensions import Unpack
 
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
-from penstock.consumer.arguments import check_offset, checked_subscription, with_metadata
+from penstock.consumer.arguments import ToCommit, check_offset, checked_partitions, checked_subscription, with_metadata
 from penstock.consumer.engine import Engine
 from penstock.consumer.hands import Taker
 from penstock.consumer.not_started import NotStarted
@@ -121,8 +121,11 @@ class Consumer:
             raise
         self._reader = engine.reader
 
-    async def stop(self) -> None:
+    async def stop(self, *, commit: bool = True) -> None:
         """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
+
+        Args:
+            commit: False leaves out the last automatic commit; what was not committed yet is delivered again.
 
         Raises:
             ConsumerStateError: it is called from a rebalance callback, which has to end first.
@@ -133,6 +136,8 @@ class Consumer:
         if self._supervisor is None or self._config is None or self._engine is None:
             return
         reader = self._engine.reader
+        if not commit and self._engine.committer is not None:
+            self._engine.committer.end()
         reader.close(ConsumerStateError("this consumer was stopped - make a new one"))
         await self._supervisor.stop(self._config.stop_timeout_ms / 1000)
 
@@ -242,8 +247,10 @@ class Consumer:
 
     # ---- offsets -----------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+    async def commit(self, offsets: ToCommit | None = None) -> None:
         """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
+
+        Partitions instead of offsets: what was handed out of these alone.
 
         With ``ack="manual"``, what is acknowledged, up to the lowest record that is not. A text that goes with an
         offset stays as long as that offset does.
@@ -261,12 +268,13 @@ class Consumer:
         if engine.failure is not None:
             raise engine.failure
         timeout_s = engine.config.default_api_timeout_ms / 1000
-        if offsets is None:
-            if engine.config.ack == "auto":
-                engine.reader.finish_all()
-            await engine.committer.commit_done(timeout_s=timeout_s)
-        elif offsets:
+        if isinstance(offsets, Mapping):
             await engine.committer.commit_these(with_metadata(offsets), timeout_s=timeout_s)
+            return
+        partitions = None if offsets is None else checked_partitions(offsets)
+        if engine.config.ack == "auto":
+            engine.reader.finish_all() if partitions is None else engine.reader.finish_of(partitions)
+        await engine.committer.commit_done(partitions, timeout_s=timeout_s)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed, as the broker says; a partition without a commit is absent.

@@ -90,6 +90,12 @@ class Hands:
                 touched.done = touched.delivered
         self.touched.clear()
 
+    def finish(self, partitions: frozenset[TopicPartition]) -> None:
+        """What is in hand of a batch is done in these partitions, as if the next record were asked for."""
+        if self._acks is None:
+            for touched in self._positions.of(self.touched & partitions):
+                touched.done = touched.delivered
+
     def acknowledge(self, record: Record) -> bool:
         """``record`` is done, and in a batch what came before it in its partition; False when it is not in hand."""
         position = self._positions.get(record.topic_partition)

@@ -21,6 +21,7 @@ from penstock.consumer.chunk import Chunk
 from penstock.consumer.hands import Hands, Taker
 from penstock.consumer.map_watch import MapWatch
 from penstock.consumer.supply import Slice, Supply
+from penstock.consumer.tally import Tally
 from penstock.consumer.wake import Wake
 from penstock.core.buffer import Buffer
 from penstock.core.positions import Position, Positions
@@ -37,6 +38,7 @@ class Reader:
     Attributes:
         slice: records that are decoded and not handed out; the consumer takes them one by one.
         hand: the last one it took.
+        tally: how many were handed out and are done.
         maps: watches over what is finished out of order.
     """
 
@@ -53,6 +55,7 @@ class Reader:
         self.maps = maps
         self.slice: Iterator[Record] = iter(())
         self.hand: Record | None = None
+        self.tally = Tally(positions)
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
         self._hands = Hands(positions, is_acked_by_hand=is_acked_by_hand)
         self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room)
@@ -144,10 +147,12 @@ class Reader:
         if found is None:
             return None
         found.position.delivered = found.behind
+        self.tally.take(len(found.records))
         return found.position, found.records
 
     def progressed(self) -> None:
         """Something that was in hand is done, or more is wanted than before."""
+        self.tally.look()
         self._progress.set()
         self._news.set()
 
@@ -175,7 +180,7 @@ class Reader:
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
         self._slice_size = next_slice(self._slice_size, took_s, self._max_queued_records)
-        return self._slice_size
+        return self.tally.room(self._slice_size, self.slice)
 
     def _find_slice(self, count: int) -> bool:
         """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
@@ -184,6 +189,7 @@ class Reader:
         if found is None:
             return False
         self._hands.begin(found.position, found.records, found.behind)
+        self.tally.begin(self.slice, len(found.records))
         self._current, self.slice = found, iter(found.records)
         return True
 
@@ -220,12 +226,22 @@ class Reader:
             is_last = self._hands.is_acked_by_hand and not length_hint(self.slice)
             position.delivered = current.behind if is_last else record.offset + 1
             position.done = record.offset + 1 if record is self._acknowledged else record.offset
+            if not self._hands.is_acked_by_hand:
+                self.tally.know(self.slice)
         for one in self._positions:
             self._hands.sync(one)
 
     def finish_all(self) -> None:
         """What is in hand is done, by the user's own word."""
         self._finish()
+
+    def finish_of(self, partitions: Iterable[TopicPartition]) -> None:
+        """The same of some partitions alone; of the others it stays in hand."""
+        wanted = frozenset(partitions)
+        if self.hand is not None and self.hand.topic_partition in wanted:
+            self._acknowledged = self.hand
+        self._hands.finish(wanted)
+        self.sync()
 
     def acknowledge(self, record: Record) -> bool:
         """``record``, and what came before it in its partition, is done; False when it is not in hand any more.
@@ -236,6 +252,8 @@ class Reader:
             self._acknowledged = record
         elif not self._hands.acknowledge(record):
             return False
+        elif self._hands.is_acked_by_hand:
+            self.tally.finish_one()
         self._times_asked += 1
         self._progress.set()
         if self.maps.is_holding:
@@ -251,6 +269,8 @@ class Reader:
             self._hands.touched.add(current.position.partition)
         self.hand = None
         self._hands.release()
+        if not self._hands.is_acked_by_hand and self._hands.taker is None:
+            self.tally.finish(self.slice)
         self._progress.set()
         self._times_asked += 1
         self._dropped = None
@@ -285,6 +305,7 @@ class Reader:
         gone = set(partitions)
         if self._current is not None and self._current.position.partition in gone:
             self._dropped = self.hand or self._dropped
+            self.tally.begin(self.slice, 0)
             self.slice, self.hand, self._current = iter(()), None, None
         self.maps.drop(gone)
         self._hands.drop(gone)
@@ -361,6 +382,7 @@ class Reader:
         if current is None or not rest:
             return
         self.slice = iter(rest)
+        self.tally.begin(self.slice, 0)
         self.sync()
         self._hands.take_back(current.position, rest)
         self._supply.put_back(current, rest)

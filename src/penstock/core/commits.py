@@ -10,7 +10,7 @@ with: it stays while the offset does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -49,18 +49,26 @@ class Snapshot:
 
 @dataclass
 class CommitClock:
-    """When the next automatic commit is due; a commit by hand begins the interval anew."""
+    """When the next automatic commit is due: by time, by how many records are done, or by whichever comes first.
+
+    Any commit, one by hand too, begins both anew.
+    """
 
     interval_s: float | None
+    every: int | None = None
+    """After so many records."""
     next_at: float | None = field(default=None, init=False)
+    next_count: int | None = field(default=None, init=False)
 
-    def restart(self, now: float) -> None:
-        """A commit was made, or the first interval begins."""
+    def restart(self, now: float, finished: int = 0) -> None:
+        """A commit was made when ``finished`` records were done, or the first interval begins."""
         self.next_at = None if self.interval_s is None else now + self.interval_s
+        self.next_count = None if self.every is None else finished + self.every
 
-    def is_due(self, now: float) -> bool:
-        """Whether it is time."""
-        return self.next_at is not None and now >= self.next_at
+    def is_due(self, now: float, finished: int = 0) -> bool:
+        """Whether it is time, or enough is done."""
+        is_time = self.next_at is not None and now >= self.next_at
+        return is_time or (self.next_count is not None and finished >= self.next_count)
 
 
 class Commits:
@@ -139,11 +147,14 @@ class Commits:
         now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
         return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
-    def acknowledged(self, snapshot: Snapshot, partitions: Iterable[TopicPartition]) -> None:
-        """The broker has stored what ``snapshot`` says of ``partitions``."""
+    def acknowledged(
+        self, snapshot: Snapshot, partitions: Iterable[TopicPartition], textless: Container[TopicPartition] = ()
+    ) -> None:
+        """The broker has stored what ``snapshot`` says of ``partitions``, of ``textless`` the offset alone."""
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:
                 note = snapshot.notes[position.partition]
                 position.committed = entry.offset
-                position.committed_metadata, position.committed_map = note.user_text, note.offset_map
+                position.committed_metadata = "" if position.partition in textless else note.user_text
+                position.committed_map = note.offset_map

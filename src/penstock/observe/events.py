@@ -20,7 +20,9 @@ __all__ = [
     "BrokerUnreachable",
     "BrokersAwaited",
     "ClusterRebootstrapped",
+    "CommitCallbackFailed",
     "CommitFailed",
+    "CommitTextDropped",
     "ConnectionLost",
     "ConnectionOpened",
     "ConsumerFailed",
@@ -363,6 +365,25 @@ class CommitFailed(Event):
     group_id: str
     error: str
     will_retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCallbackFailed(Event):
+    """The user's ``offset_commit_callback`` raised or took too long; what it was told of is as it was."""
+
+    level = logging.ERROR
+    group_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTextDropped(Event):
+    """The broker does not take a text so long beside an offset; the offset was committed without it."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+    text_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

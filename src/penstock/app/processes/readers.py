@@ -326,7 +326,8 @@ class Readers:
     async def _run_tells(self) -> None:
         """Have the processes, or the broker, know now and then what is done."""
         loop = asyncio.get_running_loop()
-        interval_s = self._config.auto_commit_interval_ms / 1000
+        interval_ms = self._config.auto_commit_interval_ms
+        interval_s = float("inf") if interval_ms is None else interval_ms / 1000
         commit_at = loop.time() + interval_s
         commits = self._plan.is_dealt and self._config.commits_automatically
         while True:
