@@ -1,4 +1,4 @@
-"""``python -m benchmarks consume | handlers | rebalance``, which ``scripts/bench`` is."""
+"""``python -m benchmarks consume | handlers | lanes | rebalance``, which ``scripts/bench`` is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.consume import consume
 from benchmarks.handlers import handlers
+from benchmarks.lanes import lanes
 from benchmarks.rebalance import rebalance
 from penstock import PenstockError
 
@@ -35,6 +36,14 @@ always does.
 It takes about a minute on two cores, and fails (exit code 1) if penstock is not
 at least 40 times as fast with typed values and 60 times with bytes, both at
 least once.
+"""
+
+_LANES = """\
+A handler that awaits 5 ms, on records of 64 keys dealt in turn, by key and 64
+at once, beside 64 bare tasks that await the same and know of no broker.
+
+It takes about a minute, and fails (exit code 1) if the handler does less
+than 0.95 of what the tasks do, or if the order of a key is lost.
 """
 
 _REBALANCE = """\
@@ -79,6 +88,16 @@ def main() -> int:
         )
     )
     two.set_defaults(run=lambda options: handlers(records=options.records, rounds=options.rounds, path=options.json))
+    three = benchmarks.add_parser(
+        "lanes",
+        help="order by key, beside bare tasks",
+        description=_LANES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    three.add_argument("--records", type=_count, default=38_400, metavar="N", help="how many (default: %(default)s)")
+    three.add_argument("--rounds", type=_count, default=7, metavar="N", help="default: %(default)s")
+    three.add_argument("--json", type=Path, default=RESULTS / "lanes.json", metavar="PATH", help="default: %(default)s")
+    three.set_defaults(run=lambda options: lanes(records=options.records, rounds=options.rounds, path=options.json))
     other = benchmarks.add_parser(
         "rebalance",
         help="whether kept partitions go on while members come",

@@ -72,6 +72,20 @@ def test_handlers_are_compared(tmp_path):
 
 
 @pytest.mark.slow
+def test_lanes_are_compared_with_bare_tasks(tmp_path):
+    """Each round has both rates, keys stay in order, and the exit code is that of the ratio."""
+    path = tmp_path / "lanes.json"
+
+    done = bench("lanes", "--records", "1280", "--rounds", "1", "--json", str(path))
+
+    result = json.loads(path.read_text())
+    (run,) = result["runs"]
+    assert result["promise"]["measured"] == pytest.approx(run["handlers"] / run["tasks"])
+    assert done.returncode == (0 if result["promise"]["holds"] else 1)
+    assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+@pytest.mark.slow
 def test_kept_partitions_are_watched(tmp_path):
     """Each protocol has its gaps, with and without a slow member, and the exit code is that of the figures."""
     path = tmp_path / "rebalance.json"

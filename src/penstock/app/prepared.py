@@ -7,7 +7,7 @@ task starts here: whoever calls does that.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -31,7 +31,7 @@ NO_OVERRIDES: Overrides = types.MappingProxyType({})
 class Call(Protocol):
     """Calls an async handler for a record, or for a batch, with what is open in the scope of the app."""
 
-    def __call__(self, subject: Any, opened: Opened = ..., /) -> Coroutine[Any, Any, object]: ...  # noqa: ANN401
+    def __call__(self, subject: Any, opened: Opened = ..., /) -> Awaitable[object]: ...  # noqa: ANN401
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,8 +182,10 @@ def _caller(function: Callable[..., Any], bound: Binding, record_dependencies: S
         args, kwargs = bind(subject, opened)
         return await function(*args, **kwargs)
 
-    async def call(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
-        return await function(*[read(subject, opened) for read in bound.positional])
+    # What follows is no coroutine of its own, but gives the function's: one less for each record.
+    def call(subject: object, opened: Opened = NOTHING_OPENED, /) -> Awaitable[object]:
+        called: Awaitable[object] = function(*[read(subject, opened) for read in bound.positional])
+        return called
 
     if record_dependencies:
         return call_within
@@ -193,8 +195,9 @@ def _caller(function: Callable[..., Any], bound: Binding, record_dependencies: S
         return call
     (only,) = bound.positional
 
-    async def call_with_one(subject: object, opened: Opened = NOTHING_OPENED, /) -> object:
-        return await function(only(subject, opened))
+    def call_with_one(subject: object, opened: Opened = NOTHING_OPENED, /) -> Awaitable[object]:
+        called: Awaitable[object] = function(only(subject, opened))
+        return called
 
     return call_with_one
 

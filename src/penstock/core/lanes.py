@@ -51,7 +51,7 @@ class Work(msgspec.Struct, Generic[SourceT], eq=False):
 class _Stock(Generic[SourceT]):
     """What is held of one partition."""
 
-    __slots__ = ("busy", "full_lanes", "slices")
+    __slots__ = ("busy", "full_lanes", "parked", "slices")
 
     def __init__(self) -> None:
         self.busy: dict[Lane, Work[SourceT]] = {}
@@ -59,6 +59,8 @@ class _Stock(Generic[SourceT]):
         self.slices: deque[_Slice[SourceT]] = deque()
         """Those that wait for their turn, in order."""
         self.full_lanes = 0
+        self.parked = 0
+        """How many of its records wait behind others of their lane."""
 
 
 class _Slice(NamedTuple, Generic[SourceT]):
@@ -132,16 +134,18 @@ class Lanes(Generic[SourceT]):
     def room_of(self, partition: TopicPartition) -> int:
         """How many records of a partition may be handed in now; 0 while they would only wait.
 
-        It is half of what is left of the window, so that no partition takes all of it. By partition there is always
-        room for one record of a partition that nothing is held of, however many there are.
+        A partition may hold twice as much as is left of the window, so that all that have records come to hold alike
+        and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). By partition it is half of
+        what is left, and there is always room for one record of a partition that nothing is held of.
         """
-        stock = self._stocks.get(partition)
-        room = (self.window - self.waiting + 1) // 2
+        stock, left = self._stocks.get(partition), self.window - self.waiting
         if self._is_by_partition:
             is_open = self._is_current(stock) and length_hint(self._left)
             is_held = stock is not None and (stock.busy or stock.slices or is_open)
-            return 0 if is_held else max(1, room)
-        return 0 if stock is not None and stock.full_lanes else max(0, room)
+            return 0 if is_held else max(1, (left + 1) // 2)
+        if stock is None:
+            return max(0, (2 * left + 2) // 3)
+        return 0 if stock.full_lanes else max(0, (2 * left - self._held_of(stock) + 2) // 3)
 
     # ---- running -----------------------------------------------------------------------------------------------
 
@@ -161,8 +165,10 @@ class Lanes(Generic[SourceT]):
     def take(self) -> Work[SourceT] | None:
         """The next record to run; None when there is none that may be run now. The last one taken is not in hand."""
         if self._ready:
+            ready = self._ready.popleft()
             self.parked -= 1
-            return self._ready.popleft()
+            ready.stock.parked -= 1
+            return ready
         while True:
             busy, hand = self._busy, self._slice
             for record in self._left:
@@ -232,7 +238,7 @@ class Lanes(Generic[SourceT]):
         for work in stock.busy.values():
             self.parked -= len(work.behind or ())
             work.behind = None
-        stock.full_lanes = 0
+        stock.full_lanes = stock.parked = 0
 
     # ---- for those who look ------------------------------------------------------------------------------------
 
@@ -240,6 +246,11 @@ class Lanes(Generic[SourceT]):
     def waiting(self) -> int:
         """How many records are held here and were not taken."""
         return self.parked + self._in_turn + length_hint(self._left)
+
+    def held_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition are held here and were not taken."""
+        stock = self._stocks.get(partition)
+        return 0 if stock is None else self._held_of(stock)
 
     def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
         """How many records wait behind the one of their lane that is begun."""
@@ -256,6 +267,10 @@ class Lanes(Generic[SourceT]):
         return next((one.records[-left].offset for one in slices if (left := length_hint(one.left))), None)
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _held_of(self, stock: _Stock[SourceT]) -> int:
+        current = length_hint(self._left) if self._is_current(stock) else 0
+        return stock.parked + current + sum(length_hint(one.left) for one in stock.slices)
 
     def _is_current(self, stock: _Stock[SourceT] | None) -> bool:
         return self._slice is not None and self._slice.stock is stock
@@ -294,6 +309,7 @@ class Lanes(Generic[SourceT]):
             first.behind = deque()
         first.behind.append(work)
         self.parked += 1
+        work.stock.parked += 1
         self._on_parked(work)
         if len(first.behind) == self.lane_limit:
             work.stock.full_lanes += 1

@@ -1,0 +1,121 @@
+"""Lanes by key: what is left of what bare tasks do when order, commits and a broker come with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from confluent_kafka import Producer
+from rich import box
+from rich.table import Table
+
+from benchmarks.rounds import PARTITIONS, machine
+from penstock import App, Record
+from penstock.cli.broker import local_broker
+from penstock.cli.screen import Screen, count
+
+KEYS, SLEEP_S, PROMISED = 64, 0.005, 0.95
+
+
+def lanes(*, records: int, rounds: int, path: Path) -> int:
+    """Compare, show, write ``path``; gives 0 if the promise holds, else 1."""
+    screen = Screen()
+    each = records // KEYS
+    with local_broker(screen) as server:
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        server.create_topic(topic, PARTITIONS)
+        _fill(server.bootstrap_servers, topic, each)
+        runs = []
+        with screen.progress() as progress:
+            bar = progress.add_task("run", total=2 * rounds, note="")
+            for number in range(rounds):
+                figures = {}
+                for name in ("tasks", "handlers") if number % 2 else ("handlers", "tasks"):
+                    progress.update(bar, note=name)
+                    run = _tasks(each) if name == "tasks" else _handlers(server.bootstrap_servers, topic, each)
+                    figures[name] = asyncio.run(run)
+                    progress.advance(bar)
+                runs.append(figures)
+        kafka = server.version
+    rates = {name: median(one[name] for one in runs) for name in ("tasks", "handlers")}
+    ratio = median(one["handlers"] / one["tasks"] for one in runs)
+    result = {
+        "benchmark": "lanes",
+        "runs": runs,
+        "records_per_s": rates,
+        "promise": {"ratio": "handlers / tasks", "at_least": PROMISED, "measured": ratio, "holds": ratio >= PROMISED},
+        "settings": {"keys": KEYS, "sleep_ms": SLEEP_S * 1000, "records": each * KEYS, "partitions": PARTITIONS},
+        "machine": machine() | {"kafka": kafka},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    screen.show(_table(runs))
+    screen.console.print()
+    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    verdict = "holds" if ratio >= PROMISED else "does NOT hold"
+    screen.say("ratio", f"{ratio:.3f} of {KEYS} bare tasks, order by key intact: the promise of {PROMISED:g} {verdict}")
+    return 0 if ratio >= PROMISED else 1
+
+
+async def _tasks(each: int) -> float:
+    """As many tasks as there are keys, which sleep in turn: records a second."""
+
+    async def sleep_on() -> None:
+        for _ in range(each):
+            await asyncio.sleep(SLEEP_S)
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(KEYS):
+            tasks.create_task(sleep_on())
+    return KEYS * each / (time.perf_counter() - began)
+
+
+async def _handlers(bootstrap_servers: str, topic: str, each: int) -> float:
+    """The same by a handler of records with as many keys."""
+    app = App(bootstrap_servers=bootstrap_servers, group_id=f"bench-{uuid.uuid4().hex[:8]}")
+    seen: defaultdict[bytes, list[int]] = defaultdict(list)
+    all_done, done, began = asyncio.Event(), 0, 0.0
+
+    @app.handler(topic, order_by="key", concurrency=KEYS)
+    async def sleep(record: Record) -> None:
+        nonlocal done, began
+        began = began or time.perf_counter()
+        await asyncio.sleep(SLEEP_S)
+        seen[record.key].append(record.offset)
+        done += 1
+        if done == KEYS * each:
+            all_done.set()
+
+    async with app, asyncio.timeout(600):
+        await all_done.wait()
+        took_s = time.perf_counter() - began
+    if any(offsets != sorted(offsets) or len(offsets) != each for offsets in seen.values()):
+        raise AssertionError("records of a key were out of order")
+    return KEYS * each / took_s
+
+
+def _fill(bootstrap_servers: str, topic: str, each: int) -> None:
+    """Keys in turn."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 20})
+    for number in range(each):
+        for key in range(KEYS):
+            producer.produce(topic, b"%d" % number, b"k%d" % key)
+        producer.poll(0)
+    if left := producer.flush(60):
+        raise AssertionError(f"{left} records were not taken by the broker")
+
+
+def _table(runs: list[dict[str, float]]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for name in ("round", "bare tasks/s", "handlers/s", "ratio"):
+        shown.add_column(name, justify="right")
+    for number, one in enumerate(runs, 1):
+        ratio = one["handlers"] / one["tasks"]
+        shown.add_row(str(number), count(round(one["tasks"])), count(round(one["handlers"])), f"{ratio:.3f}")
+    return shown
