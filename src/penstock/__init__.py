@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from penstock.app.app import App
     from penstock.app.handlers import Handlers
     from penstock.app.messages import Message
-    from penstock.app.parameters import Depends, Header, Key
     from penstock.app.processes.consumer import ProcessPoolConsumer
     from penstock.app.processes.pool import WorkerPool
     from penstock.app.registry.schema_registry import SchemaRegistry
     from penstock.app.reject import Reject
+    from penstock.app.signatures.parameters import Depends, Header, Key
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
     from penstock.consumer.run import run
@@ -125,10 +125,10 @@ _MODULES = {
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
     "ConsumerStatistics": "consumer.consumer",
-    "Depends": "app.parameters",
+    "Depends": "app.signatures.parameters",
     "Handlers": "app.handlers",
-    "Header": "app.parameters",
-    "Key": "app.parameters",
+    "Header": "app.signatures.parameters",
+    "Key": "app.signatures.parameters",
     "Message": "app.messages",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",

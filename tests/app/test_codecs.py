@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.app.batches import prepare_batch
 from penstock.app.codecs import Codec, JsonCodec, RecordCodec
-from penstock.app.parameters import Key
-from penstock.app.prepared import prepare
+from penstock.app.signatures.parameters import Key
+from penstock.app.signatures.prepared import prepare
+from penstock.app.signatures.prepared_batch import prepare_batch
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.records import Record
 

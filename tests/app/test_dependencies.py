@@ -11,11 +11,11 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from penstock.app.batches import prepare_batch
 from penstock.app.codecs import JsonCodec
-from penstock.app.dependencies import open_dependencies
-from penstock.app.parameters import Depends, Header, Key
-from penstock.app.prepared import prepare
+from penstock.app.signatures.dependencies import open_dependencies
+from penstock.app.signatures.parameters import Depends, Header, Key
+from penstock.app.signatures.prepared import prepare
+from penstock.app.signatures.prepared_batch import prepare_batch
 from penstock.errors import ConfigurationError, ConsumerStateError, DecodeError
 from penstock.records import Record
 

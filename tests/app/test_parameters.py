@@ -13,11 +13,11 @@ from typing import Annotated, Any, NewType
 import msgspec
 import pytest
 
-from penstock.app.batches import PreparedBatch, prepare_batch
 from penstock.app.codecs import JsonCodec
 from penstock.app.messages import Message
-from penstock.app.parameters import Depends, Header, Key
-from penstock.app.prepared import Prepared, prepare
+from penstock.app.signatures.parameters import Depends, Header, Key
+from penstock.app.signatures.prepared import Prepared, prepare
+from penstock.app.signatures.prepared_batch import PreparedBatch, prepare_batch
 from penstock.errors import ConfigurationError, ConsumerStateError, DecodeError
 from penstock.records import Record
 

@@ -39,8 +39,8 @@ from penstock import (
     SchemaRegistry,
     SchemaRegistryError,
 )
-from penstock.app.batches import prepare_batch
-from penstock.app.prepared import prepare
+from penstock.app.signatures.prepared import prepare
+from penstock.app.signatures.prepared_batch import prepare_batch
 from penstock.observe.events import HandlerFailed, RecordBuried
 
 AVRO = json.dumps(

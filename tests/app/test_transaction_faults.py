@@ -11,7 +11,7 @@ import pytest
 from ledger import Ledger
 
 from penstock import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
-from penstock.app.transactions import TransactionalProducer
+from penstock.app.transactions.producer import TransactionalProducer
 from penstock.core.membership import Identity
 from penstock.core.transaction_states import State
 from penstock.error_codes import ErrorCode

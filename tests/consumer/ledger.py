@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from penstock.app.transactions import TransactionalProducer
+from penstock.app.transactions.producer import TransactionalProducer
 from penstock.config import resolve
 from penstock.core.transaction_events import Flush
 from penstock.testing import KafkaServer

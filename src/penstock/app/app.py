@@ -17,9 +17,7 @@ from typing_extensions import Unpack
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.codecs import AnyCodec, JsonCodec
-from penstock.app.dependencies import Overrides
 from penstock.app.ends import asked_by_signals, first_of
-from penstock.app.exactly_once import Delivery, Kafka, check_options, exactly_once, transaction_options
 from penstock.app.group import Connect
 from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
@@ -31,8 +29,10 @@ from penstock.app.producer import Producer
 from penstock.app.publisher import Published, Publisher
 from penstock.app.results import outgoing, traced
 from penstock.app.running import Running
+from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource, Source
+from penstock.app.transactions.exactly_once import Delivery, Kafka, check_options, exactly_once, transaction_options
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.retries import OnFailure, Retry

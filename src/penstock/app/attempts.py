@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 from penstock.app.publisher import Publisher
-from penstock.app.transactor import Transactor
+from penstock.app.transactions.transactor import Transactor
 from penstock.core.transaction_windows import Window
 from penstock.errors import ConsumerStateError, PenstockError, PublishError
 from penstock.records import Record, TopicPartition

@@ -15,15 +15,15 @@ from typing import cast
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from penstock.app.arguments import Opened
 from penstock.app.batch_run import Attempt, Failed
-from penstock.app.batches import PreparedBatch
 from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import first_read
 from penstock.app.handlers import BatchHandle, Handler
 from penstock.app.publisher import Publisher
 from penstock.app.reject import Reject
 from penstock.app.results import Outgoing, outgoing
+from penstock.app.signatures.arguments import Opened
+from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Transactions
 from penstock.app.together import all_of
 from penstock.errors import DecodeError, HandlerFailedError, PartialFailureError

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import cast
 
-from penstock.app.arguments import Opened
 from penstock.app.batch_calling import batch_call, counting
 from penstock.app.batch_failures import BatchFailures
 from penstock.app.batch_line import BatchLine
-from penstock.app.batches import PreparedBatch
 from penstock.app.codecs import AnyCodec
 from penstock.app.failures import Failures
 from penstock.app.handlers import Handler
 from penstock.app.plan import Defaults
 from penstock.app.publisher import Publisher
+from penstock.app.signatures.arguments import Opened
+from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Transactions
 from penstock.observe.hooks import Observer
 from penstock.records import Record

@@ -14,13 +14,13 @@ from typing import Any
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from penstock.app.arguments import Opened
 from penstock.app.codecs import AnyCodec
 from penstock.app.handlers import Handle, Handler, Middleware
-from penstock.app.prepared import Prepared
 from penstock.app.publisher import Publisher
 from penstock.app.reject import Reject
 from penstock.app.results import Outgoing, outgoing, traced
+from penstock.app.signatures.arguments import Opened
+from penstock.app.signatures.prepared import Prepared
 from penstock.records import Record
 
 __all__ = ["record_call", "wants"]

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from penstock.app.annotations import described, metadata, parts, split_none
+from penstock.app.signatures.annotations import described, metadata, parts, split_none
 from penstock.records import Record
 
 __all__ = [

@@ -13,11 +13,9 @@ from typing import Any, TypeAlias, cast
 
 import anyio
 
-from penstock.app.arguments import Opened
 from penstock.app.batch_failures import BatchFailures
 from penstock.app.batch_line import BatchLine
 from penstock.app.batch_station import batch_station
-from penstock.app.batches import PreparedBatch
 from penstock.app.calling import record_call, wants
 from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import REPLAY, first_read, handler_of, topic_name
@@ -26,8 +24,10 @@ from penstock.app.failures import Failures
 from penstock.app.handlers import Handle, Handler
 from penstock.app.line import Line
 from penstock.app.plan import Defaults, Ready
-from penstock.app.prepared import Prepared
 from penstock.app.publisher import Publisher
+from penstock.app.signatures.arguments import Opened
+from penstock.app.signatures.prepared import Prepared
+from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Source
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position

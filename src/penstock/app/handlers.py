@@ -1,7 +1,7 @@
 """Handlers as they are declared: which function for which topics, and what is said about it.
 
 Rule of this file: declaring starts nothing and looks at nothing but its own arguments, so that a module of handlers can
-be imported anywhere. Signatures are read when the app starts (``app.parameters``).
+be imported anywhere. Signatures are read when the app starts (``app.signatures.parameters``).
 """
 
 from __future__ import annotations

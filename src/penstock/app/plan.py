@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from penstock.app.batches import PreparedBatch, prepare_batch
 from penstock.app.codecs import AnyCodec
-from penstock.app.dependencies import Dependency, Overrides
 from penstock.app.handlers import Handler, Handlers, Middleware
-from penstock.app.prepared import Prepared, prepare
+from penstock.app.signatures.dependencies import Dependency, Overrides
+from penstock.app.signatures.prepared import Prepared, prepare
+from penstock.app.signatures.prepared_batch import PreparedBatch, prepare_batch
 from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError
 

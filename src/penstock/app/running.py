@@ -16,12 +16,12 @@ from typing import Any
 
 import anyio
 
-from penstock.app.arguments import Opened
-from penstock.app.dependencies import open_into
 from penstock.app.group import Connect, Group
 from penstock.app.health import Vitals
 from penstock.app.plan import Plan
 from penstock.app.publisher import Publisher
+from penstock.app.signatures.arguments import Opened
+from penstock.app.signatures.dependencies import open_into
 from penstock.app.signs import Signs
 from penstock.app.watchdog import Watchdog
 from penstock.config import ConsumerConfig

@@ -22,7 +22,7 @@ from penstock.app.dead_letters import DeadLetter, read_dead_letter
 from penstock.app.ends import first_of
 from penstock.app.handlers import Handle, Handler
 from penstock.app.plan import Plan
-from penstock.app.readers import value_reader
+from penstock.app.signatures.readers import value_reader
 from penstock.errors import ConfigurationError
 from penstock.observe.events import Event
 from penstock.observe.hooks import Observer

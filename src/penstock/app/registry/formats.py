@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from penstock.app.annotations import described, split_none
 from penstock.app.codecs import Decode, JsonCodec, check, is_of_pydantic
 from penstock.app.registry.schema import Schema
+from penstock.app.signatures.annotations import described, split_none
 
 __all__ = [
     "HEADER",

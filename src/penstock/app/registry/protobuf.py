@@ -18,10 +18,10 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
-from penstock.app.annotations import described, split_none
 from penstock.app.codecs import Decode
 from penstock.app.registry.formats import HEADER, Encode, Own, converter
 from penstock.app.registry.schema import Schema
+from penstock.app.signatures.annotations import described, split_none
 
 __all__ = ["ProtobufFormat", "compiled"]
 

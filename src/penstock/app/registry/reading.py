@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.app.annotations import split_none
 from penstock.app.codecs import Decode
 from penstock.app.registry.client import RegistryClient
 from penstock.app.registry.formats import HEADER, Format, check_schema, header_of, id_of
 from penstock.app.registry.schema import Schema
+from penstock.app.signatures.annotations import split_none
 from penstock.errors import PenstockError
 
 __all__ = ["Readers", "Together"]

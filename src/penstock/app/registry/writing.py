@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from penstock.app.annotations import described
 from penstock.app.registry.client import RegistryClient
 from penstock.app.registry.formats import Encode, Format, check_schema, header_of
 from penstock.app.registry.reading import Together
 from penstock.app.registry.schema import Schema
+from penstock.app.signatures.annotations import described
 from penstock.errors import PublishError
 
 __all__ = ["SubjectName", "Writers"]

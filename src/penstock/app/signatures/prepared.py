@@ -12,14 +12,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from penstock.app.annotations import parts
-from penstock.app.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from penstock.app.codecs import AnyCodec, Decode
-from penstock.app.dependencies import Dependency, Overrides, Plan, open_dependencies, open_into
-from penstock.app.fetching import Ahead, ahead_of
-from penstock.app.parameters import Value
-from penstock.app.readers import ValueReader, check_codec, value_reader
-from penstock.app.signature import Kind, kind_of, name_of, read_signature
+from penstock.app.signatures.annotations import parts
+from penstock.app.signatures.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
+from penstock.app.signatures.dependencies import Dependency, Overrides, Plan, open_dependencies, open_into
+from penstock.app.signatures.fetching import Ahead, ahead_of
+from penstock.app.signatures.parameters import Value
+from penstock.app.signatures.readers import ValueReader, check_codec, value_reader
+from penstock.app.signatures.signature import Kind, kind_of, name_of, read_signature
 from penstock.errors import ConfigurationError, ConsumerStateError, DecodeError
 from penstock.records import Record
 

@@ -20,8 +20,8 @@ from penstock.app.group import Connect
 from penstock.app.handlers import Handler
 from penstock.app.publisher import Published, Publisher
 from penstock.app.sources import ConsumerSource
-from penstock.app.transactional_source import TransactionalSource
-from penstock.app.transactor import Transactor
+from penstock.app.transactions.source import TransactionalSource
+from penstock.app.transactions.transactor import Transactor
 from penstock.config import ConsumerConfig
 from penstock.core.transaction_windows import WindowSettings
 from penstock.errors import ConfigurationError

@@ -11,15 +11,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.app.annotations import described, parts
-from penstock.app.arguments import NOTHING_OPENED, Bind, Opened, Reader, binding
 from penstock.app.codecs import AnyCodec
-from penstock.app.dependencies import Dependency, Overrides, Plan, open_dependencies
-from penstock.app.fetching import Ahead, ahead_of, ahead_of_each
-from penstock.app.parameters import Parameter, Value
-from penstock.app.prepared import NO_OVERRIDES, Call, caller, check_handler, not_async
-from penstock.app.readers import ValueReader, value_reader
-from penstock.app.signature import name_of, read_signature
+from penstock.app.signatures.annotations import described, parts
+from penstock.app.signatures.arguments import NOTHING_OPENED, Bind, Opened, Reader, binding
+from penstock.app.signatures.dependencies import Dependency, Overrides, Plan, open_dependencies
+from penstock.app.signatures.fetching import Ahead, ahead_of, ahead_of_each
+from penstock.app.signatures.parameters import Parameter, Value
+from penstock.app.signatures.prepared import NO_OVERRIDES, Call, caller, check_handler, not_async
+from penstock.app.signatures.readers import ValueReader, value_reader
+from penstock.app.signatures.signature import name_of, read_signature
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.records import Record
 

@@ -12,12 +12,22 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.app.annotations import split_none
-from penstock.app.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
 from penstock.app.codecs import AnyCodec, FetchingCodec
-from penstock.app.parameters import Constant, Depends, OfHeader, OfKey, Parameter, Provided, Scope, Value, WholeRecord
-from penstock.app.readers import part_reader
-from penstock.app.signature import Kind, kind_of, name_of, read_signature
+from penstock.app.signatures.annotations import split_none
+from penstock.app.signatures.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
+from penstock.app.signatures.parameters import (
+    Constant,
+    Depends,
+    OfHeader,
+    OfKey,
+    Parameter,
+    Provided,
+    Scope,
+    Value,
+    WholeRecord,
+)
+from penstock.app.signatures.readers import part_reader
+from penstock.app.signatures.signature import Kind, kind_of, name_of, read_signature
 from penstock.errors import ConfigurationError, ConsumerStateError
 
 __all__ = ["Dependency", "Overrides", "Plan", "open_dependencies", "open_into"]

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.app.annotations import described, split_none
 from penstock.app.codecs import AnyCodec, Codec, Decode, FetchingCodec, JsonCodec, RecordCodec, text_decoder
-from penstock.app.parameters import OfHeader, OfKey
+from penstock.app.signatures.annotations import described, split_none
+from penstock.app.signatures.parameters import OfHeader, OfKey
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.records import Record
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self, TypeAlias, cast
 
-from penstock.app.outbox import Outbox
-from penstock.app.transaction_requests import TransactionRequests
+from penstock.app.transactions.outbox import Outbox
+from penstock.app.transactions.requests import TransactionRequests
 from penstock.config import ConsumerConfig
 from penstock.core.membership import Identity
 from penstock.core.partitioning import Partitioner

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.app.arguments import Opened
 from penstock.app.codecs import FetchingCodec
+from penstock.app.signatures.arguments import Opened
 from penstock.records import Record
 
 __all__ = ["Ahead", "ahead_of", "ahead_of_each"]

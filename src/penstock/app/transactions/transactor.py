@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 
-from penstock.app.transactions import TransactionalProducer
+from penstock.app.transactions.producer import TransactionalProducer
 from penstock.config import ConsumerConfig
 from penstock.core.backoff import Backoff
 from penstock.core.membership import Identity

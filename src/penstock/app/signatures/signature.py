@@ -14,8 +14,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any, TypeAlias
 
-from penstock.app.annotations import described, metadata, parts, resolved
-from penstock.app.parameters import (
+from penstock.app.signatures.annotations import described, metadata, parts, resolved
+from penstock.app.signatures.parameters import (
     Asks,
     Constant,
     Depends,

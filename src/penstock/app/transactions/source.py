@@ -19,9 +19,9 @@ from typing import TypeVar
 from penstock.app.attempts import Attempts, Outgoing
 from penstock.app.dead_letters import due_at
 from penstock.app.delays import RetryTopic
-from penstock.app.shares import Rest, Shares
 from penstock.app.sources import ConsumerSource, Crew
-from penstock.app.transactor import Transactor
+from penstock.app.transactions.shares import Rest, Shares
+from penstock.app.transactions.transactor import Transactor
 from penstock.consumer.standing import Standing
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
