@@ -182,7 +182,7 @@ def is_loop(node: ast.expr) -> bool:
 
 
 # What a letter says, of when it failed and when it is due, is said and read on everybody's clock.
-EVERYBODYS_CLOCK = {f"penstock/app/{name}.py" for name in ("failures", "delays", "transactional_source")}
+EVERYBODYS_CLOCK = {f"penstock/app/{name}.py" for name in ("failures", "delays", "transactions/source")}
 
 
 def test_time_is_passed_in(modules):
