@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.app.signatures.parameters import Depends, Header, Key
     from penstock.config import ConsumerOptions
     from penstock.consumer.consumer import Consumer, ConsumerStatistics
+    from penstock.consumer.group_dialect import Generation, GroupRole
+    from penstock.consumer.group_member import GroupMember
     from penstock.consumer.run import run
     from penstock.core.retries import Retry
     from penstock.errors import (
@@ -79,9 +81,12 @@ __all__ = [
     "DecodeError",
     "Depends",
     "FencedMemberError",
+    "Generation",
     "GroupAuthorizationFailedError",
     "GroupError",
+    "GroupMember",
     "GroupNotEmptyError",
+    "GroupRole",
     "HandlerFailedError",
     "Handlers",
     "Header",
@@ -126,6 +131,9 @@ _MODULES = {
     "ConsumerOptions": "config",
     "ConsumerStatistics": "consumer.consumer",
     "Depends": "app.signatures.parameters",
+    "Generation": "consumer.group_dialect",
+    "GroupMember": "consumer.group_member",
+    "GroupRole": "consumer.group_dialect",
     "Handlers": "app.handlers",
     "Header": "app.signatures.parameters",
     "Key": "app.signatures.parameters",

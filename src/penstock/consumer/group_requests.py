@@ -14,8 +14,8 @@ from uuid import UUID
 import anyio
 
 from penstock.config import ConsumerConfig
+from penstock.consumer.dialect import ConsumerDialect, Dialect
 from penstock.consumer.reactions import Reactions
-from penstock.consumer.subscriptions import read_subscription, write_subscription
 from penstock.core.group_errors import Asked, error_of
 from penstock.core.membership import (
     CoordinatorGone,
@@ -24,8 +24,6 @@ from penstock.core.membership import (
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
-    JoinedAsFollower,
-    JoinedAsLeader,
     LeaveAnswered,
     MemberIdGiven,
     NameTopics,
@@ -37,7 +35,6 @@ from penstock.core.membership import (
     SendLeave,
     SendSync,
     SessionKnown,
-    Synced,
     TopicsNamed,
 )
 from penstock.error_codes import ErrorCode
@@ -55,12 +52,9 @@ from penstock.messages import (
     DescribeConfigsRequest,
     FindCoordinatorRequest,
     HeartbeatRequest,
-    JoinGroupProtocol,
     JoinGroupRequest,
-    JoinGroupResponse,
     LeaveGroupRequest,
     LeavingMember,
-    SyncGroupAssignment,
     SyncGroupRequest,
     TopicIdPartitions,
 )
@@ -68,13 +62,11 @@ from penstock.net.broker import Broker, Channel, ChannelKey
 from penstock.net.cluster import Cluster
 from penstock.observe.events import GroupLeft, GroupRequestFailed
 from penstock.observe.hooks import Observer
-from penstock.wire.members import decode_assignment, encode_assignment
 
 __all__ = ["GroupRequests", "Question", "outcome_of"]
 
 Question: TypeAlias = SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | NameTopics
 
-_PROTOCOL_TYPE = "consumer"
 _LEAVE_ATTEMPTS = 2
 _GROUP_RESOURCE = 32
 _SESSION_OPTION = "consumer.session.timeout.ms"
@@ -85,10 +77,14 @@ class GroupRequests:
 
     Args:
         member: a name for this member's connections, of its own in this process.
+        dialect: of the kind of group that it is.
     """
 
-    def __init__(self, config: ConsumerConfig, cluster: Cluster, observer: Observer, member: str) -> None:
+    def __init__(
+        self, config: ConsumerConfig, cluster: Cluster, observer: Observer, member: str, dialect: Dialect | None = None
+    ) -> None:
         assert config.group_id is not None
+        self._dialect = dialect or ConsumerDialect()
         self._group_id, self._member = config.group_id, member
         self._config, self._cluster, self._observer = config, cluster, observer
         self._reactions = Reactions(config)
@@ -141,11 +137,8 @@ class GroupRequests:
             self._config.session_timeout_ms,
             self._config.max_poll_interval_ms,
             effect.member_id,
-            _PROTOCOL_TYPE,
-            tuple(
-                JoinGroupProtocol(name, write_subscription(said, name, effect.held_before, effect.generation))
-                for name, said in effect.subscriptions
-            ),
+            self._dialect.protocol_type,
+            self._dialect.offers(effect),
             self._config.group_instance_id,
             effect.reason,
         )
@@ -158,7 +151,7 @@ class GroupRequests:
         if answer.error_code:
             return self._reactions.event_of(answer.error_code, Asked.JOIN)
         try:
-            return _joined(answer)
+            return self._dialect.joined(answer)
         except MalformedMessageError as error:
             return Failed(error)
 
@@ -207,14 +200,14 @@ class GroupRequests:
             effect.identity.generation,
             effect.identity.member_id,
             effect.identity.instance_id,
-            _PROTOCOL_TYPE,
+            self._dialect.protocol_type,
             effect.protocol,
-            tuple(SyncGroupAssignment(m, encode_assignment(given)) for m, given in effect.assignments.items()),
+            self._dialect.shares(effect),
         )
         answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
         if answer.error_code:
             return self._reactions.event_of(answer.error_code, Asked.SYNC)
-        return Synced(decode_assignment(answer.assignment))
+        return self._dialect.synced(answer.assignment)
 
     async def _beat(self, effect: SendHeartbeat) -> GroupEvent:
         """Heartbeats have a connection of their own and a short wait, so that one may be lost in a session."""
@@ -322,17 +315,3 @@ async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
         return NotNow(str(error)) if error.retriable else Failed(error)
     except PenstockError as error:
         return Failed(error)
-
-
-def _joined(answer: JoinGroupResponse) -> GroupEvent:
-    protocol = answer.protocol_name or ""
-    if answer.leader != answer.member_id:
-        return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
-    return JoinedAsLeader(
-        answer.member_id,
-        answer.generation_id,
-        protocol,
-        {one.member_id: read_subscription(one.metadata, protocol) for one in answer.members},
-        {one.member_id: one.group_instance_id for one in answer.members if one.group_instance_id is not None},
-        answer.skip_assignment,
-    )
