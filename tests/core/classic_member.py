@@ -36,6 +36,7 @@ from penstock.core.membership import (
     Stalled,
     Start,
     Stop,
+    StopDue,
     Synced,
     TakenOver,
     TopicsNamed,
@@ -46,7 +47,7 @@ from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartiti
 from penstock.records import TopicPartition
 
 NOW = 1_000.0
-SESSION_S, INTERVAL_S = 10.0, 3.0
+SESSION_S, INTERVAL_S, PATIENCE_S = 10.0, 3.0, 5.0
 MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
 ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
 ME = Identity("me", 7)
@@ -80,6 +81,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         Stalled(UNREAD),
         Returned(),
         Stop(),
+        StopDue(),
         # Of the other protocol.
         GroupHeartbeatAnswered("me", 7, 3.0),
         SessionKnown(45.0),
@@ -102,6 +104,7 @@ def member(*strategies: str | UserAssignor, **changes) -> ClassicMember:
         "retry_first_s": 0.1,
         "retry_longest_s": 1.0,
         "leaves_on_stop": True,
+        "stop_patience_s": PATIENCE_S,
     }
     offered = strategies_of(strategies or ("range", "roundrobin"))
     return ClassicMember(MemberSettings(**settings | changes), offered, lambda: 0.5)

@@ -61,8 +61,8 @@ LOST = CoordinatorGone("the connection broke")
 FAULT = Failed(RebalanceError("the callback raised"))
 UNREAD = Stalled(RebalanceError("nobody reads"))
 
-AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, Fail)
-"""All that a member still does when it was stopped: give back, say good-bye, and live until then."""
+AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, Fail, FindPartitions, SendSync)
+"""All that a member still does when it was stopped: give back, say good-bye, and play its part until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,7 @@ class World:
             retry_first_s=0.1,
             retry_longest_s=1,
             leaves_on_stop=True,
+            stop_patience_s=self.session_s,
         )
         strategies = strategies_of(offers)
         consumer = Consumer(ClassicMember(settings, strategies, lambda: 0.5), topics, are_cooperative(strategies))

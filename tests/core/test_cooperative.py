@@ -11,6 +11,7 @@ from classic_member import (
     ME,
     MINE,
     NOW,
+    PATIENCE_S,
     REJOINING,
     SESSION_S,
     done,
@@ -26,6 +27,7 @@ from penstock.core.membership import (
     CoordinatorGone,
     Fail,
     Failed,
+    FindPartitions,
     ForgetCoordinator,
     GenerationLost,
     GroupEvent,
@@ -45,6 +47,7 @@ from penstock.core.membership import (
     SendHeartbeat,
     SendJoin,
     SendLeave,
+    SendSync,
     SessionOver,
     Stalled,
     Start,
@@ -61,6 +64,9 @@ COOPERATIVE = "cooperative-sticky"
 NEXT = Identity("me", 8)
 FAULT = Failed(RebalanceError("the callback raised"))
 LOST = (GenerationLost("late"), MemberLost("late"), SessionOver("late"))
+MOVING = [State.JOINING, State.DEALING, State.SYNCING]
+"""The states in which the group may take no commits."""
+PAID = Stop(is_owing=False)
 
 
 def of(*partitions: int, topic: str = "t") -> frozenset[TopicPartition]:
@@ -158,7 +164,7 @@ ELSEWHERE: dict[tuple[State, type[GroupEvent]], State] = {
     **{(state, Resubscribed): State.WAITING for state in (State.TAKING_OVER, State.STABLE)},
     # but it has something to lose, and to give back, while it does.
     **{(state, type(lost)): State.RELEASING for state in REJOINING for lost in LOST},
-    **{(state, Stop): State.CLOSING for state in REJOINING},
+    (State.WAITING, Stop): State.CLOSING,
 }
 """Where a member that owns something through a join goes elsewhere than one that does not."""
 
@@ -203,6 +209,8 @@ def test_every_state_can_be_left(state, is_ready):
     one = owner_in(state, is_ready=is_ready)
 
     told(one, Stop())
+    if one.state in MOVING:
+        one.handle_timer(NOW + PATIENCE_S)
     if one.state is State.CLOSING:
         told(one, Released())
     if one.state is State.LEAVING:
@@ -394,8 +402,13 @@ def test_a_takeover_that_is_not_through_is_begun_anew():
 
 @pytest.mark.parametrize(
     ("state", "event", "is_lost"),
-    [(State.SYNCING, given(0), False), (State.JOINING, MemberLost("late"), True), (State.JOINING, Stop(), False)],
-    ids=["taken away", "lost", "stop"],
+    [
+        (State.SYNCING, given(0), False),
+        (State.JOINING, MemberLost("late"), True),
+        (State.JOINING, PAID, False),
+        (State.WAITING, Stop(), False),
+    ],
+    ids=["taken away", "lost", "stop", "stop before the join"],
 )
 def test_a_release_ends_a_takeover(state, event, is_lost):
     """What is given back or lost is not taken over any more; its outcome is nobody's concern."""
@@ -644,13 +657,15 @@ def test_who_we_are_matters_unless_a_join_is_in_flight(state):
 # ---- going -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", WITH_MINE)
-def test_a_stop_in_the_middle_of_a_join_gives_back_then_leaves(state):
-    """As at any other time: drain and commit, good-bye, and only then is it nobody."""
+@pytest.mark.parametrize(
+    ("state", "stop"), [*((state, Stop()) for state in WITH_MINE if state not in MOVING), *((s, PAID) for s in MOVING)]
+)
+def test_a_stop_gives_back_then_leaves(state, stop):
+    """At once where the group takes commits or none are owed: commit, good-bye, and only then is it nobody."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
-    assert told(one, Stop()) == [Release(owned, is_lost=False, is_last=True, reason="the consumer stops")]
+    assert told(one, stop) == [Release(owned, is_lost=False, is_last=True, reason="the consumer stops")]
     assert one.owned == owned
     assert one.is_member
 
@@ -664,7 +679,7 @@ def test_a_join_that_is_answered_after_a_stop_is_nothing_to_us():
     """The group waits in vain in a generation that we know nothing of; it is told good-bye as soon as we hear of it."""
     one = owner_in(State.WAITING)
     join = join_of(one)
-    told(one, Stop())
+    told(one, PAID)
     assert not one.awaits(join)
 
     one.handle_timer(NOW + 3)
@@ -673,6 +688,105 @@ def test_a_join_that_is_answered_after_a_stop_is_nothing_to_us():
     assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
 
     assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
+
+
+LAST = Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")
+
+
+def stopping_in(state: State, **changes) -> ClassicMember:
+    """One that is to stop in the middle of a rebalance, and has yet to commit."""
+    one = owner_in(state, **changes)
+    assert told(one, Stop()) == []
+    assert one.state is state
+    return one
+
+
+@pytest.mark.parametrize("given_now", [given(0, 1), given(0), given(0, 1, 2), given()], ids=str)
+@pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
+def test_a_stop_in_the_middle_of_a_rebalance_commits_in_the_generation_that_follows(leads, is_ready, given_now):
+    """Before that the group takes no commits: it plays its part to the end, takes nothing over, and gives all back."""
+    one = stopping_in(State.JOINING, is_ready=is_ready)
+
+    if leads:
+        assert isinstance(told(one, LEADS)[0], FindPartitions)
+        (sync,) = told(one, PartitionsFound({"t": 2}))
+    else:
+        (sync,) = told(one, FOLLOWS)
+    assert isinstance(sync, SendSync)
+    assert told(one, given_now) == [LAST]
+
+    assert (one.identity, one.is_member, one.owned) == (NEXT, True, MINE)
+    one.handle_timer(NOW + PATIENCE_S)
+    assert told(one, Released()) == [SendHeartbeat(NEXT, SESSION_S / 3), SendLeave(NEXT, "the consumer stops")]
+
+
+@pytest.mark.parametrize("state", MOVING)
+def test_a_stop_waits_so_long_for_a_rebalance_and_no_longer(state):
+    """It gives back then, as who it is: a group that still gathers takes the commit. Meanwhile it lives."""
+    one = stopping_in(state)
+    me = one.identity
+    assert one.next_deadline() == NOW + INTERVAL_S
+
+    one.handle_timer(NOW + INTERVAL_S)
+    assert done(one) == [SendHeartbeat(me, SESSION_S / 3)]
+    assert told(one, Beat(me, HeartbeatAnswered()), now=NOW + INTERVAL_S) == []
+    assert one.next_deadline() == NOW + PATIENCE_S
+    one.handle_timer(NOW + PATIENCE_S)
+
+    assert done(one) == [LAST]
+    assert (one.state, one.identity) == (State.CLOSING, me)
+    assert one.next_deadline() > NOW + PATIENCE_S
+
+
+@pytest.mark.parametrize("state", [*MOVING])
+@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved"), RebalanceCalled()], ids=str)
+def test_who_is_to_stop_joins_no_more(state, event):
+    """When the rebalance has failed or begins anew, the group takes commits again as far as anybody can tell."""
+    one = stopping_in(state)
+
+    effects = told(one, event)
+
+    assert effects == [*([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else []), LAST]
+    assert one.state is State.CLOSING
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("state", MOVING)
+def test_a_membership_that_is_lost_while_a_stop_waits_is_lost_for_good(state, lost):
+    """There is nothing to commit for any more, and nothing to join: the user is told, and that is the end."""
+    one = stopping_in(state)
+
+    (release,) = told(one, lost)
+
+    assert release == Release(MINE, is_lost=True, is_last=True, reason="late")
+    assert not one.is_member
+    assert one.next_deadline() is None
+    told(one, Released(), LeaveAnswered()) if not isinstance(lost, MemberLost) else told(one, Released())
+    assert one.state is State.LEFT
+
+
+@pytest.mark.parametrize("state", MOVING)
+def test_a_static_member_that_stops_in_a_rebalance_commits_too(state):
+    """It keeps its place without a word, and what it has done is committed all the same."""
+    one = stopping_in(state, instance_id="i", leaves_on_stop=False)
+    one.handle_timer(NOW + PATIENCE_S)
+    assert [effect for effect in done(one) if isinstance(effect, Release)] == [LAST]
+
+    assert told(one, Released()) == []
+    assert one.state is State.LEFT
+
+
+@pytest.mark.parametrize("state", MOVING)
+def test_what_fails_while_a_stop_waits_ends_it(state):
+    """The wait is over with it, and no timer is left behind."""
+    one = stopping_in(state)
+
+    told(one, FAULT)
+
+    one.handle_timer(NOW + PATIENCE_S)
+    told(one, LeaveAnswered())
+    assert one.is_over
 
 
 @pytest.mark.parametrize("state", REJOINING)

@@ -332,3 +332,35 @@ def test_what_is_kept_is_read_all_along(seed):
         assert {one for _, one in given} <= moved
         assert not any(is_lost for is_lost, _ in given)
         assert len(given) == len(set(given))
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 2))
+def test_a_stop_in_the_middle_of_a_rebalance_leaves_nothing_uncommitted(steps):
+    """Whenever it comes while another joins, in a rebalance that ends in time: the group takes the last commit."""
+    life = Life(lambda choices: choices[0], KINDS["cooperative"])
+    life.come_to_rest()
+    (one,) = life.running
+    codes, coordinator = [], life.world.coordinator
+
+    def commit(consumer: Consumer) -> None:
+        if consumer is one and isinstance(one.work, Release):
+            me = one.machine.identity
+            coordinator.commit(None, me.member_id, me.generation, life.world.now)
+            codes.append(coordinator.answers.pop().error_code)
+
+    life.start()
+    for _ in range(steps):
+        if life.answered:
+            life.world.report(life.answered[0], life.answered[0].answer)
+        elif life.under_way:
+            life.world.deliver(life.under_way[0])
+        elif life.busy:
+            life.world.finish(life.busy[0])
+        else:
+            life.pass_time(1.0)
+    life.world.on_work = commit
+    life.world.stop(one)
+    life.go_on_for(SESSION_S)
+
+    assert one.machine.is_over
+    assert codes == [0]

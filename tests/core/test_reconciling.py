@@ -45,6 +45,7 @@ from penstock.core.membership import (
     Stalled,
     Start,
     Stop,
+    StopDue,
     Synced,
     TakenOver,
     TakeOver,
@@ -109,6 +110,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         Stalled(UNREAD),
         Returned(),
         Stop(),
+        StopDue(),
     )
 }
 
@@ -1074,6 +1076,20 @@ def test_a_member_gives_back_then_leaves_then_is_gone(state):
     assert not one.is_member
     assert told(one, LeaveAnswered()) == []
     assert one.state is State.LEFT
+
+
+def test_the_last_commit_meets_a_newer_epoch():
+    """While closing, a commit that was refused as of an old epoch has the next heartbeat sent at once."""
+    one = member_in(State.CLOSING)
+
+    assert told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
+    assert one.next_deadline() == pytest.approx(NOW + 1.1)
+    assert isinstance(beat(one, NOW + 1.1), SendGroupHeartbeat)
+    assert told(one, answer(8, {T: (5,)}), now=NOW + 1.2) == []
+
+    assert one.identity == Identity("me", 8)
+    assert one.is_current(one.identity)
+    assert one.state is State.CLOSING
 
 
 @pytest.mark.parametrize(

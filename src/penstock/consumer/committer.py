@@ -137,6 +137,17 @@ class Committer:
         """
         await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a commit is under way."""
+        return self._one_at_a_time.locked()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is done and not known to be committed."""
+        self._reader.sync()
+        return self.is_at_work or bool(self._commits.snapshot())
+
     async def wait(self, *, timeout_s: float) -> None:
         """Wait for commits that are under way, for so long at most."""
         with contextlib.suppress(TimeoutError):

@@ -66,6 +66,9 @@ from penstock.observe.hooks import Observer
 
 __all__ = ["Coordinator"]
 
+_FINISHING_SHARE = 0.25
+"""Of the time that stopping may take, so much is for a rebalance to end, before which nothing can be committed."""
+
 
 class Coordinator:
     """One consumer's membership of its group.
@@ -118,7 +121,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Give everything back and leave."""
-        self._receive(Stop())
+        self._receive(Stop(self._ownership.is_owing))
 
     def refused(self, code: int, identity: Identity) -> bool:
         """A commit was refused as if the group had gone on without us; whether that counts."""
@@ -274,6 +277,7 @@ def _settings(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPatt
         retry_first_s=config.retry_backoff_ms / 1000,
         retry_longest_s=config.retry_backoff_max_ms / 1000,
         leaves_on_stop=config.leaves_on_stop,
+        stop_patience_s=config.stop_timeout_ms * _FINISHING_SHARE / 1000,
         instance_id=config.group_instance_id,
         rack=config.client_rack or None,
         pattern=None if pattern is None else pattern.pattern,

@@ -141,6 +141,13 @@ class Ownership:
 
     # ---- giving back -------------------------------------------------------------------------------------------
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether giving all back may commit something: what is done, or what the user's callback commits."""
+        if self._config.commits_automatically:
+            return self._committer.is_behind
+        return self._committer.is_at_work or self._config.rebalance_listener is not None
+
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
         """Give partitions back in order.
 

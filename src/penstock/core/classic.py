@@ -57,6 +57,7 @@ from penstock.core.membership import (
     Stalled,
     Start,
     Stop,
+    StopDue,
     Synced,
     TakenOver,
     TakeOver,
@@ -115,6 +116,8 @@ class ClassicMember:
         self._failures = 0
         self._comes_back = False
         self._join_at = 0.0
+        self._stop_at: float | None = None
+        """A stop waits for the end of the rebalance, until then at most; None when there is none that waits."""
         self._reason = "the consumer starts"
         self.state = State.IDLE
 
@@ -183,6 +186,8 @@ class ClassicMember:
         if self.is_member and self._heartbeat.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
+        if self._stop_at is not None and now >= self._stop_at:
+            self.receive(StopDue(), now)
         if self.state is State.WAITING and now >= self._join_at:
             self.receive(JoinDue(), now)
         if self.is_member and self._heartbeat.should_heartbeat(now):
@@ -192,6 +197,7 @@ class ClassicMember:
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do."""
         due = [self._heartbeat.next_at] if self.is_member else []
+        due += [] if self._stop_at is None else [self._stop_at]
         return min([*due, self._join_at] if self.state is State.WAITING else due, default=None)
 
     def effects(self) -> Iterator[Effect]:
@@ -204,8 +210,10 @@ class ClassicMember:
     def ignore(self, event: GroupEvent, now: float) -> None:
         """It does not matter here."""
 
-    def begin(self, _event: GroupEvent, now: float) -> None:
-        """Join as soon as the timer is looked at: nothing was handed out that would have to be given back."""
+    def begin(self, event: GroupEvent, now: float) -> None:
+        """Join when the timer is looked at, as nothing has to be given back; who is to stop joins no more."""
+        if self._stop_at is not None:
+            self.close(event, now)
         self._join_at = now
 
     def resubscribe(self, event: GroupEvent, _now: float) -> None:
@@ -252,9 +260,12 @@ class ClassicMember:
             self._send_sync(shares)
 
     def take_over(self, event: GroupEvent, now: float) -> None:
-        """The assignment is known: give back what it lacks, or make what it brings ready to be read."""
+        """The assignment is known: give back what it lacks, or make what it brings ready; or stop, and commit in it."""
         assert isinstance(event, Synced)
         self._failures = 0
+        if self._stop_at is not None:
+            self.close(event, now)
+            return
         dealt = event.assignment.assigned_partitions
         assigned = frozenset(TopicPartition(one.topic, p) for one in dealt for p in one.partitions)
         if self._topics != self._joined_topics and not self._owned:
@@ -295,11 +306,10 @@ class ClassicMember:
         self._reason = str(getattr(event, "reason", "the membership was lost"))
         owned, self._owned, self._ready = self._owned, frozenset(), frozenset()
         self._forget(event)
-        if owned or self.state in OWNING:
-            self._give_up(owned, is_last=False)
-            self.state = State.RELEASING
+        if (is_last := self._stop_at is not None) or owned or self.state in OWNING:
+            self._give_up(owned, is_last=is_last)
+            self.state = State.CLOSING if is_last else State.RELEASING
         else:
-            # Nothing was handed out yet, so nothing has to be given back.
             self._wait_until(now)
 
     def step_away(self, event: GroupEvent, _now: float) -> None:
@@ -325,16 +335,19 @@ class ClassicMember:
 
     def close(self, _event: GroupEvent, _now: float) -> None:
         """Give the partitions back for good."""
-        self._taking = None
+        self._taking = self._stop_at = None
         self._do(Release(self._owned, is_lost=False, is_last=True, reason="the consumer stops"))
         self.state = State.CLOSING
 
     def go(self, event: GroupEvent, now: float) -> None:
-        """Stop in the middle of a join: a cooperative member may still have something to give back."""
-        if self._owned:
-            self.close(event, now)
-        else:
+        """Stop between two assignments: once the join is sent the group may take no commits until it is through."""
+        assert isinstance(event, Stop)
+        if not self._owned:
             self.leave(event, now)
+        elif self.state is State.WAITING or not event.is_owing:
+            self.close(event, now)
+        elif self._stop_at is None:
+            self._stop_at = now + self._settings.stop_patience_s
 
     def close_lost(self, event: GroupEvent, _now: float) -> None:
         """While closing, the group went on without us: nothing to commit, and good-bye only to who still knows us."""
@@ -354,10 +367,10 @@ class ClassicMember:
 
     def wait(self, event: GroupEvent, now: float) -> None:
         """Try again after a pause that grows."""
-        self._failures += 1
-        self._join_at = now + self._backoff.pause_s(self._failures, self._chance())
         if isinstance(event, CoordinatorGone):
             self._effects.append(ForgetCoordinator(event.reason))
+        self._failures += 1
+        self.begin(event, now + self._backoff.pause_s(self._failures, self._chance()))
 
     def look_up(self, event: GroupEvent, now: float) -> None:
         """Another broker coordinates the group; the membership is none the worse for it."""
@@ -437,7 +450,7 @@ class ClassicMember:
         self.state = State.RELEASING
 
     def _give_up(self, partitions: Partitions, *, is_last: bool) -> None:
-        self._taking = None
+        self._taking = self._stop_at = None
         self._do(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
 
     def _wait_until(self, at: float) -> None:
@@ -493,11 +506,11 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING, ()),
         ((on.JOINING,), (JoinedAsLeader,), do.lead, on.DEALING, ()),
         ((on.DEALING,), (PartitionsFound,), do.deal, on.SYNCING, (on.FAILED, on.LEAVING)),
-        ((on.SYNCING,), (Synced,), do.take_over, on.TAKING_OVER, (on.RELEASING, on.WAITING)),
-        (between, (NotNow, CoordinatorGone), do.wait, on.WAITING, ()),
-        ((on.JOINING,), (RebalanceCalled,), do.wait, on.WAITING, ()),
-        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.begin, on.WAITING, ()),
-        (rejoining, lost, do.lose, on.WAITING, (on.RELEASING,)),
+        ((on.SYNCING,), (Synced,), do.take_over, on.TAKING_OVER, (on.RELEASING, on.WAITING, on.CLOSING)),
+        (between, (NotNow, CoordinatorGone), do.wait, on.WAITING, (on.CLOSING,)),
+        ((on.JOINING,), (RebalanceCalled,), do.wait, on.WAITING, (on.CLOSING,)),
+        ((on.DEALING, on.SYNCING), (RebalanceCalled,), do.begin, on.WAITING, (on.CLOSING,)),
+        (rejoining, lost, do.lose, on.WAITING, (on.RELEASING, on.CLOSING)),
         # In a generation.
         ((on.TAKING_OVER,), (TakenOver,), do.taken, on.STABLE, ()),
         (rejoining, (TakenOver,), do.taken, stays, ()),
@@ -519,7 +532,8 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ([state for state in State if state is not on.STABLE], (Stalled,), do.ignore, stays, ()),
         ([state for state in State if state not in {on.STEPPING_AWAY, on.AWAY}], (Returned,), do.ignore, stays, ()),
         # The end.
-        (rejoining, (Stop,), do.go, on.LEAVING, (on.CLOSING, on.LEFT)),
+        (rejoining, (Stop,), do.go, stays, (on.CLOSING, on.LEAVING, on.LEFT)),
+        (between, (StopDue,), do.close, on.CLOSING, ()),
         ((*owning, on.RELEASING), (Stop,), do.close, on.CLOSING, ()),
         ((on.CLOSING,), lost, do.close_lost, stays, ()),
         ((on.CLOSING,), (Released,), do.leave, on.LEAVING, (on.LEFT,)),

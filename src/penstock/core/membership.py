@@ -56,6 +56,7 @@ __all__ = [
     "Stalled",
     "Start",
     "Stop",
+    "StopDue",
     "Synced",
     "TakeOver",
     "TakenOver",
@@ -96,6 +97,11 @@ class Resubscribed(GroupEvent):
     """The user wants other topics."""
 
     topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopDue(GroupEvent):
+    """A member that is to stop has waited long enough for the end of a rebalance; the membership tells itself so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +279,9 @@ class Returned(GroupEvent):
 class Stop(GroupEvent):
     """The user has had enough."""
 
+    is_owing: bool = True
+    """Whether there may be something to commit before the partitions are anybody else's."""
+
 
 # ---- effects: what is to be done -------------------------------------------------------------------------------
 
@@ -417,6 +426,8 @@ class MemberSettings:
     retry_first_s: float
     retry_longest_s: float
     leaves_on_stop: bool
+    stop_patience_s: float = 5.0
+    """How long a stop may wait for the end of a rebalance, before which the group takes no commits."""
     instance_id: str | None = None
     rack: str | None = None
     pattern: str | None = None

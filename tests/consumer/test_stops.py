@@ -1,0 +1,218 @@
+"""A consumer that is told to stop in the middle of a rebalance: what it has done is committed, or it says so.
+
+The member under test speaks through the proxy, which holds what it says; the one that joins does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from crew import until
+from recorder import Recorder
+
+from penstock import App, Consumer, Record
+from penstock.error_codes import ErrorCode
+from penstock.messages import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+)
+from penstock.observe.events import CommitFailed, DrainTimedOut, GroupJoined, OffsetsCommitted, PartitionsAssigned
+
+COUNT = 10
+STOP_S = 6.0
+IN_GENERAL = {"auto_commit_interval_ms": 600_000, "stop_timeout_ms": int(STOP_S * 1000)}
+OPTIONS = {"heartbeat_interval_ms": 200, "group_protocol": "classic", **IN_GENERAL}
+
+
+class Reading:
+    """A consumer whose user has handled all of a topic's records."""
+
+    def __init__(self, topic: str, **options: object) -> None:
+        self._consumer = Consumer(topic, **options)
+
+    async def start(self) -> None:
+        await self._consumer.start()
+        records = [await self._consumer.getone() for _ in range(COUNT)]
+        self._consumer.ack(records[-1])
+
+    async def stop(self) -> None:
+        await self._consumer.stop()
+
+
+class Handling:
+    """An app that has handled all of a topic's records."""
+
+    def __init__(self, topic: str, **options: object) -> None:
+        self._app = App(**options)
+        self._handled = 0
+        self._app.handler(topic)(self._handle)
+
+    async def _handle(self, _record: Record) -> None:
+        self._handled += 1
+
+    async def start(self) -> None:
+        await self._app.start()
+        await until(lambda: self._handled == COUNT)
+
+    async def stop(self) -> None:
+        await self._app.stop()
+
+
+KINDS = [Reading, Handling]
+Kind = Callable[..., Reading | Handling]
+
+
+@asynccontextmanager
+async def caught_between(quick, group, kind: Kind, fault, **options):
+    """One that owns a topic with records that are handled and not committed, and whose part in a rebalance is held."""
+    topic = quick.topic(2)
+    quick.produce(topic, (b"%d" % n for n in range(COUNT)), partition=0)
+    events = Recorder()
+    common = {"group_id": group, **OPTIONS, **options}
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **common)
+    await one.start()
+    await events.wait_for(PartitionsAssigned)
+    other = Consumer(topic, bootstrap_servers=quick.direct, **common)
+    try:
+        with fault() as held:
+            await other.start()
+            await held.took_place()
+            yield topic, one, events, held
+    finally:
+        await other.stop()
+        await one.stop()
+
+
+async def stop_begun(quick, group, one) -> tuple[asyncio.Task[None], float]:
+    """It is told to stop, and has had a heartbeat's time to do so."""
+    began, before = time.monotonic(), len(quick.proxy.requests(HeartbeatRequest, client_id=group))
+    stopping = asyncio.create_task(one.stop())
+    await until(lambda: len(quick.proxy.requests(HeartbeatRequest, client_id=group)) >= before + 2)
+    assert not stopping.done()
+    return stopping, began
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("request_kind", [JoinGroupRequest, SyncGroupRequest])
+async def test_a_stop_in_the_middle_of_a_rebalance_commits(quick, group, kind, request_kind):
+    """It waits for the end of the rebalance, before which the group takes no commits, and leaves nothing to repeat."""
+    async with caught_between(quick, group, kind, lambda: quick.proxy.hold_request(request_kind)) as (
+        topic,
+        one,
+        events,
+        held,
+    ):
+        stopping, began = await stop_begun(quick, group, one)
+        held.release()
+        await stopping
+        took = time.monotonic() - began
+
+    assert took < STOP_S
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+    assert not [*events.of(CommitFailed), *events.of(DrainTimedOut)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group, kind):
+    """The stop ends in time all the same, and an event tells that what was done is not committed."""
+    async with caught_between(quick, group, kind, lambda: quick.proxy.hold_request(SyncGroupRequest)) as (
+        topic,
+        one,
+        events,
+        _,
+    ):
+        stopping, began = await stop_begun(quick, group, one)
+        await stopping
+        took = time.monotonic() - began
+
+    assert took < STOP_S
+    (failed,) = events.of(CommitFailed)
+    assert "REBALANCE_IN_PROGRESS" in failed.error
+    assert not failed.will_retry
+    assert 0 not in await quick.committed(group, topic, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_group_that_gathers_takes_the_commit(quick, group, kind):
+    """A join that never arrives ends no generation: after a while the stop commits in the one that lasts."""
+    async with caught_between(quick, group, kind, lambda: quick.proxy.hold_request(JoinGroupRequest)) as (
+        topic,
+        one,
+        events,
+        _,
+    ):
+        stopping, began = await stop_begun(quick, group, one)
+        await stopping
+        took = time.monotonic() - began
+
+    assert took < STOP_S
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+    assert not events.of(CommitFailed)
+
+
+async def test_who_owes_nothing_stops_at_once(quick, group):
+    """With all of it committed, the end of a rebalance is not waited for."""
+    options = {"auto_commit_interval_ms": 100}
+    async with caught_between(quick, group, Reading, lambda: quick.proxy.hold_request(JoinGroupRequest), **options) as (
+        topic,
+        one,
+        events,
+        _,
+    ):
+        await events.wait_for(OffsetsCommitted, where=lambda event: COUNT in event.offsets.values())
+        began = time.monotonic()
+        await one.stop()
+        took = time.monotonic() - began
+
+    assert took < STOP_S / 6
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_whose_epoch_is_old_learns_the_new_one_and_commits(quick, group, kind):
+    """KIP-848: heartbeats go on until all is given back; the last commit is sent again with the epoch they bring."""
+    topic, events = quick.topic_with(COUNT), Recorder()
+    options = {"group_id": group, "group_protocol": "consumer", **IN_GENERAL}
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **options)
+    await one.start()
+    joined = Recorder()
+    with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest) as question:
+        await question.took_place()
+        # There is no partition for it, so the group goes on to the next epoch without waiting for anybody.
+        async with Consumer(topic, bootstrap_servers=quick.direct, hooks=[joined], **options):
+            await joined.wait_for(GroupJoined)
+            with (
+                quick.proxy.hold_answer(ConsumerGroupHeartbeatRequest) as answer,
+                # Not every broker refuses an epoch that was good until now.
+                quick.proxy.edit_answer(OffsetCommitRequest, refused, times=None) as refusal,
+            ):
+                question.release()
+                await answer.took_place()
+                began = time.monotonic()
+                stopping = asyncio.create_task(one.stop())
+                await until(lambda: len(quick.commits(group)) >= 2)
+                answer.release()
+                await until(lambda: quick.commits(group)[0].generation_id < quick.commits(group)[-1].generation_id)
+                refusal.end()
+                await stopping
+                took = time.monotonic() - began
+
+    assert took < STOP_S
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+    assert len(events.of(OffsetsCommitted)) == 1
+    assert not events.of(CommitFailed)
+
+
+def refused(answer: OffsetCommitResponse) -> OffsetCommitResponse:
+    """As of an epoch that is not the member's any more."""
+    code = ErrorCode.STALE_MEMBER_EPOCH
+    return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
