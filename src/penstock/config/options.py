@@ -150,6 +150,9 @@ class ConsumerConfig:
     rebalance_drain_ms: int = _option(
         30_000, "How long a rebalance waits for the record in hand before its partition goes.", at_least=0
     )
+    rebalance_max_retries: int | None = _option(
+        None, "How often joining is tried again before it has failed; any number by default.", at_least=0
+    )
     leave_on_stop: bool | None = _option(None, "Leave the group on stop(); a dynamic member does, a static one not.")
     post_rebalance_callback: PostRebalanceCallback | None = _option(
         None, "Awaited after a rebalance and before the first fetch; may say where to read from.", as_is=True
@@ -258,6 +261,7 @@ class ConsumerOptions(TypedDict, total=False):
     heartbeat_interval_ms: int
     max_poll_interval_ms: int
     rebalance_drain_ms: int
+    rebalance_max_retries: int | None
     leave_on_stop: bool | None
     post_rebalance_callback: PostRebalanceCallback | None
     rebalance_listener: RebalanceListener | object | None

@@ -17,6 +17,7 @@ from penstock.config import ConsumerConfig
 from penstock.consumer.dialect import ConsumerDialect, Dialect
 from penstock.consumer.reactions import Reactions
 from penstock.core.group_errors import Asked, error_of
+from penstock.core.join_limit import JoinLimit
 from penstock.core.membership import (
     CoordinatorGone,
     Failed,
@@ -88,10 +89,11 @@ class GroupRequests:
         self._group_id, self._member = config.group_id, member
         self._config, self._cluster, self._observer = config, cluster, observer
         self._reactions = Reactions(config)
+        self._limit = JoinLimit(config.rebalance_max_retries)
 
     async def outcome(self, question: Question) -> GroupEvent:
         """Ask, and say what came of it."""
-        return await outcome_of(self._ask(question))
+        return self._limit.after(question, await outcome_of(self._ask(question)))
 
     async def session(self) -> SessionKnown | None:
         """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""
