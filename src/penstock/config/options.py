@@ -188,6 +188,10 @@ class ConsumerConfig:
     )
     isolation_level: IsolationLevel = _option("read_uncommitted", "'read_committed' hides aborted transactions.")
 
+    exclude_internal_topics: bool = _option(
+        True, "A pattern does not match Kafka's own topics; who names one reads it all the same."
+    )
+
     # ---- flow
     fetch_min_bytes: int = _option(1, "A broker answers a fetch when it has this much.", at_least=0)
     fetch_max_wait_ms: int = _option(500, "Or when so much time has passed.", at_least=0)
@@ -276,6 +280,7 @@ class ConsumerOptions(TypedDict, total=False):
     ack: Ack
     offset_metadata_max_bytes: int
     isolation_level: IsolationLevel
+    exclude_internal_topics: bool
     fetch_min_bytes: int
     fetch_max_wait_ms: int
     fetch_max_bytes: int

@@ -50,6 +50,8 @@ class Topology:
     """Topics that were asked for and refused, by error code."""
     cluster_id: str | None = None
     controller_id: int = -1
+    hides_internal: bool = True
+    """Whether patterns pass over Kafka's own topics."""
 
     def updated(self, answer: MetadataResponse) -> Topology:
         """The topology after ``answer``; what it says nothing of is dropped."""
@@ -68,6 +70,7 @@ class Topology:
             MappingProxyType(errors),
             answer.cluster_id,
             answer.controller_id,
+            self.hides_internal,
         )
 
     def leader(self, partition: TopicPartition) -> Leadership | None:
@@ -92,8 +95,9 @@ class Topology:
         }
 
     def matching(self, pattern: re.Pattern[str]) -> frozenset[str]:
-        """The topics whose whole name ``pattern`` matches; Kafka's own are left out."""
-        return frozenset(t.name for t in self.topics.values() if not t.is_internal and pattern.fullmatch(t.name))
+        """The topics whose whole name ``pattern`` matches; Kafka's own are left out unless they are wanted."""
+        seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
+        return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
 
     def topic_id(self, topic: str) -> UUID:
         """The id of a topic; all zeros where the broker has none."""

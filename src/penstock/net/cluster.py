@@ -64,7 +64,7 @@ class Cluster:
 
     def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
         self.config = config
-        self.topology = Topology()
+        self.topology = Topology(hides_internal=config.exclude_internal_topics)
         self._observer = observer or Observer()
         self._dialer = Dialer(config)
         self._brokers: dict[int, Broker] = {}

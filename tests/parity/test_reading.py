@@ -1,0 +1,184 @@
+"""What records are asked for and how they come, seen on the wire: the ancestors' fetch options."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+
+import pytest
+
+from penstock import Consumer, ConsumerStateError, TopicPartition
+from penstock.messages import ApiVersionsRequest, FetchRequest, MetadataRequest
+
+
+def fetches(kafka, client):
+    return [frame.message for frame in kafka.proxy.requests(FetchRequest, client_id=client)]
+
+
+async def test_fetches_say_what_the_options_say(kafka, group):
+    """fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes and max_partition_fetch_bytes are fields of each fetch."""
+    topic = kafka.topic_with(10)
+    options = {
+        "fetch_min_bytes": 2,
+        "fetch_max_wait_ms": 123,
+        "fetch_max_bytes": 54_321,
+        "max_partition_fetch_bytes": 12_345,
+        "auto_offset_reset": "earliest",
+    }
+
+    async with kafka.consumer(topic, client_id=group, **options) as consumer:
+        await consumer.getone()
+    first = fetches(kafka, group)[0]
+
+    assert (first.min_bytes, first.max_wait_ms) == (2, 123)
+    assert first.max_bytes <= 54_321
+    assert [one.partition_max_bytes for one in first.partitions] == [12_345]
+
+
+async def test_a_broker_waits_for_enough_or_for_so_long(kafka, group):
+    """A megabyte that is not there: the answer comes when fetch_max_wait_ms is over; one byte: at once."""
+    topic = kafka.topic_with(10)
+    patient = {"fetch_min_bytes": 1_000_000, "fetch_max_wait_ms": 800, "auto_offset_reset": "earliest"}
+
+    async with kafka.consumer(topic, client_id=group, **patient) as consumer:
+        began = time.monotonic()
+        await consumer.getone()
+        took = time.monotonic() - began
+    async with kafka.consumer(topic, auto_offset_reset="earliest", fetch_max_wait_ms=5_000) as consumer:
+        began = time.monotonic()
+        await consumer.getone()
+        quick = time.monotonic() - began
+
+    assert took >= 0.7
+    assert quick < 2
+
+
+async def test_an_empty_topic_is_asked_once_in_a_while(kafka, group):
+    """Between two fetches of nothing lies fetch_max_wait_ms."""
+    topic = kafka.topic()
+
+    async with kafka.consumer(topic, client_id=group, fetch_max_wait_ms=300) as consumer:
+        assert await consumer.getone(timeout_ms=1_500) is None
+    asked = [frame.at for frame in kafka.proxy.requests(FetchRequest, client_id=group)]
+    pauses = [later - sooner for sooner, later in pairwise(asked)]
+
+    assert len(pauses) >= 2
+    assert min(pauses[1:]) >= 0.25
+
+
+async def test_ways_of_reading_may_follow_one_another(kafka, group):
+    """getone, a loop, getmany and a loop again, over two topics: nothing is lost, nothing comes twice."""
+    topics = [kafka.topic_with(40), kafka.topic_with(40)]
+
+    async with kafka.consumer(*topics, group_id=group, max_queued_records=7) as consumer:
+        got = [await consumer.getone() for _ in range(10)]
+        async for record in consumer:
+            got.append(record)
+            if len(got) >= 25:
+                break
+        got += await consumer.getmany(max_records=12)
+        async for record in consumer:
+            got.append(record)
+            if len(got) >= 80:
+                break
+
+    assert {(record.topic, record.offset) for record in got} == {(topic, n) for topic in topics for n in range(40)}
+    assert len(got) == 80
+
+
+async def test_a_record_unpacks(kafka, group):
+    """Topic, partition, offset, key and value, in this order, as its first five fields."""
+    topic = kafka.topic()
+    kafka.produce(topic, [b"value", b""], keys=[b"", b"key"])
+
+    async with kafka.consumer(topic, auto_offset_reset="earliest", client_id=group) as consumer:
+        records = [tuple(await consumer.getone()) for _ in range(2)]
+
+    assert records == [(topic, 0, 0, b"", b"value"), (topic, 0, 1, b"key", b"")]
+
+
+async def test_nothing_is_sent_before_the_start(kafka, group):
+    """A consumer that was made and not started talks to nobody; calls say what is missing."""
+    topic = kafka.topic_with(1)
+    consumer = kafka.consumer(topic, group_id=group, client_id=group)
+    with pytest.raises(ConsumerStateError, match="not started"):
+        await consumer.getone()
+    await asyncio.sleep(0.2)
+    before = kafka.proxy.requests(ApiVersionsRequest, client_id=group)
+    await consumer.start()
+    await consumer.getone()
+    await consumer.stop()
+
+    assert before == []
+    assert kafka.proxy.requests(ApiVersionsRequest, client_id=group)
+    assert kafka.proxy.requests(MetadataRequest, client_id=group)
+
+
+async def test_the_loop_goes_on_beside_much_data(kafka, group):
+    """While tens of megabytes are read, other tasks have their turn all the time."""
+    topic, gaps = kafka.topic(), [0.0]
+    kafka.produce(topic, (bytes(10_000) for _ in range(3_000)))
+
+    async def tick():
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - before)
+
+    async with kafka.consumer(topic, auto_offset_reset="earliest") as consumer:
+        ticking = asyncio.create_task(tick())
+        for _ in range(3_000):
+            await consumer.getone()
+        ticking.cancel()
+    gaps.sort()
+
+    # The machine may be busy with others; a client that blocks would show it in many turns, and in most of the time.
+    assert len(gaps) > 20
+    assert gaps[len(gaps) * 9 // 10] < 0.05
+
+
+@pytest.mark.parametrize("with_group", [True, False])
+async def test_kafkas_own_topics(kafka, group, with_group):
+    """A pattern passes over them unless exclude_internal_topics=False; named, one is read all the same."""
+    topic = kafka.topic_with(1)
+    await kafka.commit(f"{group}-other", topic, 1, "")  # from now on __consumer_offsets is there
+    options = {"auto_offset_reset": "earliest", **({"group_id": group} if with_group else {})}
+
+    async def topics_of(*names, **more):
+        async with kafka.consumer(*names, **options, **more) as consumer:
+            await consumer.getone()
+            return set(consumer.subscription()), {one.topic for one in consumer.assignment()}
+
+    pattern = f"({topic}|__consumer_offsets)"
+    hidden, _ = await topics_of(pattern=pattern)
+    shown, owned = await topics_of(pattern=pattern, exclude_internal_topics=False)
+    named, _ = await topics_of("__consumer_offsets")
+
+    assert hidden == {topic}
+    assert shown == owned == {topic, "__consumer_offsets"}
+    assert named == {"__consumer_offsets"}
+
+
+async def test_offsets_know_their_end_from_fetches(kafka, group):
+    """highwater() is the end that the last fetch told; it grows with what is produced, and is None before the first."""
+    topic = kafka.topic_with(10)
+    partition = TopicPartition(topic, 0)
+
+    async with kafka.consumer(topic, auto_offset_reset="earliest", client_id=group) as consumer:
+        await consumer.getone()
+        first = consumer.highwater(partition)
+        kafka.produce(topic, [b"x"] * 5)
+        for _ in range(14):
+            await consumer.getone()
+        last, other = consumer.highwater(partition), consumer.highwater(TopicPartition("other", 0))
+
+    assert (first, last, other) == (10, 15, None)
+
+
+def test_a_consumer_is_made_of_topics_and_options():
+    """Topics come first, by name, options after them; nothing is told twice."""
+    consumer = Consumer("orders", "bills", bootstrap_servers="localhost:9092", group_id="billing")
+
+    assert consumer.subscription() == {"orders", "bills"}
+    assert "group=billing" in repr(consumer)
