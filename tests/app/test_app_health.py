@@ -11,6 +11,7 @@ from crew import until
 
 from penstock import App, Retry
 from penstock.observe.events import LoopBlocked
+from penstock.testing import TestApp
 
 
 @pytest.fixture
@@ -50,6 +51,31 @@ async def test_a_lane_that_waits_degrades_and_does_not_kill(new_app, new_topic, 
         assert health.is_live
         assert health.is_ready
         assert "1 failed for good" in next(one.detail for one in health.checks if one.name == "records")
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
+async def test_what_waits_does_not_run(attempts):
+    """Only a handler that is at work counts as too slow: not one that failed and waits, for however long."""
+    retry = Retry(attempts=attempts, backoff_ms=400_000, max_backoff_ms=400_000, jitter=False)
+    app = App(group_id="g", max_poll_interval_ms=300_000, retry=retry, on_failure="pause")
+    begun = 0
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(1 if begun == 1 else 1_000)
+        raise ValueError("no")
+
+    async with TestApp(app):
+        await app.publish("t", b"poison")
+        lives = []
+        # It fails after a second and is tried again 400 seconds later, which takes too long this time.
+        for seconds in (390, 200, 200):
+            await asyncio.sleep(seconds)
+            lives.append((begun, app.health().is_live))
+
+    assert lives == [(1, True), (2, True), (2, False)]
 
 
 async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder):

@@ -216,3 +216,20 @@ def refused(answer: OffsetCommitResponse) -> OffsetCommitResponse:
     """As of an epoch that is not the member's any more."""
     code = ErrorCode.STALE_MEMBER_EPOCH
     return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_does_not_wait_for_a_topic_that_was_deleted(quick, group, kind):
+    """Nobody will ever take a commit for it: an event says so, and the stop goes on."""
+    topic, events = quick.topic_with(COUNT), Recorder()
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, group_id=group, hooks=[events], **OPTIONS)
+    await one.start()
+    quick.server.delete_topic(topic)
+
+    began = time.monotonic()
+    await one.stop()
+    took = time.monotonic() - began
+
+    (failed,) = events.of(CommitFailed)
+    assert "the topic is not there any more" in failed.error
+    assert took < STOP_S / 3

@@ -34,6 +34,7 @@ _RECORDS_A_LOOK = 32
 class _Held:
     """What is held of one partition since its last beginning."""
 
+    position: Position
     tracker: Tracker
     """Told of records that are suspended, or parked behind one that is."""
     parked: set[int] = field(default_factory=set)
@@ -41,7 +42,14 @@ class _Held:
     is_halted: bool = False
     """Whether nothing more of it is begun here, and nothing that failed is tried again."""
     left: int | None = None
-    """Since then: the lowest offset that was not taken up."""
+    """Since then: the lowest offset that was not taken up, or will not be done here."""
+
+    def leave(self, offset: int) -> None:
+        """A record that was begun will not be done here, so that nobody waits for it."""
+        self.tracker.abandon(offset)
+        self.left = offset if self.left is None else min(self.left, offset)
+        if self.position.tracker is self.tracker and self.position.delivered is not None:
+            self.position.delivered = min(self.position.delivered, self.left)
 
 
 class _Worker:
@@ -53,8 +61,8 @@ class _Worker:
         self.record: Record | None = None
         self.work: Work[_Held] | None = None
         """Of the record, once that is suspended or was parked before."""
-        self.since = 0.0
-        """When it was suspended first."""
+        self.since: float | None = None
+        """When it was suspended first; None while it waits for its next attempt."""
         self.rested: asyncio.Future[None] | None = None
         self.has_rested = False
         """Whether the event loop has had its turn while the last record was suspended."""
@@ -118,7 +126,7 @@ class Line:
         held = self._held.get(position.partition)
         if held is None or held.tracker is not position.tracker:
             assert position.tracker is not None
-            held = self._held[position.partition] = _Held(position.tracker)
+            held = self._held[position.partition] = _Held(position, position.tracker)
         self._lanes.add(position.partition, records, held)
         if self._running is None:
             self._wake_one()
@@ -211,13 +219,13 @@ class Line:
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
-        work = self._work_of(record)
+        worker, work = self._suspended(record)
         if work.source.is_halted:
-            work.source.tracker.abandon(record.offset)
+            work.source.leave(record.offset)
             return False
         self._concurrency += 1
         pause = self._loop.create_future()
-        self._pauses[pause] = work
+        self._pauses[pause], worker.since = work, None
         try:
             if self._lanes.waiting:
                 self._wake_one()
@@ -227,23 +235,24 @@ class Line:
             return True
         finally:
             self._concurrency -= 1
+            worker.since = self._loop.time()
             del self._pauses[pause]
         return False
 
-    def _work_of(self, record: Record) -> Work[_Held]:
-        """What this task's worker runs, which suspends now if it did not before."""
+    def _suspended(self, record: Record) -> tuple[_Worker, Work[_Held]]:
+        """This task's worker and what it runs, which suspends now if it did not before."""
         self._settle()
         task = asyncio.current_task()
         assert task is not None
-        work = self._workers[task].work
-        assert work is not None
-        assert work.record is record
-        return work
+        worker = self._workers[task]
+        assert worker.work is not None
+        assert worker.work.record is record
+        return worker, worker.work
 
     @property
     def longest_s(self) -> float:
-        """For how long the record has run that was begun first of those that run."""
-        begun = [worker.since for worker in self._workers.values() if worker.work is not None]
+        """For how long the record has run that was begun first of those that run, and do not wait to be tried again."""
+        begun = [one.since for one in self._workers.values() if one.work is not None and one.since is not None]
         return self._loop.time() - min(begun) if begun else 0.0
 
     @property

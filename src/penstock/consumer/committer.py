@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -286,10 +286,25 @@ class Committer:
         self._commits.acknowledged(snapshot, taken, [one for one in taken if not left[one].metadata])
         for partition in taken:
             del left[partition]
+        await self._see_whether_deleted([one for one in left if codes.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
         for partition in entries.keys() & left.keys():
             if codes.get(partition) == ErrorCode.OFFSET_METADATA_TOO_LARGE:
                 self._shorten(partition, snapshot, left)
             self._refused(partition, codes.get(partition), identity)
+
+    async def _see_whether_deleted(self, unknown: Collection[TopicPartition]) -> None:
+        """A coordinator may not have heard of a topic yet; one that no broker knows was deleted, so it never will."""
+        if not unknown:
+            return
+        await self._cluster.refresh()
+        topics = self._cluster.topology.topics
+        deleted = {
+            one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions
+        }
+        if deleted:
+            raise CommitFailedError(
+                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic is not there any more"
+            )
 
     def _shorten(self, partition: TopicPartition, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> None:
         """The broker takes less metadata than we thought: it is committed without the map, if there is one."""

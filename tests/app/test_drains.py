@@ -1,0 +1,113 @@
+"""What runs when a partition is to go: it is waited for while it runs, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from crew import until
+from recorder import Recorder
+
+from penstock import App, Record, Retry
+from penstock.app.app import running_of
+from penstock.observe.events import DrainTimedOut, GroupJoined
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    """Makes members that give everything back before they join anew, and wait for what runs as long as it takes."""
+
+    def make(**options):
+        in_general = {
+            "group_id": group,
+            "heartbeat_interval_ms": 200,
+            "rebalance_drain_ms": 30_000,
+            "partition_assignment_strategy": "range",
+        }
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **in_general | options)
+
+    return make
+
+
+async def has_begun_to_drain(app: App) -> None:
+    (group,) = running_of(app).groups
+    await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
+
+
+def other_app(new_app, topic: str, seen: list[int]) -> tuple[App, Recorder]:
+    """One that takes the partition when it can."""
+    events = Recorder()
+    app = new_app(hooks=[events])
+
+    @app.handler(topic)
+    async def note(record: Record) -> None:
+        seen.append(record.offset)
+
+    return app, events
+
+
+@pytest.mark.parametrize("attempts", [1, 9], ids=["given up", "tried again"])
+@pytest.mark.parametrize("order_by", ["partition", "none"])
+async def test_what_fails_in_a_drain_ends_it(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, order_by, attempts
+):
+    """It is not tried again here, so nobody waits for it: the next owner has it at once."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    witness.produce(topic, [b"0"])
+    retry = Retry(attempts=attempts, backoff_ms=60_000, max_backoff_ms=60_000)
+    app = new_app(hooks=[recorder], retry=retry, on_failure="pause")
+
+    @app.handler(topic, order_by=order_by, concurrency=4)
+    async def fail(record: Record) -> None:
+        seen.append("begun")
+        await let_go.wait()
+        raise ValueError("no")
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == ["begun"])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=10)
+            await recorder.wait_for(GroupJoined, 2, timeout_s=10)
+            await until(lambda: len(seen) == 2)
+
+    assert seen[1] in {0, "begun"}
+    assert not recorder.of(DrainTimedOut)
+
+
+async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, witness, group, recorder):
+    """Two that share a topic by ``when``: what one of them runs is waited for when the other is through, too."""
+    topic, seen, again = new_topic(), [], []
+    let_go = {b"a": asyncio.Event(), b"b": asyncio.Event()}
+    witness.produce(topic, [b"a", b"b", b"a", b"b"])
+    app = new_app(hooks=[recorder])
+
+    async def handle(record: Record) -> None:
+        seen.append(record.offset)
+        await let_go[record.value].wait()
+
+    @app.handler(topic, when=lambda record: record.value == b"a")
+    async def handle_a(record: Record) -> None:
+        await handle(record)
+
+    @app.handler(topic, when=lambda record: record.value == b"b")
+    async def handle_b(record: Record) -> None:
+        await handle(record)
+
+    other, events = other_app(new_app, topic, again)
+    async with app:
+        await until(lambda: sorted(seen) == [0, 1])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go[b"a"].set()
+            with pytest.raises(TimeoutError):
+                await events.wait_for(GroupJoined, timeout_s=1)
+            let_go[b"b"].set()
+            await events.wait_for(GroupJoined, timeout_s=10)
+            await until(lambda: len(seen) + len(again) == 4)
+
+    assert sorted(seen + again) == [0, 1, 2, 3]
+    assert await witness.committed(group, topic, 1) == {0: 4}
+    assert not recorder.of(DrainTimedOut)
