@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from penstock.app.reject import Reject
     from penstock.app.signatures.parameters import Depends, Header, Key
     from penstock.config import ConsumerOptions
-    from penstock.consumer.consumer import Consumer, ConsumerStatistics
+    from penstock.consumer.consumer import Consumer
     from penstock.consumer.group_dialect import Generation, GroupRole
     from penstock.consumer.group_member import GroupMember
+    from penstock.consumer.overview import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
     from penstock.consumer.run import run
     from penstock.core.retries import Retry
     from penstock.errors import (
@@ -72,6 +73,8 @@ __all__ = [
     "CommitFailedError",
     "ConfigurationError",
     "Consumer",
+    "ConsumerHealth",
+    "ConsumerOffsets",
     "ConsumerOptions",
     "ConsumerStateError",
     "ConsumerStatistics",
@@ -93,6 +96,7 @@ __all__ = [
     "InvalidSessionTimeoutError",
     "InvalidTopicError",
     "Key",
+    "Lag",
     "MalformedMessageError",
     "Message",
     "NoCommonAssignorError",
@@ -129,7 +133,10 @@ _MODULES = {
     "App": "app.app",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
-    "ConsumerStatistics": "consumer.consumer",
+    "ConsumerHealth": "consumer.overview",
+    "ConsumerOffsets": "consumer.overview",
+    "ConsumerStatistics": "consumer.overview",
+    "Lag": "consumer.overview",
     "Depends": "app.signatures.parameters",
     "Generation": "consumer.group_dialect",
     "GroupMember": "consumer.group_member",

@@ -92,7 +92,7 @@ async def test_nothing_to_connect_to_is_told(monkeypatch):
         await Consumer("t").start()
 
 
-@pytest.mark.parametrize("topics", [(), ("",), (b"t",), (["a", "b"],)])
+@pytest.mark.parametrize("topics", [("",), (b"t",), (["a", "b"],)])
 def test_topics_that_are_no_names_are_refused(topics):
     """A topic is a name."""
     with pytest.raises(ConfigurationError, match="topic"):

@@ -14,9 +14,10 @@ from penstock.app.handlers import Handler
 from penstock.app.own_topics import make_own_topics
 from penstock.app.publisher import Publisher
 from penstock.config import resolve
-from penstock.consumer.consumer import Consumer, hand_over, read_too
+from penstock.consumer.consumer import Consumer
 from penstock.consumer.hands import Taker
 from penstock.consumer.reader import Reader
+from penstock.consumer.takers import hand_over, read_too
 from penstock.core.positions import Position
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition

@@ -16,7 +16,7 @@ from penstock.config.options import (
     SecurityProtocol,
     TokenProvider,
 )
-from penstock.config.resolution import check_names, parsed_option, resolve
+from penstock.config.resolution import changed, check_names, parsed_option, resolve
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
@@ -27,6 +27,7 @@ __all__ = [
     "RebalanceListener",
     "SecurityProtocol",
     "TokenProvider",
+    "changed",
     "check_names",
     "parsed_option",
     "resolve",

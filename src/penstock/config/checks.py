@@ -25,6 +25,10 @@ def check(config: ConsumerConfig, given: Collection[str]) -> None:
         )
     if config.enable_auto_commit and config.group_id is None:
         raise ConfigurationError("enable_auto_commit=True needs a group_id - there is no group to commit for")
+    if config.reset_offset_on_start and (config.group_id is None or config.offset_reset == "none"):
+        raise ConfigurationError(
+            "reset_offset_on_start=True needs a group_id, and an auto_offset_reset that says where to begin"
+        )
     if config.group_id == "":
         raise ConfigurationError("group_id: an empty name will not do - leave it out to read without a group")
     if config.group_instance_id is not None and config.group_id is None:

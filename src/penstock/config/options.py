@@ -7,6 +7,7 @@ holds the two together. Times are milliseconds here, in seconds everywhere else.
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +34,13 @@ __all__ = [
 
 SecurityProtocol: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism: TypeAlias = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"]
-OffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
+ResetPolicy: TypeAlias = Literal["earliest", "latest", "none"]
+OffsetReset: TypeAlias = ResetPolicy | int | dt.datetime | dt.timedelta
+"""A policy; or the first record that is not older than a time (milliseconds since 1970 will do) or than so long ago."""
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 Ack: TypeAlias = Literal["auto", "manual"]
 OnMetadataTooLarge: TypeAlias = Literal["raise", "blank"]
+WhenTimedOut: TypeAlias = Literal["raise", "stop"]
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
 AssignmentStrategy: TypeAlias = str | Callable[..., Mapping[str, Any]]
@@ -85,10 +89,12 @@ def _option(  # noqa: PLR0913 - one row of a table
     secret: bool = False,
     as_is: bool = False,
     classic: bool = False,
+    live: bool = False,
 ) -> Any:  # noqa: ANN401
     """A row of the declaration; ``as_is`` marks Python objects, which no environment can give.
 
-    ``classic`` marks what the broker decides where ``group_protocol`` is "consumer".
+    ``classic`` marks what the broker decides where ``group_protocol`` is "consumer", ``live`` what may be set anew
+    while a consumer runs.
 
     Kafka's numbers are of 32 bits, so no number is larger unless a row says so.
     """
@@ -99,6 +105,7 @@ def _option(  # noqa: PLR0913 - one row of a table
         "secret": secret,
         "as_is": as_is,
         "classic": classic,
+        "live": live,
     }
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
@@ -110,6 +117,7 @@ class ConsumerConfig:
     # ---- the cluster
     bootstrap_servers: tuple[str, ...] = _option((), "Brokers to ask first, as host:port; any that lives is enough.")
     client_id: str = _option("penstock", "How brokers' logs and quotas name this client.")
+    metric_group_prefix: str = _option("consumer", "How the groups of metrics() begin.")
     hooks: tuple[object, ...] = _option((), "Told of every event: see penstock.observe.hooks.Hook.", as_is=True)
     client_rack: str = _option("", "Where this client is; brokers let it read from the nearest replica (KIP-392).")
     start_timeout_ms: int = _option(20_000, "How long start() tries to reach the cluster.", at_least=1)
@@ -164,7 +172,13 @@ class ConsumerConfig:
 
     # ---- offsets
     auto_offset_reset: OffsetReset | None = _option(
-        None, "Where to begin without a committed offset; 'earliest' with a group, 'latest' without."
+        None,
+        "Where to begin without a committed offset: 'earliest', 'latest', 'none', a time, or a duration back from now;"
+        " 'earliest' with a group, 'latest' without.",
+        live=True,
+    )
+    reset_offset_on_start: bool = _option(
+        False, "Begin there for once, whatever is committed, and commit that at the first assignment."
     )
     enable_auto_commit: bool | None = _option(None, "Commit what is done, now and then; on with a group.")
     auto_commit_interval_ms: int | None = _option(5_000, "How often that is; None: not by time.", at_least=1)
@@ -186,20 +200,35 @@ class ConsumerConfig:
         "As the broker's offset.metadata.max.bytes; room for what is finished behind a commit. 0 leaves that out.",
         at_least=0,
     )
-    isolation_level: IsolationLevel = _option("read_uncommitted", "'read_committed' hides aborted transactions.")
+    isolation_level: IsolationLevel = _option(
+        "read_uncommitted", "'read_committed' hides aborted transactions.", live=True
+    )
 
     exclude_internal_topics: bool = _option(
         True, "A pattern does not match Kafka's own topics; who names one reads it all the same."
     )
 
+    # ---- reading
+    consumer_timeout_ms: int | None = _option(
+        None,
+        "How long a loop, or a call that says nothing else, waits for a record; for ever by default.",
+        at_least=1,
+        live=True,
+    )
+    when_timed_out: WhenTimedOut = _option(
+        "raise", "ConsumerTimeoutError then; or 'stop': a loop ends quietly.", live=True
+    )
+
     # ---- flow
-    fetch_min_bytes: int = _option(1, "A broker answers a fetch when it has this much.", at_least=0)
-    fetch_max_wait_ms: int = _option(500, "Or when so much time has passed.", at_least=0)
-    fetch_max_bytes: int = _option(52_428_800, "At most this much in one answer.", at_least=1)
-    max_partition_fetch_bytes: int = _option(1_048_576, "At most this much of one partition.", at_least=1)
-    max_queued_records: int = _option(2_000, "Decoded records that wait to be handed out.", at_least=1)
-    max_buffered_bytes: int = _option(67_108_864, "Fetched bytes that wait to be decoded.", at_least=1, at_most=None)
-    check_crcs: bool = _option(True, "Check each batch's checksum.")
+    fetch_min_bytes: int = _option(1, "A broker answers a fetch when it has this much.", at_least=0, live=True)
+    fetch_max_wait_ms: int = _option(500, "Or when so much time has passed.", at_least=0, live=True)
+    fetch_max_bytes: int = _option(52_428_800, "At most this much in one answer.", at_least=1, live=True)
+    max_partition_fetch_bytes: int = _option(1_048_576, "At most this much of one partition.", at_least=1, live=True)
+    max_queued_records: int = _option(2_000, "Decoded records that wait to be handed out.", at_least=1, live=True)
+    max_buffered_bytes: int = _option(
+        67_108_864, "Fetched bytes that wait to be decoded.", at_least=1, at_most=None, live=True
+    )
+    check_crcs: bool = _option(True, "Check each batch's checksum.", live=True)
 
     # ---- security
     security_protocol: SecurityProtocol = _option("PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
@@ -226,9 +255,16 @@ class ConsumerConfig:
         return self.group_id is not None if self.enable_auto_commit is None else self.enable_auto_commit
 
     @property
-    def offset_reset(self) -> OffsetReset:
+    def begins_at(self) -> OffsetReset:
         """``auto_offset_reset``, decided."""
-        return self.auto_offset_reset or ("latest" if self.group_id is None else "earliest")
+        if self.auto_offset_reset is not None:
+            return self.auto_offset_reset
+        return "latest" if self.group_id is None else "earliest"
+
+    @property
+    def offset_reset(self) -> ResetPolicy:
+        """The same by name, for whoever cannot look times up: he begins no later at the earliest."""
+        return self.begins_at if isinstance(self.begins_at, str) else "earliest"
 
     @property
     def leaves_on_stop(self) -> bool:
@@ -241,6 +277,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     bootstrap_servers: str | Sequence[str]
     client_id: str
+    metric_group_prefix: str
     hooks: Sequence[object]
     client_rack: str
     start_timeout_ms: int
@@ -271,6 +308,7 @@ class ConsumerOptions(TypedDict, total=False):
     rebalance_listener: RebalanceListener | object | None
     group_error_reactions: Mapping[int, ErrorReaction] | None
     auto_offset_reset: OffsetReset | None
+    reset_offset_on_start: bool
     enable_auto_commit: bool | None
     auto_commit_interval_ms: int | None
     auto_commit_every_records: int | None
@@ -281,6 +319,8 @@ class ConsumerOptions(TypedDict, total=False):
     offset_metadata_max_bytes: int
     isolation_level: IsolationLevel
     exclude_internal_topics: bool
+    consumer_timeout_ms: int | None
+    when_timed_out: WhenTimedOut
     fetch_min_bytes: int
     fetch_max_wait_ms: int
     fetch_max_bytes: int

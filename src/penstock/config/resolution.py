@@ -5,7 +5,9 @@ The environment is ``PENSTOCK_SESSION_TIMEOUT_MS``, or ``PENSTOCK_SASL_PLAIN_PAS
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime as dt
 import difflib
 import operator
 import os
@@ -24,7 +26,7 @@ from penstock.config.checks import check
 from penstock.config.options import ERROR_REACTIONS, ConsumerConfig, RebalanceListener
 from penstock.errors import ConfigurationError
 
-__all__ = ["OLD_SPELLINGS", "check_names", "parsed_option", "resolve"]
+__all__ = ["OLD_SPELLINGS", "changed", "check_names", "parsed_option", "resolve"]
 
 OLD_SPELLINGS: Mapping[str, str] = {
     "auto_commit_enable": "enable_auto_commit",
@@ -111,6 +113,23 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
     return config
 
 
+def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
+    """``config`` with ``options`` set anew while a consumer runs; all or none.
+
+    Raises:
+        ConfigurationError: one is unknown, has a wrong value, contradicts another, or cannot be set any more.
+    """
+    check_names(options)
+    for name in options:
+        if not _FIELDS[name].metadata["live"]:
+            able = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
+            raise ConfigurationError(f"{name} stays for a consumer's life - make a new one; these can change: {able}")
+    values: dict[str, Any] = {name: _typed(name, value, name) for name, value in options.items()}
+    found = dataclasses.replace(config, **values)
+    check(found, options.keys())
+    return found
+
+
 def _filled_in(template: str, environ: Mapping[str, str]) -> str:
     """``group_instance_id`` with what it has to differ by."""
     known = {"hostname": platform.node(), "worker": environ.get("PENSTOCK_WORKER", "0"), "pid": str(os.getpid())}
@@ -163,7 +182,7 @@ def _parsed(name: str, text: str, variable: str) -> object:
         return text
     if kind == tuple[str, int] | None:
         return split_address(text, variable, default_port=0)
-    if name == "partition_assignment_strategy":
+    if name in {"partition_assignment_strategy", "auto_offset_reset"}:
         return text
     try:
         return msgspec.convert(text.strip(), kind, strict=False)
@@ -176,6 +195,8 @@ def _typed(name: str, value: object, where: str) -> object:
     metadata = _FIELDS[name].metadata
     if name == "partition_assignment_strategy":
         return _strategies(value, where)
+    if name == "auto_offset_reset":
+        return _reset(value, where)
     shown = "the given value" if metadata["secret"] else repr(value)
     if metadata["as_is"]:
         is_one, wanted = _OBJECTS[name]
@@ -206,6 +227,29 @@ def _strategies(value: object, where: str) -> tuple[object, ...]:
     if not isinstance(several, Sequence) or not all(isinstance(one, str) or callable(one) for one in several):
         raise ConfigurationError(f"{where}: {value!r} will not do: it has to be names or functions, one or several")
     return tuple(several)
+
+
+def _time_in(text: str) -> object:
+    """A time, or a duration, as ISO 8601 writes them, or milliseconds."""
+    for kind in (int, dt.datetime, dt.timedelta):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(text.strip(), kind, strict=False)
+    return text
+
+
+def _reset(value: object, where: str) -> object:
+    """A policy, or a time or duration; outside of Python as ISO 8601 writes them."""
+    if value is None or value in {"earliest", "latest", "none"}:
+        return value
+    given = _time_in(value) if isinstance(value, str) else value
+    is_number = isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
+    is_time = isinstance(given, dt.datetime) and given.tzinfo is not None
+    if is_number or is_time or (isinstance(given, dt.timedelta) and given >= dt.timedelta(0)):
+        return given
+    raise ConfigurationError(
+        f"{where}: {value!r} will not do: it has to be one of 'earliest', 'latest', 'none', or a time with its zone"
+        " (2026-01-31T12:00:00Z), or how long ago (PT12H)"
+    )
 
 
 def _wanted(hint: Any) -> str:  # noqa: ANN401 - any type of an option

@@ -7,28 +7,39 @@ from typing import TypeAlias
 
 from penstock.consumer.offsets import is_offset
 from penstock.consumer.patterns import TopicPattern, checked_pattern
+from penstock.consumer.times import start_of
+from penstock.core.placing import Wished
+from penstock.core.starts import Start, Whence
 from penstock.errors import ConfigurationError
 from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ToCommit", "check_offset", "checked_partitions", "checked_subscription", "with_metadata"]
+__all__ = [
+    "ToCommit",
+    "check_offset",
+    "checked_count",
+    "checked_partitions",
+    "checked_subscription",
+    "default_start",
+    "with_metadata",
+]
 
 ToCommit: TypeAlias = Mapping[TopicPartition, int | OffsetAndMetadata] | Iterable[TopicPartition]
 """Offsets of the caller's choice, or the partitions of which all that is done is meant."""
 
 
 def checked_subscription(
-    topics: Iterable[object], pattern: object, group_protocol: str
+    topics: Iterable[object], pattern: object, group_protocol: str, *, may_be_none: bool = False
 ) -> tuple[frozenset[str], TopicPattern | None]:
     """The topics, or the pattern.
 
     Raises:
-        ConfigurationError: neither is given, or both, or one of them is none.
+        ConfigurationError: neither is given (unless that ``may_be_none``), or both, or one of them is none.
     """
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
-    if (pattern is None) is not bool(names):
+    if (pattern is None) is not bool(names) and not (may_be_none and pattern is None):
         raise ConfigurationError("which topics? - Consumer('orders', ...), or Consumer(pattern='orders[.].*', ...)")
     return frozenset(map(str, names)), None if pattern is None else checked_pattern(pattern, group_protocol)
 
@@ -63,6 +74,35 @@ def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition
             raise ConfigurationError(f"{one!r} is no partition - give TopicPartition('orders', 0)")
         given.add(one)
     return frozenset(given)
+
+
+def checked_count(given: int | None, default: int, least: int = 1) -> int:
+    """How many records are wanted at most.
+
+    Raises:
+        ConfigurationError: that many cannot be.
+    """
+    count = default if given is None else given
+    if count < 1:
+        raise ConfigurationError(f"max_records={given} will not do: it has to be at least 1")
+    if not 1 <= least <= count:
+        raise ConfigurationError(f"min_records={least} will not do: it has to be at least 1, and at most max_records")
+    return count
+
+
+def default_start(at: object, tail: object) -> Wished:
+    """Where partitions begin of which nothing else is said.
+
+    Raises:
+        ConfigurationError: that is no place to begin at.
+    """
+    if tail is None:
+        return start_of(at)
+    if at is not None or not is_offset(tail):
+        raise ConfigurationError(
+            f"tail={tail!r} will not do: it has to be a number of records, and at= has to be left out"
+        )
+    return Start(Whence.LATEST, shift=-int(str(tail)))
 
 
 def check_offset(offset: object) -> None:

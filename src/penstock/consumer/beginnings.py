@@ -1,4 +1,4 @@
-"""Where to begin when no position is good: by policy, from what the partitions' leaders say of their logs."""
+"""Where to begin when no position is good: by policy or by wish, from what the leaders say of their logs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import anyio
 
 from penstock.config import ConsumerConfig
 from penstock.consumer.chunk import Chunk
-from penstock.consumer.offsets import EARLIEST, LATEST, by_leader, list_offsets
+from penstock.consumer.offsets import by_leader, list_offsets
 from penstock.consumer.picture import Picture
 from penstock.consumer.reader import Reader
+from penstock.consumer.times import now_ms
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.positions import Position, Positions
+from penstock.core.starts import Start, Whence
 from penstock.errors import BrokerConnectionError, BrokerError, OffsetOutOfRangeError
 from penstock.messages import ListedOffset
 from penstock.net.cluster import Cluster
@@ -25,7 +27,24 @@ from penstock.records import TopicPartition
 
 __all__ = ["Beginnings"]
 
-_TIME_OF = {"earliest": EARLIEST, "latest": LATEST}
+
+class _Search:
+    """What is known by now of where one position begins."""
+
+    def __init__(self, position: Position) -> None:
+        assert position.reset_to is not None
+        self.position, self.epoch = position, position.epoch
+        self.start: Start = position.reset_to.fixed(now_ms())
+        self.known: dict[int, ListedOffset] = {}
+
+    @property
+    def question(self) -> int | None:
+        return self.start.question(self.known)
+
+    @property
+    def counts(self) -> bool:
+        """Whether nobody has begun elsewhere meanwhile."""
+        return self.position.epoch == self.epoch and self.position.reset_to is not None
 
 
 class Beginnings:
@@ -43,14 +62,18 @@ class Beginnings:
     ) -> None:
         self._cluster, self._positions, self._reader = cluster, positions, reader
         self._picture, self._observer, self._on_found = picture, observer, on_found
-        self._isolation_level = int(config.isolation_level == "read_committed")
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self.reconfigure(config)
         self._news = Wake()
         self._busy: set[int] = set()
         """Leaders that are being asked, or wait out a pause."""
         self._failures: dict[int, int] = {}
         self._round = asyncio.Event()
         """Set when something was found, and then replaced, for any number of those who wait."""
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from now on."""
+        self._isolation_level = int(config.isolation_level == "read_committed")
 
     def wake(self) -> None:
         """A position may be waiting, or one may be good that was not."""
@@ -69,7 +92,7 @@ class Beginnings:
             while True:
                 waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
                 for position in waiting.values():
-                    if position.reset_to == "none":
+                    if position.reset_to is not None and position.reset_to.whence is Whence.NONE:
                         self._refuse(position)
                 led, leaderless = by_leader(self._cluster, (p for p, at in waiting.items() if at.reset_to is not None))
                 if leaderless:
@@ -87,21 +110,25 @@ class Beginnings:
         position.reset_to = None
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
-        """Ask one leader; after a failure, not again before a pause."""
-        asked = {position.partition: (position, position.epoch) for position in waiting}
-        wanted = {partition: _TIME_OF[position.reset_to or "latest"] for partition, (position, _) in asked.items()}
-        found: dict[TopicPartition, ListedOffset] = {}
+        """Ask one leader, question after question; after a failure, not again before a pause."""
+        searches = {position.partition: _Search(position) for position in waiting}
         refused: list[BrokerError] = []
-        is_answered = True
-        try:
-            found, refused = await list_offsets(self._cluster, leader_id, wanted, isolation_level=self._isolation_level)
-        except BrokerConnectionError:
-            is_answered = False
-        for partition, offset in found.items():
-            position, epoch = asked[partition]
-            if position.epoch == epoch and position.reset_to is not None:
-                self._begin(position, offset)
-        if found:
+        is_answered, is_found = True, False
+        while is_answered and not refused and (wanted := _questions(searches)):
+            found: dict[TopicPartition, ListedOffset] = {}
+            try:
+                found, refused = await list_offsets(
+                    self._cluster, leader_id, wanted, isolation_level=self._isolation_level
+                )
+            except BrokerConnectionError:
+                is_answered = False
+            for partition, offset in found.items():
+                search = searches[partition]
+                search.known[wanted[partition]] = offset
+                if search.question is None and search.counts:
+                    self._begin(search)
+                    is_found = True
+        if is_found:
             self._on_found()
         if refused or not is_answered:
             await self._try_later(leader_id, refused)
@@ -118,9 +145,15 @@ class Beginnings:
         failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
-    def _begin(self, position: Position, found: ListedOffset) -> None:
-        before, policy = position.reset_from, position.reset_to or ""
-        position.begin(found.offset, found.leader_epoch)
-        if before is not None or position.committed is not None:
-            lost = found.offset - before if before is not None and found.offset > before else None
-            self._observer.tell(OffsetReset(position.partition, before, found.offset, policy, lost))
+    def _begin(self, search: _Search) -> None:
+        position, (offset, leader_epoch) = search.position, search.start.place(search.known)
+        before, policy = position.reset_from, str(position.reset_to)
+        position.begin(offset, leader_epoch)
+        if before is not None:
+            lost = offset - before if offset > before else None
+            self._observer.tell(OffsetReset(position.partition, before, offset, policy, lost))
+
+
+def _questions(searches: dict[TopicPartition, _Search]) -> dict[TopicPartition, int]:
+    asked = {partition: search.question for partition, search in searches.items()}
+    return {partition: question for partition, question in asked.items() if question is not None}

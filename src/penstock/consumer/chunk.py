@@ -54,6 +54,14 @@ class Chunk:
             return taken + self._decode(position, count - len(taken))
         return self._decode(position, count)
 
+    def expected(self, position: int) -> int:
+        """How many records it has from ``position`` on, at most; an error is something to be told, too."""
+        if self._error is not None:
+            return 1
+        if self._batch is None:
+            return len(self._returned)
+        return max(0, self.next_offset - max(position, self._batch.base_offset))
+
     def give_back(self, records: Sequence[Record]) -> None:
         """Records that were taken and not used; they come first again."""
         self._returned = [*records, *self._returned]

@@ -39,6 +39,7 @@ from penstock.observe.events import (
     CommitCallbackFailed,
     CommitFailed,
     CommitTextDropped,
+    GroupAnswered,
     OffsetMapDropped,
     OffsetsCommitted,
 )
@@ -265,6 +266,7 @@ class Committer:
             )
         try:
             coordinator = await self._cluster.coordinator(self._group_id)
+            asked_at = asyncio.get_running_loop().time()
             answer = await coordinator.send(
                 OffsetCommitRequest(
                     self._group_id,
@@ -281,6 +283,8 @@ class Committer:
         except MalformedMessageError as error:
             self._cluster.forget_coordinator(self._group_id, str(error))
             raise BrokerConnectionError(str(error)) from error
+        took_s = asyncio.get_running_loop().time() - asked_at
+        self._observer.tell(GroupAnswered(self._group_id, "Commit", took_s))
         codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
         taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
         self._commits.acknowledged(snapshot, taken, [one for one in taken if not left[one].metadata])

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self, cast, overload
+from typing import Self, cast, overload
 
 from typing_extensions import Unpack
 
-from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
-from penstock.consumer.arguments import ToCommit, check_offset, checked_partitions, checked_subscription, with_metadata
+from penstock.config import ConsumerConfig, ConsumerOptions, changed, check_names, resolve
+from penstock.consumer.arguments import (
+    ToCommit,
+    checked_count,
+    checked_partitions,
+    checked_subscription,
+    default_start,
+    with_metadata,
+)
+from penstock.consumer.batches import Batches
 from penstock.consumer.engine import Engine
-from penstock.consumer.hands import Taker
 from penstock.consumer.not_started import NotStarted
-from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.overview import (
+    ConsumerHealth,
+    ConsumerOffsets,
+    ConsumerStatistics,
+    Kind,
+    Lag,
+    offsets_of,
+    one_kind,
+)
 from penstock.consumer.ownership import in_callback
+from penstock.consumer.patience import or_stop, within, within_patience
 from penstock.consumer.reader import Reader
+from penstock.consumer.streams import Streams
 from penstock.consumer.supervisor import Supervisor
-from penstock.core.offset_map import decode
-from penstock.core.positions import Position
-from penstock.errors import ConfigurationError, ConsumerStateError, RequestTimedOutError
+from penstock.consumer.times import Time, start_at_time, start_of
+from penstock.core.metrics import MetricName
+from penstock.core.placing import wishes
+from penstock.core.seeks import SeekFrom
+from penstock.errors import ConfigurationError, ConsumerStateError
 from penstock.observe.hooks import Hook, Observer
-from penstock.records import OffsetAndMetadata, Record, TopicPartition
+from penstock.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
-__all__ = ["Consumer", "ConsumerStatistics", "hand_over", "read_too"]
-
-
-class ConsumerStatistics(NamedTuple):
-    """What a consumer holds right now."""
-
-    queued_records: int
-    """Decoded and not handed out; at most ``max_queued_records``."""
-    buffered_bytes: int
-    """Fetched and not decoded."""
-    reserved_bytes: int
-    """Kept free for fetches under way; with what is buffered at most ``max_buffered_bytes``."""
-    ignored_maps: int
-    """Commits found at takeovers with metadata that are not ours, or cannot be read; see ``OffsetMapIgnored``."""
+__all__ = ["Consumer"]
 
 
 class Consumer:
@@ -53,7 +57,7 @@ class Consumer:
     ``ack="manual"`` each is done when ``ack(record)`` says so, in any order and from any task.
 
     Args:
-        topics: names of the topics to read.
+        topics: names of the topics to read; without any, ``subscribe()`` or ``assign()`` say later what to read.
         pattern: or a regular expression: all topics whose whole name it matches, those made later too. The broker
             reads it, as RE2, where ``group_protocol`` is "consumer"; elsewhere Python does.
         options: see ``ConsumerOptions``; those not given come from ``PENSTOCK_…`` variables, then from defaults.
@@ -69,11 +73,12 @@ class Consumer:
         self._options = dict(options)
         check_names(self._options)
         config = resolve(self._options)
-        self._topics, self._pattern = checked_subscription(topics, pattern, config.group_protocol)
+        self._topics, self._pattern = checked_subscription(topics, pattern, config.group_protocol, may_be_none=True)
         self._config: ConsumerConfig | None = None
         self._engine: Engine | None = None
         self._supervisor: Supervisor | None = None
         self._reader: Reader | NotStarted = NotStarted()
+        self._streams: Streams | None = None
         self._is_stopped = False
 
     def __repr__(self) -> str:
@@ -85,7 +90,11 @@ class Consumer:
 
     @property
     def _what(self) -> str:
-        return ", ".join(sorted(self._topics)) if self._pattern is None else f"of /{self._pattern.pattern}/"
+        return (
+            ", ".join(sorted(self._topics)) or "of nothing"
+            if self._pattern is None
+            else f"of /{self._pattern.pattern}/"
+        )
 
     def __del__(self) -> None:
         supervisor = getattr(self, "_supervisor", None)
@@ -161,12 +170,7 @@ class Consumer:
         for record in reader.slice:
             reader.hand = record
             return record
-        try:
-            return await reader.next_record()
-        except ConsumerStateError:
-            if self._is_stopped:
-                raise StopAsyncIteration from None
-            raise
+        return await or_stop(reader.next_record, self._config, self._has_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -178,13 +182,11 @@ class Consumer:
         """The next record; the one before is done.
 
         Args:
-            timeout_ms: how long to wait; for ever when nothing is said.
-
-        Returns:
-            The record, or None when none came in time.
+            timeout_ms: how long to wait; then None is the answer. By default ``consumer_timeout_ms``, or for ever.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
             PenstockError: whatever has happened in the background and ends the reading.
         """
         self._check_readable()
@@ -193,57 +195,77 @@ class Consumer:
             reader.hand = record
             return record
         if timeout_ms is None:
-            return await reader.next_record()
-        waiting = asyncio.timeout(timeout_ms / 1000)
-        try:
-            async with waiting:
-                return await reader.next_record()
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-            return None
+            return await within_patience(reader.next_record, self._started.config.consumer_timeout_ms)
+        return await within(reader.next_record, timeout_ms)
 
-    async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
+    async def getmany(
+        self, *, max_records: int | None = None, timeout_ms: int | None = None, min_records: int = 1
+    ) -> list[Record]:
         """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
 
         Args:
             max_records: ``max_queued_records`` when nothing is said.
-            timeout_ms: how long to wait for the first; for ever when nothing is said, 0 takes what is there.
-
-        Returns:
-            The records, in order within each partition; an empty list when none came in time.
+            timeout_ms: how long to wait; then what is there is the answer, if only an empty list; 0 does not wait. By
+                default ``consumer_timeout_ms``, or for ever.
+            min_records: wait for so many, or for as many as there is room for.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
             PenstockError: whatever has happened in the background and ends the reading.
         """
         self._check_readable()
-        count = self._started.config.max_queued_records if max_records is None else max_records
-        if count < 1:
-            raise ConfigurationError(f"max_records={max_records} will not do: it has to be at least 1")
-        waiting = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000)
-        try:
-            async with waiting:
-                return await self._reader.next_records(count)
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-            return []
+        config, reader = self._started.config, self._started.reader
+        count = checked_count(max_records, config.max_queued_records, min_records)
+        wanted = reader.next_records if min_records == 1 else partial(reader.next_full, min_records)
+        if timeout_ms is None:
+            return await within_patience(partial(wanted, count), config.consumer_timeout_ms)
+        found = await within(partial(wanted, count), timeout_ms)
+        return found if found is not None else reader.take_now(count) if min_records > 1 else []
+
+    def batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches:
+        """``async for batch in consumer.batches(...)``: lists of records; each is done when the next is asked for.
+
+        One has at most ``max_records``, and what came within ``max_wait_ms`` of its first record.
+        """
+        self._check_readable()
+        reader = self._started.reader
+        count = checked_count(max_records, self._started.config.max_queued_records)
+        batch = partial(reader.next_batch, count, max_wait_ms / 1000)
+        return Batches(partial(or_stop, batch, self._config, self._has_stopped))
+
+    def streams(self) -> Streams:
+        """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
+
+        Each may be read by a task of its own. A record is done when its own stream is asked for the next one, and the
+        stream ends when its partition is given back. There is no other way of reading beside it.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or somebody reads in another way.
+            ConfigurationError: ``ack="manual"``, which is another way of saying what is done.
+        """
+        self._check_readable()
+        config, engine = self._started.config, self._started
+        if config.ack != "auto":
+            raise ConfigurationError("ack='manual' is for the other ways of reading: a stream's record has its own ack")
+        if self._streams is not None:
+            raise ConsumerStateError("streams() was called before - one loop gives all streams")
+        streams = Streams(engine.positions, engine.reader, config.max_queued_records, config.consumer_timeout_ms)
+        engine.reader.hand_over_to(streams)
+        self._streams = streams
+        return streams
 
     def ack(self, record: Record) -> bool:
         """Say that a record in hand is done without asking for the next one.
 
         In a batch, what came before it in its partition is done too. With ``ack="manual"`` it alone is done, in any
         order: the commit follows the lowest record that is not, and says which behind it are. ``record`` is the object
-        that was handed out, and no copy.
-
-        Returns:
-            False when the record is not in hand any more: its partition went, or it was done already.
-
-        Raises:
-            ConsumerStateError: not started.
+        that was handed out, and no copy. False when it is not in hand any more: its partition went, or it was done.
         """
-        return not self._is_stopped and self._started.reader.acknowledge(record)
+        if self._is_stopped:
+            return False
+        taker = self._streams
+        return self._started.reader.acknowledge(record) if taker is None else taker.acknowledge(record)
 
     # ---- offsets -----------------------------------------------------------------------------------------------
 
@@ -285,15 +307,9 @@ class Consumer:
             BrokerConnectionError: nobody answers in time.
         """
         engine = self._started
-        group_id = engine.config.group_id
-        if group_id is None:
+        if engine.config.group_id is None:
             raise ConsumerStateError("committed() needs a group_id - there is no group that commits")
-        found = await engine.cluster.retrying(
-            partial(committed_offsets, engine.cluster, group_id, list(partitions)),
-            timeout_s=engine.config.default_api_timeout_ms / 1000,
-            what=f"reading the committed offsets of group {group_id!r}",
-        )
-        return {at: one._replace(metadata=decode(one.metadata, one.offset).user_text) for at, one in found.items()}
+        return await engine.asking.committed(engine.config.group_id, checked_partitions(partitions))
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out.
@@ -302,29 +318,116 @@ class Consumer:
             ConsumerStateError: not started, stopped, or the partition is not assigned.
             RequestTimedOutError: it could not be found out where to begin within ``default_api_timeout_ms``.
         """
-        engine = self._started
-        engine.reader.sync()
-        position = self._assigned(partition)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(engine.config.default_api_timeout_ms / 1000):
-                await engine.beginnings.found(position)
-        if position.delivered is None:
-            raise RequestTimedOutError(f"no position of {partition} yet - its leader does not say where the log begins")
-        return position.delivered
+        return await self._started.seeking.position(partition)
 
-    async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read from ``offset`` on; what was fetched of the partition is dropped.
+    async def seek(
+        self,
+        partition: TopicPartition | Iterable[TopicPartition],
+        offset: int,
+        *,
+        whence: SeekFrom = "offset",
+        spread: bool = False,
+    ) -> dict[TopicPartition, int]:
+        """Read on at ``offset``; what was fetched is dropped, what is in hand is not done. Gives where that is.
+
+        With another ``whence``, it is so many records behind the first one ("earliest"), the next one ("current") or
+        the last one ("latest"), before it when negative, and never out of the log. With ``spread`` that number is a
+        total, dealt out to several partitions.
 
         Raises:
             ConsumerStateError: not started, stopped, or the partition is not assigned.
-            ConfigurationError: it is no offset.
+            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+        """
+        among = [partition] if isinstance(partition, TopicPartition) else checked_partitions(partition)
+        return await self._started.seeking.seek(among, offset, whence, spread=spread)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """Read on at the first record there is, of all that are assigned when none is named; gives where that is."""
+        return await self.seek(partitions or self.assignment(), 0, whence="earliest")
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """Read on behind the last record there is, of all that are assigned when none is named; gives where that is."""
+        return await self.seek(partitions or self.assignment(), 0, whence="latest")
+
+    async def seek_to_time(self, time: Time, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """Read on at the first record that is not older than ``time``; at the end where there is none.
+
+        A time is milliseconds since 1970, a datetime with a time zone, or a timedelta: so long ago.
+        """
+        start, seeking = start_at_time(time), self._started.seeking
+        return await seeking.go(dict.fromkeys(partitions or self.assignment(), start))
+
+    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that each partition has, assigned or not; UnknownTopicError when there is no such one."""
+        return await self._started.asking.beginnings(checked_partitions(partitions))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset that the next record of each partition will have; see ``beginning_offsets``."""
+        return await self._started.asking.ends(checked_partitions(partitions))
+
+    async def offsets_for_times(
+        self, times: Mapping[TopicPartition, Time]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition that is not older than its time, None where there is none."""
+        checked_partitions(times)
+        return await self._started.asking.at_times({one: start_at_time(time) for one, time in times.items()})
+
+    async def lag(self, *partitions: TopicPartition) -> Lag:
+        """How many records are there and not handed out, of each partition (all, when none is named) and in sum."""
+        wanted = partitions or self.assignment()
+        ends = await self.end_offsets(wanted)
+        behind = {one: max(0, ends[one] - await self.position(one)) for one in wanted}
+        return Lag(behind, sum(behind.values()))
+
+    @overload
+    def offsets(self, kind: None = None) -> ConsumerOffsets: ...
+
+    @overload
+    def offsets(self, kind: Kind) -> dict[TopicPartition, int]: ...
+
+    def offsets(self, kind: Kind | None = None) -> ConsumerOffsets | dict[TopicPartition, int]:
+        """How far each partition is: handed out ("fetch"), in the log ("highwater"), committed ("commit"), "done"."""
+        self._started.reader.sync()
+        found = offsets_of(self._started.positions)
+        return found if kind is None else one_kind(found, kind)
+
+    # ---- what is read ------------------------------------------------------------------------------------------
+
+    async def assign(self, *what: object, at: object = None, tail: int | None = None) -> None:
+        """Read these partitions, as a member of nothing, in place of those of before; nothing at all: read none.
+
+        With a ``group_id`` the group is a store of offsets and nothing more, and must not have members.
+
+        Args:
+            what: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]}, {("topic", 0): offset},
+                and lists of these; in place of an offset, whatever ``at`` may be.
+            at: "earliest", "latest", an offset, a datetime, a timedelta (so long ago), or "committed": where the group
+                has committed, and else as ``auto_offset_reset`` says. That is the default.
+            tail: or so many records before the end of each partition.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or topics are subscribed to.
+            ConfigurationError: that names no partition, or no place to begin at.
+            UnknownTopicError: there is no such partition; nothing has changed then.
+        """
+        await self._started.assign(wishes(what, default_start(at, tail), start_of))
+
+    async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
+        """Read these topics, or those that match ``pattern``, in place of what was subscribed to before.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or partitions are assigned by hand.
+            UnknownTopicError: a topic does not exist; nothing has changed then.
         """
         engine = self._started
-        position = self._assigned(partition)
-        check_offset(offset)
-        engine.reader.drop([partition])
-        position.begin(offset)
-        engine.positions_changed()
+        names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
+        await engine.subscribe(names, checked)
+        self._topics, self._pattern = names, checked
+
+    async def unsubscribe(self) -> None:
+        """Read nothing: leave the group, or let go of what was assigned; what is done is committed."""
+        await self._started.unsubscribe()
+        self._topics, self._pattern = frozenset(), None
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that are this consumer's now."""
@@ -357,11 +460,23 @@ class Consumer:
         """The partitions that are paused."""
         return frozenset(position.partition for position in self._started.positions if position.is_paused)
 
+    async def reconfigure(self, **options: Unpack[ConsumerOptions]) -> None:
+        """Set options anew while it runs, all or none; ConfigurationError for those that stay for its life."""
+        config = changed(self._started.config, options)
+        self._started.reconfigure(config)
+        self._config = config
+
+    def health(self) -> ConsumerHealth:
+        """How it is, as a member and at all."""
+        return self._started.health()
+
+    def metrics(self) -> dict[MetricName, float]:
+        """A snapshot of what was measured, under the names that Kafka's own consumer has for it."""
+        return self._started.metrics()
+
     def statistics(self) -> ConsumerStatistics:
         """What it holds right now."""
-        engine = self._started
-        reader, buffer = engine.reader, engine.buffer
-        return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
+        return self._started.statistics()
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -373,30 +488,12 @@ class Consumer:
             raise ConsumerStateError("this consumer was stopped - make a new one")
         return self._engine
 
-    def _assigned(self, partition: TopicPartition) -> Position:
-        position = self._started.positions.get(partition)
-        if position is None:
-            owned = ", ".join(sorted(map(str, self._started.positions.partitions))) or "none"
-            raise ConsumerStateError(f"{partition} is not assigned to this consumer (assigned now: {owned})")
-        return position
+    def _has_stopped(self) -> bool:
+        return self._is_stopped
 
     def _check_readable(self) -> None:
         _ = self._started
         if in_callback.get():
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
-
-
-def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Have a consumer that names its topics read these too, from when they are there on; before it is started."""
-    if consumer._pattern is None:  # noqa: SLF001 - this room's own
-        consumer._optional = frozenset(topics) - consumer._topics  # noqa: SLF001
-        consumer._topics |= consumer._optional  # noqa: SLF001
-
-
-def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
-    """Have ``taker`` read from a started consumer instead of its user: the reader, and how much may be queued."""
-    engine = consumer._started  # noqa: SLF001 - this room's own
-    if engine.config.ack != "auto":
-        raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
-    engine.reader.hand_over_to(taker)
-    return engine.reader, engine.config.max_queued_records
+        if self._started.reads_nothing:
+            raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

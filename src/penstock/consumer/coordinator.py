@@ -113,9 +113,20 @@ class Coordinator:
         """Who this member is to the broker."""
         return self._machine.identity
 
+    @property
+    def heartbeat_age_s(self) -> float:
+        """How long ago the group has last said that it knows us."""
+        return self._machine.heartbeat_age_s(self._loop.time())
+
     def committing_as(self) -> Identity | None:
         """Who commits; None while the group counts us in no generation."""
         return self._machine.identity if self._machine.is_member else None
+
+    def resubscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+        """Ask the group for other topics."""
+        self.topics, self._pattern = topics, pattern
+        self._receive(Resubscribed(topics))
+        self.picture_changed()
 
     # ---- being told --------------------------------------------------------------------------------------------
 

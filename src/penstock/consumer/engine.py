@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
+from functools import partial
 
 import anyio
 
 from penstock.config import ConsumerConfig
+from penstock.consumer.asking import TOPIC_GRACE_S, Asking, check_topics
+from penstock.consumer.assigning import Assigning
 from penstock.consumer.beginnings import Beginnings
 from penstock.consumer.chunk import Chunk
 from penstock.consumer.committer import Committer
 from penstock.consumer.coordinator import Coordinator
 from penstock.consumer.fetcher import Fetcher
 from penstock.consumer.map_watch import MapWatch
+from penstock.consumer.measuring import Measuring
+from penstock.consumer.overview import ConsumerHealth, ConsumerStatistics
 from penstock.consumer.ownership import Ownership
 from penstock.consumer.patterns import BrokerPattern, TopicPattern
 from penstock.consumer.picture import Picture
+from penstock.consumer.policy import Policy
+from penstock.consumer.pulse import Pulse
 from penstock.consumer.reader import Reader
+from penstock.consumer.seeking import Seeking
 from penstock.consumer.solo import Solo
 from penstock.consumer.supervisor import Supervisor
+from penstock.consumer.times import now_ms, start_by_policy
+from penstock.consumer.wake import Wake
 from penstock.core.buffer import Buffer
 from penstock.core.commits import Commits
 from penstock.core.membership import Identity
+from penstock.core.metrics import MetricName
+from penstock.core.placing import Wish
 from penstock.core.positions import Positions
-from penstock.error_codes import RETRIABLE, ErrorCode
-from penstock.errors import ConsumerStateError, PenstockError, broker_error
+from penstock.errors import ConsumerStateError, PenstockError
 from penstock.net.cluster import Cluster
 from penstock.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from penstock.observe.hooks import Observer
@@ -33,9 +45,6 @@ from penstock.observe.hooks import Observer
 __all__ = ["Engine"]
 
 _numbers = itertools.count(1)
-
-_TOPIC_GRACE_S = 5.0
-"""How long a topic that nobody knows may take to appear; it may have been made just now."""
 
 
 class Engine:
@@ -50,9 +59,15 @@ class Engine:
         observer: Observer,
         optional: frozenset[str] = frozenset(),
     ) -> None:
-        self.config, self.topics, self._pattern, self._observer = config, topics, pattern, observer
+        self.config, self.topics, self._pattern = config, topics, pattern
+        self._pulse = Pulse()
+        clock = asyncio.get_running_loop().time
+        self._measuring = Measuring(config.metric_group_prefix, config.client_id, config.group_id, clock)
+        self._observer = observer = observer.with_hooks(self._pulse, self._measuring)
         self._optional = optional
         """Topics that need not be there yet."""
+        self._consumer = consumer
+        self.policy = Policy.of_option(config.begins_at)
         self.failure: PenstockError | None = None
         self._failed = asyncio.Event()
         self.cluster = Cluster(config, observer)
@@ -78,18 +93,57 @@ class Engine:
             self.reader,
             self.picture,
             observer,
+            self.policy,
             self.beginnings.wake,
         )
         self.committer: Committer | None = None
         self.coordinator: Coordinator | None = None
         self._solo: Solo | None = None
-        if config.group_id is None:
-            assert not isinstance(pattern, BrokerPattern), "there is no broker that deals without a group"
-            self._solo = Solo(config, self.cluster, self.positions, self.topics, pattern, self.positions_changed)
-        else:
-            self._join(config, consumer)
+        self.is_assigning = False
+        """Whether the partitions are of the user's own choice."""
+        self._news = Wake()
+        self._left = asyncio.Event()
+        self.asking = Asking(
+            self.cluster,
+            config.default_api_timeout_ms / 1000,
+            lambda: int(self.config.isolation_level == "read_committed"),
+            now_ms,
+        )
+        self.seeking = Seeking(
+            self.positions,
+            self.reader,
+            self.beginnings,
+            self.positions_changed,
+            config.default_api_timeout_ms / 1000,
+        )
+        if config.group_id is not None:
+            self._begin_commits(config)
+        self.assigning = Assigning(
+            config,
+            self.cluster,
+            self.positions,
+            self.reader,
+            self.asking,
+            self.beginnings,
+            self.policy,
+            self.committer,
+            self.positions_changed,
+        )
+        if topics or pattern is not None:
+            self._follow(topics, pattern)
 
-    def _join(self, config: ConsumerConfig, consumer: object) -> None:
+    def _follow(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+        """Read topics, as a member of the group or by ourselves."""
+        self.topics, self._pattern = topics, pattern
+        if self.config.group_id is not None:
+            self._join(self.config)
+        else:
+            assert not isinstance(pattern, BrokerPattern), "there is no broker that deals without a group"
+            self._solo = Solo(
+                self.policy, self.cluster, self.positions, self.reader, topics, pattern, self.positions_changed
+            )
+
+    def _begin_commits(self, config: ConsumerConfig) -> None:
         self.committer = Committer(
             config,
             self.cluster,
@@ -99,6 +153,9 @@ class Engine:
             self._committing_as,
             self._commit_refused,
         )
+
+    def _join(self, config: ConsumerConfig) -> None:
+        assert self.committer is not None
         ownership = Ownership(
             config,
             self.cluster,
@@ -106,7 +163,9 @@ class Engine:
             self.reader,
             self.committer,
             self._observer,
-            consumer,
+            self.policy,
+            self.beginnings,
+            self._consumer,
             self.positions_changed,
         )
         member = f"{config.client_id}-{next(_numbers)}"
@@ -139,20 +198,16 @@ class Engine:
         timeout_s = self.config.start_timeout_ms / 1000
         self.cluster.watch(self, self.topics if self._pattern is None else None)
         await self.cluster.retrying(self.cluster.bootstrap, timeout_s=timeout_s, what="reaching the cluster")
-        await self.cluster.retrying(
-            self._check_topics, timeout_s=min(timeout_s, _TOPIC_GRACE_S), what="looking for the topics"
-        )
+        await self._see_topics(self.topics - self._optional, timeout_s)
 
-    async def _check_topics(self) -> None:
-        topology = self.cluster.topology
-        for name in self.topics - self._optional:
-            code = topology.errors.get(name)
-            if code is None and name not in topology.topics:
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if code and code != ErrorCode.LEADER_NOT_AVAILABLE:
-                if code in RETRIABLE:
-                    await self.cluster.refresh()
-                raise broker_error(code, f"topic {name!r}")
+    async def _see_topics(self, topics: frozenset[str], timeout_s: float) -> None:
+        """See that topics exist, and remember how large they are."""
+        await self.cluster.retrying(
+            partial(check_topics, self.cluster, topics),
+            timeout_s=min(timeout_s, TOPIC_GRACE_S),
+            what="looking for the topics",
+        )
+        self.policy.saw({name: len(topic.partitions) for name, topic in self.cluster.topology.topics.items()})
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
         self._picture_changed()
@@ -162,24 +217,98 @@ class Engine:
             tasks.start_soon(self.beginnings.run_resets)
             if self.committer is not None:
                 tasks.start_soon(self.committer.run_commits)
-            if self.coordinator is None:
-                await stopping.wait()
-            else:
-                await self._be_a_member(self.coordinator, stopping)
+            tasks.start_soon(self._leave_when, stopping)
+            await self._be_whatever_is_asked(stopping)
             tasks.cancel_scope.cancel()
 
-    async def _be_a_member(self, coordinator: Coordinator, stopping: asyncio.Event) -> None:
-        async with anyio.create_task_group() as tasks:
+    async def _leave_when(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        self._news.set()
 
-            async def stop_when_asked() -> None:
-                await stopping.wait()
-                coordinator.stop()
+    async def _be_whatever_is_asked(self, stopping: asyncio.Event) -> None:
+        """Be a member of the group whenever there is one to be a member of; gives everything back in the end."""
+        while True:
+            if self.coordinator is not None:
+                await self.coordinator.run_membership()
+                self.coordinator = None
+                self._left.set()
+            if self.failure is not None:
+                raise self.failure
+            if stopping.is_set():
+                break
+            await self._news.wait()
+        if self.is_assigning and self.committer is not None and self.config.commits_automatically:
+            await self.committer.commit_unasked(timeout_s=self.config.stop_timeout_ms / 2000, will_retry=False)
 
-            tasks.start_soon(stop_when_asked)
-            await coordinator.run_membership()
-            tasks.cancel_scope.cancel()
-        if self.failure is not None:
-            raise self.failure
+    # ---- what is read, changed by the user ---------------------------------------------------------------------
+
+    async def subscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+        """Read these topics, or what matches the pattern, in place of what was read before.
+
+        Raises:
+            ConsumerStateError: the partitions are of the user's own choice.
+            UnknownTopicError: a topic does not exist; nothing has changed then.
+        """
+        if self.is_assigning:
+            raise ConsumerStateError("the partitions are assigned by hand - unsubscribe() first, then subscribe()")
+        token = object()
+        self.cluster.watch(token, None if pattern is not None else topics)
+        try:
+            # Also for a pattern: what it matches is not in the picture before.
+            await self.cluster.retrying(
+                self.cluster.refresh, timeout_s=self.config.default_api_timeout_ms / 1000, what="looking for the topics"
+            )
+            await self._see_topics(topics, self.config.default_api_timeout_ms / 1000)
+            self.cluster.watch(self, None if pattern is not None else topics)
+        finally:
+            self.cluster.unwatch(token)
+        self._optional = frozenset()
+        is_other_kind = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
+        if self.coordinator is not None and is_other_kind:
+            await self.unsubscribe()
+        if self.coordinator is not None:
+            self.topics, self._pattern = topics, pattern
+            self.coordinator.resubscribe(topics, pattern)
+        elif self._solo is not None:
+            assert not isinstance(pattern, BrokerPattern)
+            self.topics, self._pattern = topics, pattern
+            self._solo.resubscribe(topics, pattern)
+        else:
+            self._follow(topics, pattern)
+            self._picture_changed()
+            self._news.set()
+
+    async def unsubscribe(self) -> None:
+        """Read nothing: leave the group, or let go what was assigned; what is done is committed."""
+        if self.coordinator is not None:
+            self._left.clear()
+            self.coordinator.stop()
+            await self._left.wait()
+        if self.is_assigning:
+            await self.assigning.replace({})
+            self.is_assigning = False
+        self.topics, self._pattern, self._solo = frozenset(), None, None
+        self.assigning.clear()
+        self.cluster.watch(self, ())
+
+    async def assign(self, wishes: Sequence[Wish]) -> None:
+        """Read these partitions, and nothing else, without being a member of anything.
+
+        Raises:
+            ConsumerStateError: topics are subscribed to.
+            UnknownTopicError: a topic or a partition does not exist; nothing has changed then.
+        """
+        if self.coordinator is not None or self._solo is not None:
+            raise ConsumerStateError("this consumer subscribes to topics - unsubscribe() first, then assign()")
+        chosen = await self.assigning.find(wishes)
+        if not chosen and not self.is_assigning:
+            return
+        self.topics = frozenset(partition.topic for partition in chosen)
+        self.cluster.watch(self, self.topics)
+        self.is_assigning = True
+        await self.assigning.replace(chosen)
 
     def fail(self, error: PenstockError) -> None:
         """The consumer cannot go on; the next call raises ``error``."""
@@ -189,13 +318,47 @@ class Engine:
             self.reader.close(error)
 
     @property
+    def reads_nothing(self) -> bool:
+        """Whether nobody has said what to read."""
+        return self.coordinator is None and self._solo is None and not self.is_assigning
+
+    @property
     def subscription(self) -> frozenset[str]:
         """The topics that are read; with a pattern, those that match it and are ours to read."""
         if self._solo is not None:
             return self._solo.topics
-        assert self.coordinator is not None
+        if self.coordinator is None:
+            return frozenset()
         owned = {partition.topic for partition in self.positions.partitions}
         return self.coordinator.topics or frozenset(owned)
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    def health(self) -> ConsumerHealth:
+        """How the consumer is."""
+        coordinator = self.coordinator
+        age_s = None if coordinator is None else coordinator.heartbeat_age_s
+        return self._pulse.health(self.failure, len(self.positions), age_s, is_member=coordinator is not None)
+
+    def metrics(self) -> dict[MetricName, float]:
+        """What was measured."""
+        self.reader.sync()
+        return self._measuring.snapshot(self.positions)
+
+    def statistics(self) -> ConsumerStatistics:
+        """What is held."""
+        reader, buffer = self.reader, self.buffer
+        return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from now on."""
+        self.config = config
+        self.policy.reset = start_by_policy(config.begins_at)
+        self.buffer.max_bytes = config.max_buffered_bytes
+        self.reader.max_queued_records = config.max_queued_records
+        self.fetcher.reconfigure(config)
+        self.beginnings.reconfigure(config)
+        self.positions_changed()
 
     # ---- who has to know what ----------------------------------------------------------------------------------
 
@@ -217,10 +380,15 @@ class Engine:
         self.beginnings.wake()
 
     def _committing_as(self) -> Identity | None:
-        return self.coordinator.committing_as() if self.coordinator is not None else None
+        if self.coordinator is not None:
+            return self.coordinator.committing_as()
+        # Whoever has a group for nothing but its offsets commits as nobody in particular.
+        return Identity() if self.is_assigning else None
 
     def _commit_refused(self, code: int, identity: Identity) -> bool:
-        return self.coordinator is not None and self.coordinator.refused(code, identity)
+        if self.coordinator is not None:
+            return self.coordinator.refused(code, identity)
+        return self.is_assigning
 
 
 def _told(error: BaseException) -> PenstockError:

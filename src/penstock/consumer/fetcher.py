@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from penstock.config import ConsumerConfig
 from penstock.consumer.chunk import Chunk
 from penstock.consumer.picture import Picture
+from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
@@ -35,7 +36,7 @@ from penstock.errors import (
 )
 from penstock.messages import FetchedPartition, FetchRequest, FetchResponse
 from penstock.net.cluster import Cluster
-from penstock.observe.events import BatchRefused, FetchFailed
+from penstock.observe.events import BatchRefused, FetchAnswered, FetchFailed
 from penstock.observe.hooks import Observer
 from penstock.records import TopicPartition
 from penstock.wire.batches import Batch, split
@@ -60,19 +61,27 @@ class Fetcher:
         reader: Reader,
         picture: Picture,
         observer: Observer,
+        policy: Policy,
         on_reset: Callable[[], None],
     ) -> None:
-        self._on_reset = on_reset
-        self._config, self._cluster, self._positions = config, cluster, positions
+        self._policy, self._on_reset = policy, on_reset
+        self._cluster, self._positions = cluster, positions
         self._buffer, self._reader, self._picture, self._observer = buffer, reader, picture, observer
-        self._limits = FetchLimits(
-            config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
-        )
+        self.reconfigure(config)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
+        self._fetched_records = 0
+        """Since the last word to those who measure."""
         self._news = Wake()
         self._loops: dict[int, Wake] = {}
         self._refusals: dict[TopicPartition, tuple[int, int]] = {}
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from the next fetch on."""
+        self._config = config
+        self._limits = FetchLimits(
+            config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
+        )
 
     def wake(self) -> None:
         """Something may be fetched that could not be: a position, room, a leader."""
@@ -108,7 +117,9 @@ class Fetcher:
                 if not plan.partitions:
                     await news.wait(plan.retry_at)
                     continue
+                patience.longest_s = self._limits.max_wait_s
                 wait_s = patience.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
+                asked_at = self._loop.time()
                 try:
                     answer = await self._fetch(node_id, plan, session, wait_s)
                 except AuthenticationError:
@@ -118,8 +129,9 @@ class Fetcher:
                     failures += 1
                     await self._recover(node_id, plan, error, failures)
                     continue
-                failures = 0
+                failures, took_s = 0, self._loop.time() - asked_at
                 self._absorb(node_id, plan, session, answer)
+                self._measure(node_id, answer, took_s)
         finally:
             del self._loops[node_id]
 
@@ -157,6 +169,13 @@ class Fetcher:
         self._picture.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self._news.set()
+
+    def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
+        size = sum(len(one.records) for one in answer.partitions if one.records)
+        self._observer.tell(
+            FetchAnswered(f"broker {node_id}", size, self._fetched_records, took_s, answer.throttle_time_ms / 1000)
+        )
+        self._fetched_records = 0
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
@@ -205,7 +224,7 @@ class Fetcher:
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return
-        position.reset(self._config.offset_reset, position.fetched)
+        position.reset(self._policy.reset, position.fetched)
         self._on_reset()
 
     def _accept(self, position: Position, fetched: FetchedPartition) -> None:
@@ -226,6 +245,7 @@ class Fetcher:
         for batch, is_visible in visible(self._sound(position, batches), aborted):
             chunk = Chunk(batch.next_offset, batch=batch if is_visible else None, leader_epoch=batch.leader_epoch)
             self._reader.put(position.partition, chunk, batch.size)
+            self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
             position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch
 
     def _sound(self, position: Position, batches: Iterable[Batch]) -> Iterator[Batch]:

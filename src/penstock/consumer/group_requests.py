@@ -6,6 +6,7 @@ makes of it, a broker that is gone is ``CoordinatorGone``, and what no other try
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping
 from typing import TypeAlias, assert_never
@@ -61,7 +62,7 @@ from penstock.messages import (
 )
 from penstock.net.broker import Broker, Channel, ChannelKey
 from penstock.net.cluster import Cluster
-from penstock.observe.events import GroupLeft, GroupRequestFailed
+from penstock.observe.events import GroupAnswered, GroupLeft, GroupRequestFailed
 from penstock.observe.hooks import Observer
 
 __all__ = ["GroupRequests", "Question", "outcome_of"]
@@ -93,7 +94,13 @@ class GroupRequests:
 
     async def outcome(self, question: Question) -> GroupEvent:
         """Ask, and say what came of it."""
-        return self._limit.after(question, await outcome_of(self._ask(question)))
+        began_at = asyncio.get_running_loop().time()
+        event = self._limit.after(question, await outcome_of(self._ask(question)))
+        if not isinstance(event, CoordinatorGone | Failed):
+            what = type(question).__name__.removeprefix("Send")
+            took_s = asyncio.get_running_loop().time() - began_at
+            self._observer.tell(GroupAnswered(self._group_id, what, took_s))
+        return event
 
     async def session(self) -> SessionKnown | None:
         """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.config import ConsumerConfig
 from penstock.core.group_errors import Asked, Reaction, reaction_to
+from penstock.core.starts import EARLIEST, LATEST
 from penstock.core.topology import Topology
 from penstock.error_codes import ErrorCode
 from penstock.errors import BrokerConnectionError, BrokerError, broker_error
@@ -35,9 +36,6 @@ __all__ = [
     "is_offset",
     "list_offsets",
 ]
-
-LATEST, EARLIEST = -1, -2
-"""What to ask ListOffsets for in place of a time."""
 
 
 def is_offset(given: object) -> bool:

@@ -9,6 +9,7 @@ heartbeats go on elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -17,10 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config import ConsumerConfig
+from penstock.consumer.assigning import take_up
+from penstock.consumer.beginnings import Beginnings
 from penstock.consumer.committer import Committer
 from penstock.consumer.offsets import committed_offsets, is_offset
+from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
-from penstock.core.offset_map import decode
 from penstock.core.positions import Position, Positions
 from penstock.errors import RebalanceError
 from penstock.net.cluster import Cluster
@@ -58,6 +61,8 @@ class Ownership:
         reader: Reader,
         committer: Committer,
         observer: Observer,
+        policy: Policy,
+        beginnings: Beginnings,
         consumer: object,
         on_taken: Callable[[], None],
     ) -> None:
@@ -65,7 +70,9 @@ class Ownership:
         self._group_id = config.group_id
         self._config, self._cluster, self._positions = config, cluster, positions
         self._reader, self._committer, self._observer = reader, committer, observer
+        self._policy, self._beginnings = policy, beginnings
         self._consumer, self._on_taken = consumer, on_taken
+        self._starts_anew = config.reset_offset_on_start
         self._before: dict[TopicPartition, int | None] = {}
         """What was owned before the rebalance that is going on, and where each partition stood."""
         self._announced: Partitions = frozenset()
@@ -89,6 +96,8 @@ class Ownership:
         )
         for position in self._positions.of(added):
             self._place(position, committed.get(position.partition))
+        if self._starts_anew and added:
+            await self._start_anew(added)
         self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
         news = added - self._announced
         self._announced |= news
@@ -100,15 +109,22 @@ class Ownership:
         self._on_taken()
 
     def _place(self, position: Position, committed: OffsetAndMetadata | None) -> None:
-        if committed is None:
-            position.reset(self._config.offset_reset, None)
-            return
-        leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
-        said = decode(committed.metadata, committed.offset)
-        position.begin(committed.offset, leader_epoch, said.offset_map)
-        position.committed, position.committed_metadata = committed.offset, said.user_text
-        position.committed_map = said.offset_map
-        self._reader.maps.found(position, said)
+        if self._starts_anew:
+            position.reset(self._policy.reset, None)
+        elif committed is None:
+            position.reset(self._policy.of(position.partition), None)
+        else:
+            take_up(position, committed, self._reader)
+
+    async def _start_anew(self, added: Partitions) -> None:
+        """Overrule what is committed, for once: at the first assignment, before anything of it is read."""
+        self._on_taken()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
+                for position in self._positions.of(added):
+                    await self._beginnings.found(position)
+        await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
+        self._starts_anew = False
 
     async def _ask_callback(self) -> None:
         callback = self._config.post_rebalance_callback

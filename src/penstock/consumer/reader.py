@@ -12,11 +12,13 @@ call that is cancelled loses nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 
+from penstock.consumer.amounts import Amounts
 from penstock.consumer.chunk import Chunk
 from penstock.consumer.hands import Hands, Taker
 from penstock.consumer.map_watch import MapWatch
@@ -30,6 +32,11 @@ from penstock.errors import ConsumerStateError, PenstockError
 from penstock.records import Record, TopicPartition
 
 __all__ = ["Reader"]
+
+TWO_READERS = (
+    "two tasks, or two styles, read from this consumer at once - let one read and hand records to the other,"
+    " or use streams() alone, one for each partition"
+)
 
 
 class Reader:
@@ -59,7 +66,8 @@ class Reader:
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
         self._hands = Hands(positions, is_acked_by_hand=is_acked_by_hand)
         self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room)
-        self._max_queued_records = max_queued_records
+        self._amounts = Amounts(positions, buffer, self._supply)
+        self.max_queued_records = max_queued_records
         self._loop = asyncio.get_running_loop()
         self._current: Slice | None = None
         """The slice as it was taken."""
@@ -93,6 +101,53 @@ class Reader:
             return record
         raise AssertionError("a slice that was promised is empty")
 
+    async def next_batch(self, count: int, wait_s: float) -> list[Record]:
+        """At most ``count`` records, as many as have come so long after the first one.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        while True:
+            await self.until_there_are(1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self.until_there_are(count)
+            if taken := self.take_now(count):
+                return taken
+            await self.wait_for_news()
+
+    async def next_full(self, least: int, count: int) -> list[Record]:
+        """At most ``count`` records, when ``least`` are there, or as many as there is room for.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        while True:
+            await self.until_there_are(least)
+            if taken := self.take_now(count):
+                return taken
+            await self.wait_for_news()
+
+    async def until_there_are(self, count: int) -> None:
+        """Wait until so many records may be handed out; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        self._be_the_only_one()
+        try:
+            self._finish()
+            self._put_back_current()
+            await self._give_a_turn()
+            while not self._amounts.are_there(count):
+                self._raise_what_has_to_be_told()
+                await self.wait_for_news()
+        finally:
+            self._is_waiting = False
+
     async def next_records(self, count: int) -> list[Record]:
         """At most ``count`` records, at least one; what is in hand is done.
 
@@ -124,7 +179,15 @@ class Reader:
         return taken
 
     def hand_over_to(self, taker: Taker) -> None:
-        """From now on ``taker`` takes slices, by ``next_slice``, and says what is done."""
+        """From now on ``taker`` takes slices, by ``next_slice``, and says what is done.
+
+        Raises:
+            ConsumerStateError: somebody waits for a record.
+        """
+        if self._is_waiting:
+            raise ConsumerStateError(TWO_READERS)
+        self._finish()
+        self._put_back_current()
         self._hands.taker = taker
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]]:
@@ -134,15 +197,16 @@ class Reader:
             ConsumerStateError: the consumer was stopped.
             PenstockError: whatever has to be told.
         """
-        while (found := self._take_slice(room_of)) is None:
-            await self._wait_for_news()
+        while (found := self.take_slice(room_of)) is None:
+            await self.wait_for_news()
         return found
 
-    def _take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
+    def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
+        """The same of what is there; None when there is nothing."""
         self._raise_what_has_to_be_told()
         found = self._next_slice(
             lambda partition: self._supply.is_readable(partition) and room_of(partition) > 0,
-            lambda partition: min(room_of(partition), self._max_queued_records),
+            lambda partition: min(room_of(partition), self.max_queued_records),
         )
         if found is None:
             return None
@@ -152,40 +216,47 @@ class Reader:
 
     def progressed(self) -> None:
         """Something that was in hand is done, or more is wanted than before."""
+        self.finished_some()
+        self._news.set()
+
+    def finished_some(self) -> None:
+        """Something that was in hand is done."""
         self.tally.look()
         self._progress.set()
-        self._news.set()
 
     async def _until_something_to_read(self) -> None:
         """Wait for a slice and find it; nothing is awaited after that."""
-        if self._is_waiting:
-            raise ConsumerStateError(
-                "two tasks read from this consumer at once - let one read and hand records to the other,"
-                " or use streams(), one for each partition"
-            )
-        self._is_waiting = True
+        self._be_the_only_one()
         try:
             self._finish()
-            if is_too_long(self._loop.time() - self._turn_began_at):
-                # Records have been handed out without a pause: heartbeats and fetches want a turn.
-                await asyncio.sleep(0)
-                self._turn_began_at = self._loop.time()
+            await self._give_a_turn()
             size = self._next_size()
             while not self._find_slice(size):
-                await self._wait_for_news()
+                await self.wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
             self._is_waiting = False
 
+    def _be_the_only_one(self) -> None:
+        if self._is_waiting or self._hands.taker is not None:
+            raise ConsumerStateError(TWO_READERS)
+        self._is_waiting = True
+
+    async def _give_a_turn(self) -> None:
+        if is_too_long(self._loop.time() - self._turn_began_at):
+            # Records have been handed out without a pause: heartbeats and fetches want a turn.
+            await asyncio.sleep(0)
+            self._turn_began_at = self._loop.time()
+
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
-        self._slice_size = next_slice(self._slice_size, took_s, self._max_queued_records)
+        self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
         return self.tally.room(self._slice_size, self.slice)
 
     def _find_slice(self, count: int) -> bool:
         """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
         self._raise_what_has_to_be_told()
-        found = self._next_slice(self._supply.is_readable, lambda _: min(count, self._max_queued_records))
+        found = self._next_slice(self._supply.is_readable, lambda _: min(count, self.max_queued_records))
         if found is None:
             return False
         self._hands.begin(found.position, found.records, found.behind)
@@ -201,7 +272,8 @@ class Reader:
             self._loop.call_soon(self._news.set)
         return found
 
-    async def _wait_for_news(self) -> None:
+    async def wait_for_news(self) -> None:
+        """Wait until something may have changed; one at a time."""
         await self._news.wait(self.maps.look_again_at)
 
     def _begin_slice(self) -> None:
@@ -359,6 +431,16 @@ class Reader:
             return False
         waits = any(self._buffer.holds(p.partition) and self._supply.is_readable(p.partition) for p in self._positions)
         return waits or self.hand is not None or bool(self._hands.touched) or bool(length_hint(self.slice))
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to be read any more, since the consumer was stopped.
+
+        Raises:
+            PenstockError: what has ended it otherwise.
+        """
+        if self._end is not None and not isinstance(self._end, ConsumerStateError):
+            raise self._end
+        return self._end is not None
 
     @property
     def queued_records(self) -> int:

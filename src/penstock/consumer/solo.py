@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from penstock.config import ConsumerConfig
+from penstock.consumer.policy import Policy
+from penstock.consumer.reader import Reader
 from penstock.core.positions import Positions
 from penstock.net.cluster import Cluster
 from penstock.records import TopicPartition
@@ -18,21 +19,28 @@ class Solo:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
         self,
-        config: ConsumerConfig,
+        policy: Policy,
         cluster: Cluster,
         positions: Positions,
+        reader: Reader,
         topics: frozenset[str],
         pattern: re.Pattern[str] | None,
         on_taken: Callable[[], None],
     ) -> None:
-        self._config, self._cluster, self._positions = config, cluster, positions
+        self._policy, self._cluster, self._positions, self._reader = policy, cluster, positions, reader
         self.topics, self._pattern, self._on_taken = topics, pattern, on_taken
-        self._is_first = True
+
+    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | None) -> None:
+        """Follow other topics; of those that stay nothing changes."""
+        self.topics, self._pattern = topics, pattern
+        self.picture_changed()
+        gone = {one for one in self._positions.partitions if one.topic not in self.topics}
+        self._reader.drop(gone)
+        self._positions.remove(gone)
+        self._on_taken()
 
     def picture_changed(self) -> None:
-        """Take what is there and was not before: from where the options say, or, if it was added later, all of it."""
-        policy = self._config.offset_reset if self._is_first else "earliest"
-        self._is_first = False
+        """Take what is there and was not before."""
         topology = self._cluster.topology
         if self._pattern is not None:
             self.topics = topology.matching(self._pattern)
@@ -42,6 +50,6 @@ class Solo:
             for partition in sorted(topology.topics[name].partitions)
         )
         for position in self._positions.add(there):
-            position.reset(policy, None)
+            position.reset(self._policy.of(position.partition), None)
             position.is_fetchable = True
         self._on_taken()

@@ -8,7 +8,7 @@ before it is filled. The overrun is what the protocol forces: one batch larger t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.records import TopicPartition
@@ -81,6 +81,11 @@ class Buffer(Generic[ChunkT]):
         """The oldest chunk of a partition."""
         queue = self._queues.get(partition)
         return queue[0].chunk if queue else None
+
+    def chunks(self, partition: TopicPartition) -> Iterator[ChunkT]:
+        """All that a partition holds, the oldest first."""
+        for held in self._queues.get(partition, ()):
+            yield held.chunk
 
     def pop(self, partition: TopicPartition) -> None:
         """The oldest chunk is used up; its bytes are free."""

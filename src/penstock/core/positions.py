@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.map_fill import MapFill
 from penstock.core.offset_map import OffsetMap
+from penstock.core.starts import Start
 from penstock.core.tracker import Tracker
 from penstock.records import TopicPartition
 
@@ -47,8 +48,8 @@ class Position:
     """The leader's epoch that the last fetched batch was written under (KIP-595)."""
     delivered_epoch: int = -1
     """The same of the last batch that was handed out; it goes with a commit."""
-    reset_to: str | None = None
-    """The policy by which a beginning has to be found; None while the position is good."""
+    reset_to: Start | None = None
+    """The place where a beginning has to be found; None while the position is good."""
     reset_from: int | None = None
     """The position that the log did not have."""
     is_fetchable: bool = False
@@ -100,11 +101,11 @@ class Position:
         self.reset_to = self.reset_from = None
         self.failures, self.retry_at = 0, 0.0
 
-    def reset(self, policy: str, before: int | None) -> None:
-        """The log has no ``before`` (or there never was a position): find a beginning by ``policy``."""
+    def reset(self, to: Start, before: int | None) -> None:
+        """The log has no ``before`` (or there never was a position): find a beginning at ``to``."""
         self.epoch += 1
         self.fetched = self.delivered = self.done = self.tracker = None
-        self.reset_to, self.reset_from = policy, before
+        self.reset_to, self.reset_from = to, before
         self.read_replica = None
 
     def pass_over(self, to: int, leader_epoch: int) -> None:

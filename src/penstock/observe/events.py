@@ -32,9 +32,11 @@ __all__ = [
     "CoordinatorLost",
     "DrainTimedOut",
     "Event",
+    "FetchAnswered",
     "FetchFailed",
     "FinishedSkipped",
     "ForeignMetadataFound",
+    "GroupAnswered",
     "GroupJoined",
     "GroupLeft",
     "GroupRequestFailed",
@@ -71,6 +73,9 @@ __all__ = [
 ]
 
 Partitions = frozenset[TopicPartition]
+
+_MEASURED = 1
+"""Below what any log writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,17 @@ class RebalanceStarted(Event):
 
     group_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswered(Event):
+    """The coordinator has answered a member. It is told for whoever measures, and never written to a log."""
+
+    level = _MEASURED
+    group_id: str
+    request: str
+    """``Heartbeat``, ``GroupHeartbeat``, ``Join``, ``Sync``, ``Commit`` and the like."""
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +418,20 @@ class OffsetReset(Event):
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswered(Event):
+    """A broker has answered a fetch. It is told for whoever measures, and never written to a log."""
+
+    level = _MEASURED
+    broker: str
+    size: int
+    """Bytes of records."""
+    records: int
+    """As the batches' offsets have it: where a log has gaps there are fewer."""
+    took_s: float
+    throttled_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,12 @@ class Observer:
         self._hooks = tuple(hooks)
         self._log = _logger().bind(**context)
         self._logger = logging.getLogger("penstock")
+
+    def with_hooks(self, *hooks: Hook) -> Observer:
+        """The same, which tells these hooks, too."""
+        more = copy.copy(self)
+        more._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - its own kind
+        return more
 
     def tell(self, event: Event) -> None:
         """Tell ``event``."""

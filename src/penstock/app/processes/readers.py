@@ -171,7 +171,7 @@ class Readers:
             "group_instance_id": None,
             "group_protocol": "classic",
             "enable_auto_commit": False,
-            "auto_offset_reset": self._config.offset_reset,
+            "auto_offset_reset": self._config.begins_at,
         }
 
     def _member_options(self, workers: int) -> None:

@@ -18,7 +18,8 @@ import anyio
 from penstock.app.processes.child import pickled
 from penstock.app.processes.parent import Parent, failed
 from penstock.config import resolve
-from penstock.consumer.consumer import Consumer, hand_over
+from penstock.consumer.consumer import Consumer
+from penstock.consumer.takers import hand_over
 from penstock.core.positions import Position
 from penstock.core.process_messages import (
     HEADER,

@@ -1,0 +1,35 @@
+"""How many records are there to be read, without decoding any: enough to know whether a batch is worth taking.
+
+Rule of this file: the numbers come from the batches' offsets, so where a log has gaps fewer records are there than is
+said. Nobody waits for what has no room: a buffer that takes no more counts as enough.
+"""
+
+from __future__ import annotations
+
+from penstock.consumer.chunk import Chunk
+from penstock.consumer.supply import Supply
+from penstock.core.buffer import Buffer
+from penstock.core.positions import Positions
+
+__all__ = ["Amounts"]
+
+
+class Amounts:
+    """Counts what waits in one consumer's buffer."""
+
+    def __init__(self, positions: Positions, buffer: Buffer[Chunk], supply: Supply) -> None:
+        self._positions, self._buffer, self._supply = positions, buffer, supply
+
+    def are_there(self, count: int) -> bool:
+        """Whether so many records may be handed out now, or all that there is room for."""
+        found, has_room = 0, False
+        share = self._buffer.share_of(len(self._positions))
+        for position in self._positions:
+            if not self._supply.is_readable(position.partition):
+                continue
+            for chunk in self._buffer.chunks(position.partition):
+                found += chunk.expected(position.delivered or 0)
+                if found >= count:
+                    return True
+            has_room = has_room or self._buffer.room_of(position.partition, len(self._positions)) > share // 2
+        return found > 0 and not (has_room and self._buffer.free_bytes)

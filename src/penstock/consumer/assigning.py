@@ -1,0 +1,125 @@
+"""Partitions of the user's own choice: no membership, and a group, if there is one, as nothing but a store of offsets.
+
+Rule of this file: each choice replaces the one before as a whole, with all that was fetched, and nothing of the old one
+is dropped before it is known that the new one is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from penstock.config import ConsumerConfig
+from penstock.consumer.asking import Asking
+from penstock.consumer.beginnings import Beginnings
+from penstock.consumer.committer import Committer
+from penstock.consumer.offsets import committed_offsets
+from penstock.consumer.policy import Policy
+from penstock.consumer.reader import Reader
+from penstock.core.offset_map import decode
+from penstock.core.placing import Wish, Wished
+from penstock.core.positions import Position, Positions
+from penstock.net.cluster import Cluster
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Assigning", "take_up"]
+
+
+def take_up(position: Position, committed: OffsetAndMetadata, reader: Reader) -> None:
+    """Go on where the group has committed."""
+    leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
+    said = decode(committed.metadata, committed.offset)
+    position.begin(committed.offset, leader_epoch, said.offset_map)
+    position.committed, position.committed_metadata = committed.offset, said.user_text
+    position.committed_map = said.offset_map
+    reader.maps.found(position, said)
+
+
+class Assigning:
+    """Makes a choice of partitions the consumer's own."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        asking: Asking,
+        beginnings: Beginnings,
+        policy: Policy,
+        committer: Committer | None,
+        on_taken: Callable[[], None],
+    ) -> None:
+        self._config, self._cluster, self._positions, self._reader = config, cluster, positions, reader
+        self._asking, self._beginnings, self._policy, self._committer = asking, beginnings, policy, committer
+        self._on_taken = on_taken
+        self._is_first = True
+
+    async def find(self, wishes: Iterable[Wish]) -> dict[TopicPartition, Wished]:
+        """The partitions that are wished for, and where each is to begin; of one that is named twice the last counts.
+
+        Raises:
+            UnknownTopicError: a topic or a partition does not exist.
+        """
+        wanted = list(wishes)
+        there = await self._asking.partitions_of({wish.topic for wish in wanted})
+        found: dict[TopicPartition, Wished] = {}
+        for wish in wanted:
+            numbers = there.get(wish.topic, []) if wish.partition is None else [wish.partition]
+            for number in numbers:
+                found[TopicPartition(wish.topic, number)] = wish.begin
+        await self._asking.check(found)
+        return found
+
+    async def replace(self, chosen: dict[TopicPartition, Wished]) -> None:
+        """Read ``chosen`` and nothing else.
+
+        Raises:
+            BrokerError: the committed offsets may not be read.
+            BrokerConnectionError: nobody says in time what is committed.
+        """
+        if self._committer is not None and self._config.commits_automatically:
+            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=False)
+        starts_anew = self._is_first and self._config.reset_offset_on_start
+        unsaid = [partition for partition, begin in chosen.items() if begin is None and not starts_anew]
+        committed = await self._committed(unsaid)
+        self.clear()
+        for position in self._positions.add(chosen):
+            self._place(position, chosen[position.partition], committed.get(position.partition))
+            position.is_fetchable = True
+        self._on_taken()
+        if starts_anew and chosen and self._committer is not None:
+            for position in self._positions.of(chosen):
+                await self._beginnings.found(position)
+            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=True)
+        self._is_first = self._is_first and not chosen
+
+    def clear(self) -> None:
+        """Read nothing."""
+        before = self._positions.partitions
+        self._reader.drop(before)
+        self._positions.remove(before)
+        self._on_taken()
+
+    async def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        if self._config.group_id is None or not partitions:
+            return {}
+        return await self._cluster.retrying(
+            partial(committed_offsets, self._cluster, self._config.group_id, partitions),
+            timeout_s=self._timeout_s,
+            what=f"reading the committed offsets of group {self._config.group_id!r}",
+        )
+
+    def _place(self, position: Position, begin: Wished, committed: OffsetAndMetadata | None) -> None:
+        if committed is not None:
+            take_up(position, committed, self._reader)
+        elif begin is None:
+            position.reset(self._policy.reset, None)
+        elif isinstance(begin, int):
+            position.begin(begin)
+        else:
+            position.reset(begin, None)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._config.default_api_timeout_ms / 1000

@@ -1,0 +1,106 @@
+"""Going on somewhere else: at an offset at once, at either end or a time when the leader has said where that is.
+
+Rule of this file: a seek counts from the moment it is asked for. What was fetched is dropped then, and until the leader
+has answered nothing of the partition is handed out; a call that is cancelled or runs out of time takes nothing back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.consumer.beginnings import Beginnings
+from penstock.consumer.reader import Reader
+from penstock.core.positions import Position, Positions
+from penstock.core.seeks import seeks
+from penstock.core.starts import Start
+from penstock.errors import ConsumerStateError, RequestTimedOutError
+from penstock.records import TopicPartition
+
+__all__ = ["Seeking"]
+
+
+class Seeking:
+    """Moves the positions of assigned partitions.
+
+    Args:
+        timeout_s: how long a leader may take to say where its log begins or ends.
+    """
+
+    def __init__(
+        self,
+        positions: Positions,
+        reader: Reader,
+        beginnings: Beginnings,
+        on_changed: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self._positions, self._reader, self._beginnings = positions, reader, beginnings
+        self._on_changed, self._timeout_s = on_changed, timeout_s
+
+    def assigned(self, partition: TopicPartition) -> Position:
+        """The position of a partition.
+
+        Raises:
+            ConsumerStateError: it is not assigned.
+        """
+        position = self._positions.get(partition)
+        if position is None:
+            owned = ", ".join(sorted(map(str, self._positions.partitions))) or "none"
+            raise ConsumerStateError(f"{partition} is not assigned to this consumer (assigned now: {owned})")
+        return position
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out.
+
+        Raises:
+            ConsumerStateError: the partition is not assigned.
+            RequestTimedOutError: its leader does not say in time where to begin.
+        """
+        self._reader.sync()
+        position = self.assigned(partition)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._beginnings.found(position)
+        if position.delivered is None:
+            raise RequestTimedOutError(f"no position of {partition} yet - its leader does not say where the log begins")
+        return position.delivered
+
+    async def seek(
+        self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
+    ) -> dict[TopicPartition, int]:
+        """Go on at ``offset``, counted from ``whence``; gives where that is.
+
+        Raises:
+            ConsumerStateError: one of the partitions is not assigned.
+            ConfigurationError: that is no place in a log.
+            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+        """
+        among = list(partitions)
+        for partition in among:
+            self.assigned(partition)
+        is_relative = whence == "current"
+        now = {partition: await self.position(partition) if is_relative else 0 for partition in among}
+        return await self.go(seeks(now, offset, whence, spread=spread))
+
+    async def go(self, to: Mapping[TopicPartition, int | Start]) -> dict[TopicPartition, int]:
+        """Go on at these places; gives where they are. A partition that is given back meanwhile is left out.
+
+        Raises:
+            ConsumerStateError: one of the partitions is not assigned.
+            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+        """
+        moved = {partition: self.assigned(partition) for partition in to}
+        self._reader.drop(to)
+        for partition, place in to.items():
+            if isinstance(place, int):
+                moved[partition].begin(place)
+            else:
+                moved[partition].reset(place, None)
+        self._on_changed()
+        found = {}
+        for partition, position in moved.items():
+            if self._positions.get(partition) is position:
+                found[partition] = await self.position(partition)
+        return found

@@ -1,0 +1,182 @@
+"""One stream for each partition, each read by whom it likes and as fast as that one can.
+
+Rule of this file: no task and no queue. A stream takes a slice of its own partition when it is asked for a record and
+has none; of those that wait, one listens for news and wakes the others. What is in hand of a stream is one record,
+which is done when the same stream is asked for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from penstock.consumer.patience import within_patience
+from penstock.consumer.reader import Reader
+from penstock.core.positions import Position, Positions
+from penstock.errors import ConsumerStateError
+from penstock.records import Record, TopicPartition
+
+__all__ = ["PartitionStream", "Streams"]
+
+
+class PartitionStream:
+    """The records of one partition, for as long as it is ours; the loop ends when it is given back.
+
+    Attributes:
+        partition: which one.
+    """
+
+    def __init__(self, streams: Streams, position: Position, size: int, limit_ms: int | None) -> None:
+        self.partition: TopicPartition = position.partition
+        self._streams, self._position, self._size, self._limit_ms = streams, position, size, limit_ms
+        self._slice: deque[Record] = deque()
+        self._hand: Record | None = None
+        self._is_waiting = False
+
+    def __repr__(self) -> str:
+        return f"<PartitionStream {self.partition}>"
+
+    def __aiter__(self) -> PartitionStream:
+        return self
+
+    async def __anext__(self) -> Record:
+        if self._slice and not self._position.is_paused:
+            record = self._hand = self._slice.popleft()
+            return record
+        if self._is_waiting:
+            raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
+        self._is_waiting = True
+        try:
+            return await within_patience(self._next_record, self._limit_ms)
+        finally:
+            self._is_waiting = False
+
+    def ack(self, record: Record) -> bool:
+        """``record``, which is in hand, is done; False when it is not in hand any more."""
+        if record is not self._hand:
+            return False
+        self._hand = None
+        self._streams.progressed()
+        return True
+
+    async def _next_record(self) -> Record:
+        self._hand = None
+        self._streams.progressed()
+        await asyncio.sleep(0)  # many streams: each new slice gives the others a turn
+        while True:
+            if not self._streams.is_ours(self._position):
+                raise StopAsyncIteration
+            if not self._slice:
+                self._slice.extend(self._streams.take(self.partition, self._size))
+            if self._slice and not self._position.is_paused:
+                record = self._hand = self._slice.popleft()
+                return record
+            await self._streams.news()
+
+    # ---- for the reader ----------------------------------------------------------------------------------------
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest offset that is handed out and not done."""
+        if self._hand is not None:
+            return self._hand.offset
+        return self._slice[0].offset if self._slice else None
+
+    def halt(self) -> int | None:
+        """Hand out nothing more; the lowest offset that was not."""
+        first = self._slice[0].offset if self._slice else None
+        self._slice.clear()
+        return first
+
+    def drop(self) -> None:
+        """The partition is read from somewhere else, or by somebody else."""
+        self._slice.clear()
+        self._hand = None
+
+
+class Streams:
+    """``async for partition, stream in consumer.streams()``: a stream whenever a partition becomes ours.
+
+    It takes the records from the reader in its user's place (``consumer.hands.Taker``).
+    """
+
+    def __init__(self, positions: Positions, reader: Reader, max_queued_records: int, limit_ms: int | None) -> None:
+        self._positions, self._reader = positions, reader
+        self._max_queued_records, self._limit_ms = max_queued_records, limit_ms
+        self._streams: dict[TopicPartition, PartitionStream] = {}
+        self._known: set[int] = set()
+        """Of each assignment that has a stream, its number."""
+        self._is_listening = False
+        self._round = asyncio.Event()
+
+    def __aiter__(self) -> Streams:
+        return self
+
+    async def __anext__(self) -> tuple[TopicPartition, PartitionStream]:
+        while True:
+            if self._reader.is_over():
+                raise StopAsyncIteration
+            for position in self._positions:
+                if position.assignment not in self._known:
+                    return position.partition, self._begin(position)
+            await self.news()
+
+    def _begin(self, position: Position) -> PartitionStream:
+        self._known = {one.assignment for one in self._positions} & self._known | {position.assignment}
+        size = max(1, min(500, self._max_queued_records // max(1, len(self._positions))))
+        stream = self._streams[position.partition] = PartitionStream(self, position, size, self._limit_ms)
+        return stream
+
+    # ---- for the streams ---------------------------------------------------------------------------------------
+
+    def take(self, partition: TopicPartition, size: int) -> list[Record]:
+        """Some records of one partition, if there are any."""
+        found = self._reader.take_slice(lambda one: size if one == partition else 0)
+        return [] if found is None else found[1]
+
+    def is_ours(self, position: Position) -> bool:
+        """Whether an assignment is not over."""
+        return self._positions.get(position.partition) is position and not self._reader.is_over()
+
+    def progressed(self) -> None:
+        """Something is done: whoever waits to give a partition back wants to know."""
+        self._reader.finished_some()
+
+    async def news(self) -> None:
+        """Wait until something may have changed; one of those who wait listens for all."""
+        if self._is_listening:
+            await self._round.wait()
+            return
+        self._is_listening = True
+        try:
+            await self._reader.wait_for_news()
+        finally:
+            self._is_listening = False
+            self._round.set()
+            self._round = asyncio.Event()
+
+    # ---- for the reader: consumer.hands.Taker ------------------------------------------------------------------
+
+    def next_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and neither begun with its tracker nor done."""
+        stream = self._streams.get(position.partition)
+        return None if stream is None else stream.lowest
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and not done."""
+        return self.next_of(position)
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Begin nothing more of a partition."""
+        stream = self._streams.get(partition)
+        return None if stream is None else stream.halt()
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition."""
+        if (stream := self._streams.get(partition)) is not None:
+            stream.drop()
+
+    def acknowledge(self, record: Record) -> bool:
+        """``record`` is done; False when it is not in hand."""
+        stream = self._streams.get(record.topic_partition)
+        return stream is not None and stream.ack(record)

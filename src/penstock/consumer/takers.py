@@ -1,0 +1,35 @@
+"""Who reads in a consumer's user's place: an app's handlers, other processes.
+
+Rule of this file: for this package's own use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.consumer.consumer import Consumer
+from penstock.consumer.hands import Taker
+from penstock.consumer.reader import Reader
+from penstock.errors import ConfigurationError
+
+__all__ = ["hand_over", "read_too"]
+
+
+def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
+    """Have a consumer that names its topics read these too, from when they are there on; before it is started."""
+    if consumer._pattern is None:  # noqa: SLF001 - this room's own
+        consumer._optional = frozenset(topics) - consumer._topics  # noqa: SLF001
+        consumer._topics |= consumer._optional  # noqa: SLF001
+
+
+def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
+    """Have ``taker`` read from a started consumer instead of its user: the reader, and how much may be queued.
+
+    Raises:
+        ConfigurationError: an option says how a user reads.
+    """
+    engine = consumer._started  # noqa: SLF001 - this room's own
+    if engine.config.ack != "auto":
+        raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
+    engine.reader.hand_over_to(taker)
+    return engine.reader, engine.config.max_queued_records
