@@ -361,3 +361,22 @@ async def test_committed_offsets_are_asked_for_once(kafka, group):
     assert (first.offset, nothing) == (4, {})
     assert len(asked) == len(still) == 1
     assert kafka.proxy.requests(FindCoordinatorRequest, client_id=group)
+
+
+async def test_each_call_commits_what_the_one_before_gave(kafka, group):
+    """With a number of 1 a call commits what earlier ones gave; commit() before handling commits this one's, too."""
+    topic, events = kafka.topic_with(10), Recorder()
+    options = {"auto_commit_every_records": 1, "hooks": [events], **NEVER}
+
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await consumer.getone()
+        await asyncio.sleep(0.1)
+        first = await kafka.committed(group, topic, 1)
+        await consumer.getone()
+        await events.wait_for(OffsetsCommitted)
+        second = await kafka.committed(group, topic, 1)
+        await consumer.getone()
+        await consumer.commit()
+        third = await kafka.committed(group, topic, 1)
+
+    assert (first, second, third) == ({}, {0: 1}, {0: 3})
