@@ -1,0 +1,70 @@
+"""The pages for those who come from elsewhere: the old program and ours do the same."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from witness import Witness
+
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+PACKAGES = {
+    "aiokafka": "aiokafka",
+    "confluent-kafka": "confluent_kafka",
+    "faststream": "faststream",
+    "kafka-python": "kafka",
+    "pykafka": None,  # it speaks no version that Kafka 4 takes
+}
+ORDERS = [b'{"customer":"%s","total":%d}' % (name, n) for n, name in enumerate((b"ann", b"bob", b"cleo"))]
+SEEN = {
+    "faststream": ["ann 0", "bob 1", "cleo 2"],
+    **{one: [f"{n} {order!r}" for n, order in enumerate(ORDERS)] for one in PACKAGES if one != "faststream"},
+}
+
+
+def programs(origin: str) -> list[str]:
+    """The old one and ours."""
+    return re.findall(r"```python\n(.*?)```", (HOWTO / f"coming-from-{origin}.md").read_text(), re.DOTALL)
+
+
+def runs(origin: str) -> list[str]:
+    package = PACKAGES[origin]
+    return ["old", "ours"] if package is not None and importlib.util.find_spec(package) else ["ours"]
+
+
+@pytest.mark.parametrize(("origin", "which"), [(origin, which) for origin in PACKAGES for which in runs(origin)])
+async def test_programs_do_the_same(kafka_server, origin, which):
+    """Each prints the three orders that wait, the old one where its package is installed, and ends cleanly."""
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(topic)
+    Witness(kafka_server.bootstrap_servers).produce(topic, ORDERS)
+    program = programs(origin)[which == "ours"].replace("localhost:9092", kafka_server.bootstrap_servers)
+    program = program.replace('"orders"', repr(topic)).replace('"billing"', f'"g-{topic}"')
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        seen: list[str] = []
+        while len(seen) < 3 and (line := (await process.stdout.readline()).decode().strip()):
+            seen += [line] if line in SEEN[origin] else []
+        if origin == "faststream":
+            process.send_signal(signal.SIGTERM)
+        _, complaints = await process.communicate()
+
+    assert seen == SEEN[origin], complaints.decode()
+    assert process.returncode == 0
+    assert which == "old" or complaints == b""
+
+
+def test_what_surprises_most_comes_first():
+    """Who comes from aiokafka reads before all else that getmany gives a list."""
+    text = (HOWTO / "coming-from-aiokafka.md").read_text().split("\n\n")
+
+    assert text[1].startswith("`getmany` gives a list here, where aiokafka gives a dict")
