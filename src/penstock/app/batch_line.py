@@ -171,6 +171,11 @@ class BatchLine:
         at_work = sum(max(1, len(run.records)) for run in self._tasks.values())
         return at_work if self._timer is None else at_work + self._batching.waiting
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a batch of it ends the app: that is not done, and nothing else runs."""
+        return self._failed.done()
+
     def record_of(self, _task: asyncio.Task[Any] | None) -> Record | None:
         """None: the handler of a batch runs on no one record."""
         return None

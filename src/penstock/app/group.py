@@ -135,7 +135,9 @@ class Group:
     @property
     def is_settled(self) -> bool:
         """Whether nothing goes on by itself: what is not done waits for what failed for good."""
-        return not self._delays and all(one.line.at_work == one.failures.waiting for one in self._stations)
+        return not self._delays and all(
+            one.line.at_work == one.failures.waiting and not one.line.has_failed for one in self._stations
+        )
 
     def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
         """The record whose handler runs in ``task``."""

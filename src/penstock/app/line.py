@@ -270,6 +270,11 @@ class Line:
         """How many records run, wait for their next attempt, or are about to be begun."""
         return len(self._workers) - len(self._idle)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a record of it ends the app: that is not done, and nothing else runs."""
+        return self._failed.done()
+
     def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
         """The record whose handler runs in ``task``."""
         worker = self._workers.get(task) if task is not None else None

@@ -37,6 +37,11 @@ logger.admin.name = org.apache.kafka.clients.admin.AdminClientConfig
 logger.admin.level = error
 logger.consumer.name = org.apache.kafka.clients.consumer.ConsumerConfig
 logger.consumer.level = error
+# What streams are without, and what is over already when a query is stopped.
+logger.adaptive.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
+logger.adaptive.level = error
+logger.scheduler.name = org.apache.spark.scheduler.DAGScheduler
+logger.scheduler.level = error
 logger.uninterruptible.name = org.apache.spark.sql.kafka010.KafkaDataConsumer
 logger.uninterruptible.level = error
 """

@@ -1,0 +1,105 @@
+"""A backfill: what is there is worked off in bounded batches, and the group committed after each.
+
+Rule of this file: whoever is killed goes on where the group stands. Before a batch whose rows go to a sink is begun,
+its offsets are written down; begun again, it has the same ones and the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.records import TopicPartition
+from penstock.spark.checkpoints import Checkpoint, Planned, State, key_of, partition_of
+from penstock.spark.group_desk import GroupDesk
+from penstock.spark.places import Places
+from penstock.spark.ranges import Offsets, left_between, next_ends, spark_assign, spark_json
+from penstock.spark.reports import BackfillProgress, BackfillReport, OnProgress
+from penstock.spark.running import Batches
+from penstock.spark.tallies import Tally
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Backfill"]
+
+
+@dataclass
+class Backfill:
+    """One run of it.
+
+    Attributes:
+        options: of Spark's Kafka source.
+        checkpoint: where batches are written down, if they are.
+        most: so many offsets in one batch.
+    """
+
+    spark: SparkSession
+    desk: GroupDesk
+    batches: Batches
+    options: Mapping[str, str]
+    checkpoint: Checkpoint | None
+    state: State | None
+    most: int
+
+    def run(self, places: Places, ends: Offsets, on_progress: OnProgress) -> BackfillReport:
+        """Work off what lies between.
+
+        Raises:
+            GroupNotEmptyError: the group has live members.
+            HandlerFailedError: a handler failed for good, and nothing says what else to do.
+            PenstockError: as a worker raises it.
+        """
+        began_at, at, whole, count = self.desk.now, dict(places.at), Tally(), 0
+        batches = self.batches.beginning_at(places.done)
+        total = left_between(at, ends)
+        # Where nothing is committed the beginning is: the live app has to find the same one.
+        self.desk.commit(places.commits(places.unsaid), "spark begins", may_go_back=True)
+        on_progress(BackfillProgress(0, total, 0.0))
+        while left_between(at, ends):
+            batch_id, following = self._plan(at, ends)
+            self.desk.check_idle()
+            tally = batches.run(self._read(at, following), batch_id)
+            self.desk.commit(places.commits(following), f"spark backfill batch={batch_id}")
+            at, count = following, count + 1
+            whole += tally
+            on_progress(BackfillProgress(total - left_between(at, ends), total, self.desk.now - began_at))
+        return BackfillReport(
+            records=whole.records,
+            failures=whole.failures,
+            dead_letters=whole.dead_letters,
+            duration_s=self.desk.now - began_at,
+            offsets=at,
+            passed=whole.passed,
+            lost=places.lost,
+            batches=count,
+        )
+
+    def _plan(self, at: Offsets, ends: Offsets) -> tuple[int, Offsets]:
+        """The number and the ends of the next batch; those of one that was begun here before and is not committed."""
+        if self.state is None or self.checkpoint is None:
+            return 0, next_ends(at, ends, self.most)
+        planned = self.state.planned
+        if planned is not None and planned.start == {key_of(one): offset for one, offset in at.items()}:
+            return planned.batch_id, {partition_of(one): offset for one, offset in planned.end.items()}
+        following = next_ends(at, ends, self.most)
+        batch_id = self.state.next_batch_id
+        self.state.next_batch_id += 1
+        self.state.planned = Planned(
+            batch_id,
+            {key_of(one): offset for one, offset in at.items()},
+            {key_of(one): offset for one, offset in following.items()},
+        )
+        self.checkpoint.save(self.state)
+        return batch_id, following
+
+    def _read(self, at: Offsets, following: Offsets) -> DataFrame:
+        moved: list[TopicPartition] = [one for one, offset in following.items() if offset > at[one]]
+        reader = self.spark.read.format("kafka").options(**self.options)
+        return (
+            reader.option("assign", spark_assign(moved))
+            .option("startingOffsets", spark_json({one: at[one] for one in moved}))
+            .option("endingOffsets", spark_json({one: following[one] for one in moved}))
+            .load()
+        )

@@ -1,0 +1,167 @@
+"""The folder of a pipeline: whose it is, what was planned, and Spark's own checkpoint in a folder of each generation.
+
+Rule of this file: read and written through Hadoop's file systems, as Spark does, so that it is where Spark's is. What a
+generation is: one run of Spark's own offsets from a beginning that the group had; where the group is moved meanwhile,
+the next one begins there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import ConfigurationError
+from penstock.records import TopicPartition
+from penstock.spark.ranges import Offsets, offsets_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Checkpoint", "Planned", "State", "key_of", "partition_of"]
+
+_FILE = "penstock.json"
+_DRAFT = "penstock.json.draft"
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A batch of a backfill that was begun."""
+
+    batch_id: int
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class State(msgspec.Struct):
+    """What stands in the folder."""
+
+    group_id: str
+    handler: str
+    generation: int = 0
+    start: dict[str, tuple[int, str]] = {}
+    """Where the generation began: of each partition what was committed, and the text beside it."""
+    first_batch_id: int = 0
+    """Of the generation; ids go on from one to the next, so that no sink sees one twice."""
+    next_batch_id: int = 0
+    """Of whatever comes after it."""
+    planned: Planned | None = None
+    """The batch of a backfill that may not be through."""
+
+
+class Checkpoint:
+    """The folder at a place.
+
+    Args:
+        spark: whose file systems it is on.
+        place: a path or URL.
+    """
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        self.place = place.rstrip("/")
+        inside: Any = spark
+        self._jvm = inside._jvm  # noqa: SLF001 - Spark has no other way to its file systems
+        self._hadoop = inside._jsc.hadoopConfiguration()  # noqa: SLF001 - nor to how they are set up
+
+    def load(self, group_id: str, handler: str) -> State:
+        """What stands there; new where nothing does.
+
+        Raises:
+            ConfigurationError: it is of another group or handler, or of something else than a pipeline.
+        """
+        found: State | None = None
+        for name in (_FILE, _DRAFT):
+            text = self._read(name)
+            if text is None:
+                continue
+            try:
+                found = msgspec.json.decode(text, type=State)
+                break
+            except msgspec.DecodeError:
+                continue  # torn when its writer was killed: the other one is whole
+        if found is None:
+            if self._read(_FILE) is not None:
+                raise ConfigurationError(f"{self.place}/{_FILE} cannot be read - give another folder as checkpoint=")
+            if self._names(""):
+                raise ConfigurationError(
+                    f"{self.place} holds something else than a pipeline's checkpoint - give a folder of its own"
+                )
+            return State(group_id, handler)
+        if (found.group_id, found.handler) != (group_id, handler):
+            raise ConfigurationError(
+                f"{self.place} is the checkpoint of handler {found.handler!r} of group {found.group_id!r}, not of"
+                f" {handler!r} of {group_id!r} - give each a folder of its own; where to go on the group knows"
+            )
+        return found
+
+    def save(self, state: State) -> None:
+        """Have it stand there; one of two copies is whole, whenever the driver ends."""
+        text = msgspec.json.encode(state).decode()
+        for name in (_DRAFT, _FILE):
+            self._write(name, text)
+
+    def folder_of(self, generation: int) -> str:
+        """Where Spark keeps its own checkpoint."""
+        return f"{self.place}/generation-{generation}"
+
+    def last_commit(self, generation: int) -> int | None:
+        """The last batch that Spark has seen through."""
+        return max(self._numbers(generation, "commits"), default=None)
+
+    def last_planned(self, generation: int) -> int | None:
+        """The last batch that Spark has begun."""
+        return max(self._numbers(generation, "offsets"), default=None)
+
+    def ends_of(self, generation: int, batch: int) -> Offsets | None:
+        """Where a batch ends; None when Spark keeps no word of it."""
+        text = self._read(f"generation-{generation}/offsets/{batch}")
+        if text is None:
+            return None
+        # A version, the batch's own metadata, and a line for each source.
+        return offsets_of(text.splitlines()[2])
+
+    def query_id(self, generation: int) -> str:
+        """The id that Spark gave its query, the same in each of its runs; empty before the first."""
+        text = self._read(f"generation-{generation}/metadata")
+        return "" if text is None else str(msgspec.json.decode(text)["id"])
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def _numbers(self, generation: int, kind: str) -> list[int]:
+        return [int(name) for name in self._names(f"generation-{generation}/{kind}") if name.isdigit()]
+
+    def _path(self, name: str) -> tuple[Any, Any]:
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.place}/{name}" if name else self.place)
+        return path.getFileSystem(self._hadoop), path
+
+    def _names(self, name: str) -> list[str]:
+        system, path = self._path(name)
+        return [one.getPath().getName() for one in system.listStatus(path)] if system.exists(path) else []
+
+    def _read(self, name: str) -> str | None:
+        system, path = self._path(name)
+        if not system.exists(path):
+            return None
+        stream = system.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _write(self, name: str, text: str) -> None:
+        system, path = self._path(name)
+        stream = system.create(path, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+
+def key_of(partition: TopicPartition) -> str:
+    """A partition as the name of a field; topics have no slash."""
+    return f"{partition.topic}/{partition.partition}"
+
+
+def partition_of(key: str) -> TopicPartition:
+    """And back."""
+    topic, _, number = key.rpartition("/")
+    return TopicPartition(topic, int(number))

@@ -1,0 +1,94 @@
+"""Which handlers of an app run on Spark when a user names one, and which topics are read for them.
+
+Rule of this file: committing an offset says that the whole group is through with what lies below. So with a handler go
+all of its group that share a topic with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.app.app import App
+from penstock.app.handlers import Handler
+from penstock.errors import ConfigurationError
+
+__all__ = ["Chosen", "choose"]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What runs.
+
+    Attributes:
+        name: the handler that was named.
+        numbers: the places of all that run, among those that the app has declared.
+    """
+
+    name: str
+    group_id: str
+    handlers: tuple[Handler, ...]
+    numbers: tuple[int, ...]
+    topics: tuple[str, ...]
+    patterns: tuple[Any, ...]
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether any of them cares for the order of records."""
+        return any(one.order_by != "none" for one in self.handlers)
+
+
+def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None) -> Chosen:
+    """The handler, by itself or by its name, and those that go with it.
+
+    Args:
+        app: that declares it.
+        wanted: the decorated function, or its name.
+        group_id: of handlers that name none.
+
+    Raises:
+        ConfigurationError: there is no such handler, it has no group, or it is declared for several.
+    """
+    found = [one for one in app.declared if _is(one, wanted)]
+    if not found:
+        names = ", ".join(sorted({one.name for one in app.declared})) or "none"
+        shown = wanted if isinstance(wanted, str) else getattr(wanted, "__qualname__", wanted)
+        raise ConfigurationError(f"this app has no handler {shown!r} - it has {names}")
+    groups = {one.group_id or group_id for one in found}
+    group = groups.pop()
+    if groups:
+        raise ConfigurationError(
+            f"{found[0].name!r} is declared for several groups - give the pipeline an app with one of them"
+        )
+    if group is None:
+        raise ConfigurationError(f"{found[0].name} has no group - say App(group_id='billing')")
+    topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
+    patterns = tuple(one.pattern for one in found if one.pattern is not None)
+    with_it = [
+        (number, one)
+        for number, one in enumerate(app.declared)
+        if (one.group_id or group_id) == group and (one in found or _shares(one, topics, patterns))
+    ]
+    return Chosen(
+        found[0].name,
+        group,
+        tuple(one for _, one in with_it),
+        tuple(number for number, _ in with_it),
+        topics,
+        patterns,
+    )
+
+
+def _is(handler: Handler, wanted: Callable[..., object] | str) -> bool:
+    if isinstance(wanted, str):
+        return wanted in {handler.name, handler.name.rpartition(".")[2]}
+    return handler.function is wanted or handler.function == wanted
+
+
+def _shares(handler: Handler, topics: Sequence[str], patterns: Sequence[Any]) -> bool:
+    return (
+        any(topic in topics for topic in handler.topics)
+        or any(handler.pattern is not None and handler.pattern.fullmatch(topic) for topic in topics)
+        or any(pattern.fullmatch(topic) for pattern in patterns for topic in handler.topics)
+    )

@@ -1,0 +1,257 @@
+"""What the driver asks of Kafka, and commits there: the one place in which a pipeline speaks to brokers itself.
+
+Rule of this file: offsets are committed by a plain commit, as of no member, and never below what is committed already.
+So the broker itself refuses when a live member has joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.admin.asking import ask_coordinator
+from penstock.admin.groups import check_idle, describe_group
+from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
+from penstock.admin.topics import partitions_of, watched
+from penstock.app.handlers import Handler
+from penstock.app.own_topics import make_own_topics
+from penstock.config import ConsumerConfig
+from penstock.core.offset_map import OffsetMap, encode
+from penstock.error_codes import ErrorCode
+from penstock.errors import CommitFailedError, UnknownGroupError, UnknownTopicError, broker_error
+from penstock.messages import CommitOffset, OffsetCommitRequest
+from penstock.net.cluster import Cluster
+from penstock.observe.events import OffsetsCommitted
+from penstock.observe.hooks import Observer
+from penstock.records import TopicPartition
+from penstock.spark.loops import LoopThread
+from penstock.spark.ranges import Offsets
+
+__all__ = ["Commit", "GroupDesk", "Log", "remaining"]
+
+_LIVE = {
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.STALE_MEMBER_EPOCH,
+}
+_WHAT = "running its handlers on Spark"
+_LEAST_FOR_TEXT = 256
+"""With less room for metadata nothing is said of who committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """From where to where a partition's log goes."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What to commit of one partition."""
+
+    offset: int
+    done: OffsetMap | None = None
+    """What is finished behind it, which the next one to read has to know."""
+
+
+def remaining(done: OffsetMap | None, offset: int) -> OffsetMap | None:
+    """What a map still says from ``offset`` on."""
+    if done is None or done.limit <= offset:
+        return None
+    return OffsetMap(offset, done.limit, tuple(one for one in done.unfinished if one >= offset))
+
+
+class GroupDesk(AbstractContextManager["GroupDesk"]):
+    """One group's, for as long as a ``with`` lasts, or until it is closed.
+
+    Args:
+        config: how to reach the brokers.
+        group_id: the group.
+        observer: told of commits.
+    """
+
+    def __init__(self, config: ConsumerConfig, group_id: str, observer: Observer) -> None:
+        self.group_id = group_id
+        self._config, self._observer = config, observer
+        self._thread = LoopThread("penstock spark")
+        self._cluster = Cluster(config, observer)
+        self._timeout_s = config.default_api_timeout_ms / 1000
+        self._is_open = True
+        try:
+            start = self._cluster.retrying(
+                self._cluster.bootstrap, timeout_s=config.start_timeout_ms / 1000, what="reaching the cluster"
+            )
+            self._thread.call(start)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End connections and the thread; once is enough."""
+        if self._is_open:
+            self._is_open = False
+
+            async def end() -> None:
+                self._cluster.close()
+
+            self._thread.call(end())
+            self._thread.close()
+
+    @property
+    def now(self) -> float:
+        """Its clock, in seconds."""
+        return self._thread.loop.time()
+
+    # ---- asking ------------------------------------------------------------------------------------------------
+
+    def check_idle(self) -> None:
+        """Refuse a group that has live members.
+
+        Raises:
+            GroupNotEmptyError: naming them.
+        """
+        self._thread.call(self._check_idle())
+
+    def partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
+        """All partitions of the topics, and of those whose whole name a pattern matches.
+
+        Raises:
+            UnknownTopicError: a topic does not exist.
+        """
+        return self._thread.call(self._partitions(topics, patterns))
+
+    def committed(self) -> dict[TopicPartition, GroupOffset]:
+        """What the group has committed."""
+        return self._thread.call(
+            committed_offsets(self._cluster, self.group_id, stable=True, timeout_s=self._timeout_s)
+        )
+
+    def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Log]:
+        """Where the logs begin and end now; the end is that of the app's ``isolation_level``."""
+        begins, ends = self.at(dict.fromkeys(partitions, EARLIEST)), self.at(dict.fromkeys(partitions, LATEST))
+        return {one: Log(begins[one], ends[one]) for one in partitions}
+
+    def at(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        """The first offsets at or after times; -1 where there is none."""
+        found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
+        return {one: listed.offset for one, listed in found.items()}
+
+    def members(self) -> int:
+        """How many live members the group has."""
+
+        async def count() -> int:
+            try:
+                group = await describe_group(self._cluster, self.group_id, timeout_s=self._timeout_s)
+            except UnknownGroupError:
+                return 0
+            return len(group.members)
+
+        return self._thread.call(count())
+
+    # ---- changing ----------------------------------------------------------------------------------------------
+
+    def make_topics(self, handlers: Sequence[Handler], dead_letter: str | None) -> None:
+        """Make the retry topics and dead letters that are missing, as the service does.
+
+        Raises:
+            BrokerError: a retry topic may not be made.
+        """
+        self._thread.call(make_own_topics(self._config, handlers, dead_letter, self._observer))
+
+    def commit(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool = False) -> None:
+        """Commit, but for partitions of which the group has committed more.
+
+        Args:
+            offsets: what to commit.
+            said: the text beside it.
+            may_go_back: also where more is committed: the log was made anew, and has it not.
+
+        Raises:
+            GroupNotEmptyError: somebody joined the group.
+            CommitFailedError: it was refused.
+            BrokerConnectionError: the coordinator does not answer in time.
+        """
+        self._thread.call(self._commit(offsets, said, may_go_back=may_go_back))
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _check_idle(self) -> None:
+        try:
+            group = await describe_group(self._cluster, self.group_id, timeout_s=self._timeout_s)
+        except UnknownGroupError:
+            return
+        check_idle(group, _WHAT)
+
+    async def _partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
+        names = set(topics)
+        if patterns:
+            with watched(self._cluster, None):
+                await self._cluster.retrying(
+                    self._cluster.refresh, timeout_s=self._timeout_s, what="looking for topics"
+                )
+                there = list(self._cluster.topology.topics)
+            names |= {name for name in there if any(one.fullmatch(name) for one in patterns)}
+        counts = await partitions_of(self._cluster, names, timeout_s=self._timeout_s)
+        if missing := sorted(names - counts.keys()):
+            raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {missing[0]!r}")
+        return sorted(TopicPartition(name, number) for name, count in counts.items() for number in range(count))
+
+    async def _commit(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool) -> None:
+        if not offsets:
+            return
+        before = await committed_offsets(
+            self._cluster, self.group_id, list(offsets), stable=True, timeout_s=self._timeout_s
+        )
+        forward = {
+            one: commit
+            for one, commit in offsets.items()
+            if may_go_back or one not in before or before[one].offset <= commit.offset
+        }
+        if not forward:
+            return
+        what = f"committing offsets of group {self.group_id!r}"
+        answer = await ask_coordinator(
+            self._cluster,
+            self.group_id,
+            OffsetCommitRequest(
+                self.group_id,
+                tuple(
+                    CommitOffset(*one, commit.offset, metadata=self._metadata(commit, said))
+                    for one, commit in forward.items()
+                ),
+            ),
+            lambda answer: [one.error_code for one in answer.partitions],
+            timeout_s=self._timeout_s,
+            what=what,
+        )
+        codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
+        if _LIVE & set(codes.values()):
+            await self._check_idle()
+            raise CommitFailedError(
+                f"{what}: somebody joined the group and left it again meanwhile - start once more; the last batch"
+                " is handled again"
+            )
+        for one in forward:
+            if code := codes.get(one, ErrorCode.UNKNOWN_SERVER_ERROR):
+                raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
+        self._observer.tell(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
+
+    def _metadata(self, commit: Commit, said: str) -> str:
+        limit = self._config.offset_metadata_max_bytes
+        if limit < _LEAST_FOR_TEXT:
+            return ""
+        return encode(commit.done, said, limit, writer=self._config.client_id).text

@@ -1,0 +1,136 @@
+"""The options of an app as those of Spark's own Kafka source, which is a Java client.
+
+Rule of this file: what has no counterpart in Java is refused, with what to say instead; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.config import ConsumerConfig
+from penstock.errors import ConfigurationError
+
+__all__ = ["check_source_options", "source_options"]
+
+_OURS = {
+    "assign", "endingoffsets", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level",
+    "startingoffsets", "startingtimestamp", "subscribe", "subscribepattern",
+}  # fmt: skip
+_SPLITTING = {"minpartitions", "maxrecordsperpartition"}
+
+_LOGIN = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def source_options(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
+    """How Spark reaches the brokers, and what it may see there.
+
+    Args:
+        config: the app's.
+        more: options of the source that the user gives; they win.
+
+    Raises:
+        ConfigurationError: an option of the app has no counterpart in Java.
+    """
+    options = {
+        "kafka.bootstrap.servers": ",".join(config.bootstrap_servers),
+        "kafka.isolation.level": config.isolation_level,
+        "includeHeaders": "true",
+    }
+    if config.client_rack:
+        options["kafka.client.rack"] = config.client_rack
+    if config.security_protocol != "PLAINTEXT":
+        options["kafka.security.protocol"] = config.security_protocol
+    if config.security_protocol in {"SSL", "SASL_SSL"}:
+        options |= _tls(config, more)
+    if config.security_protocol in {"SASL_PLAINTEXT", "SASL_SSL"}:
+        options |= _sasl(config, more)
+    return {**options, **more}
+
+
+def check_source_options(more: Mapping[str, str], *, keeps_order: bool) -> None:
+    """Refuse what would take from the pipeline what it has to know.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    for name in more:
+        if name.lower() in _OURS:
+            raise ConfigurationError(f"{name!r} is the pipeline's to say - it follows the app and its group")
+        if keeps_order and name.lower() in _SPLITTING:
+            raise ConfigurationError(
+                f"{name!r} reads one partition in several tasks at once, and the handler keeps an order"
+                ' - say order_by="none", or parallelism=, which keeps it'
+            )
+
+
+def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
+    if config.ssl_context is not None and not any(name.startswith("kafka.ssl.") for name in more):
+        raise ConfigurationError(
+            "ssl_context is an object of Python, and Spark reads Kafka in Java"
+            " - give ssl_cafile, ssl_certfile and ssl_keyfile, or options={'kafka.ssl.truststore.location': ...}"
+        )
+    options: dict[str, str] = {}
+    if config.ssl_cafile is not None:
+        # The text and not the place: executors need not have the file.
+        options |= {
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.certificates": _read("ssl_cafile", config.ssl_cafile),
+        }
+    if config.ssl_certfile is not None:
+        chain = _read("ssl_certfile", config.ssl_certfile)
+        key = chain if config.ssl_keyfile is None else _read("ssl_keyfile", config.ssl_keyfile)
+        options |= {
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.certificate.chain": chain,
+            "kafka.ssl.keystore.key": _pkcs8(key),
+        }
+        if config.ssl_password is not None:
+            options["kafka.ssl.key.password"] = config.ssl_password
+    if not config.ssl_check_hostname:
+        options["kafka.ssl.endpoint.identification.algorithm"] = ""
+    return options
+
+
+def _sasl(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {"kafka.sasl.mechanism": config.sasl_mechanism}
+    if config.sasl_mechanism == "GSSAPI":
+        options["kafka.sasl.kerberos.service.name"] = config.sasl_kerberos_service_name
+    module = _LOGIN.get(config.sasl_mechanism)
+    if module is None:
+        if "kafka.sasl.jaas.config" not in more:
+            raise ConfigurationError(
+                f"for {config.sasl_mechanism} the Java client of Spark has its own way to log in"
+                " - give it as options={'kafka.sasl.jaas.config': ..., ...}"
+            )
+        return options
+    user, password = _quoted(config.sasl_plain_username or ""), _quoted(config.sasl_plain_password or "")
+    options["kafka.sasl.jaas.config"] = f"{module} required username={user} password={password};"
+    return options
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _read(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{name}={path!r} cannot be read as PEM: {error}") from error
+
+
+def _pkcs8(key: str) -> str:
+    """The private key alone, as Java takes it."""
+    for kind in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
+        begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
+        if begin in key and end in key:
+            return key[key.index(begin) : key.index(end) + len(end)]
+    raise ConfigurationError(
+        "the private key is not in PKCS #8, the only form that Java reads"
+        " - convert it: openssl pkcs8 -topk8 -in old.key -out new.key"
+    )

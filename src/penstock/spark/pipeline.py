@@ -1,0 +1,282 @@
+"""SparkPipeline: an app's handlers on Spark, with the group's offsets.
+
+Rule of this file: what users call, and what is checked before anything runs. The group's offsets say where to go on,
+for the live app and for Spark alike; whatever else knows of offsets follows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from penstock.app.app import App, outline_of
+from penstock.app.loading import load_app
+from penstock.app.plan import planned
+from penstock.config import resolve
+from penstock.errors import ConfigurationError
+from penstock.observe.hooks import Hook, Observer
+from penstock.spark.backfill import Backfill
+from penstock.spark.checkpoints import Checkpoint, State
+from penstock.spark.choosing import Chosen, choose
+from penstock.spark.group_desk import GroupDesk
+from penstock.spark.kafka_options import check_source_options, source_options
+from penstock.spark.places import Places, Since, Until, ends_at, places_of
+from penstock.spark.reports import BackfillReport, OnProgress, Standing, shown
+from penstock.spark.rows import row_type
+from penstock.spark.running import Batches, Sink
+from penstock.spark.shipping import pack, place_of
+from penstock.spark.streaming import SparkQuery, Stage, Trigger, begin_stream
+from penstock.spark.tallies import COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkPipeline"]
+
+Wanted: TypeAlias = Callable[..., object] | str
+
+_OUR_BATCH = re.compile(r"spark (?:query=\S+|backfill) batch=(\d+)")
+
+
+class SparkPipeline:
+    """Runs handlers of an app on Spark, for the app's group, while no member of it is live.
+
+    Where the group stands is where it begins, and what it has done it commits, so that the live app goes on exactly
+    there, and comes from there. One pipeline at a time for a group.
+
+    Args:
+        app: the app, or where to import it, such as ``"shop:billing"``.
+        spark: a session with Spark's Kafka connector, such as ``spark_session()`` gives.
+        checkpoint: a folder of its own, on any file system that Spark knows; ``backfill`` without a sink needs none.
+
+    Raises:
+        ConfigurationError: the session or the app is of a kind that cannot be used.
+    """
+
+    def __init__(self, app: App | str, spark: SparkSession, checkpoint: str | None = None) -> None:
+        if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
+            raise ConfigurationError(
+                "a Spark Connect session has no way to the checkpoint and the listener that a pipeline needs"
+                " - run the driver in the cluster, with a session of its own"
+            )
+        self.app = load_app(app) if isinstance(app, str) else app
+        self._place = app if isinstance(app, str) else place_of(app)
+        self._spark = spark
+        self._checkpoint = None if checkpoint is None else Checkpoint(spark, str(checkpoint))
+        self._outline = outline_of(self.app)
+        if self._outline.is_exactly_once:
+            raise ConfigurationError(
+                "delivery='exactly_once' is one of transactions that hold the offsets, and Spark keeps its own"
+                " - say 'at_least_once', and have effects keyed by topic, partition and offset"
+            )
+        self._config = resolve(self.app.options)
+        hooks = cast("tuple[Hook, ...]", self._config.hooks)
+        self._observer = Observer(hooks, client_id=self._config.client_id)
+
+    def __repr__(self) -> str:
+        where = "" if self._checkpoint is None else f" checkpoint={self._checkpoint.place}"
+        return f"<SparkPipeline of {self.app!r}{where}>"
+
+    def start(
+        self,
+        handler: Wanted,
+        *,
+        trigger: Trigger = None,
+        sink: Sink | None = None,
+        parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> SparkQuery:
+        """Handle what is there and what comes, in micro-batches; the group is committed after each.
+
+        Args:
+            handler: the decorated function, or its name. Handlers of its group that share a topic with it run too.
+            trigger: when a micro-batch is begun: ``"5 seconds"``, ``"available_now"``, or by the names of Spark's own
+                ``trigger``; by default when the one before is through.
+            sink: is given a DataFrame of what handlers returned, with ``topic``, ``partition`` and ``offset`` of the
+                record, and the batch's number.
+            parallelism: so many tasks instead of one for each partition, with the handler's order kept.
+            options: more options of Spark's Kafka source, such as ``maxOffsetsPerTrigger``.
+
+        Raises:
+            ConfigurationError: the handler is unknown, cannot be sent to workers, or the checkpoint is another's.
+            GroupNotEmptyError: the group has live members; they are named.
+            OffsetOutOfRangeError: where the group stands was removed, and ``auto_offset_reset="none"``.
+            PenstockError: no broker answers, or we may not.
+        """
+        if self._checkpoint is None:
+            raise ConfigurationError("a stream needs a folder for Spark's checkpoint - say SparkPipeline(checkpoint=)")
+        chosen, batches, source = self._prepared(handler, sink, parallelism, options)
+        state = self._checkpoint.load(chosen.group_id, chosen.name)
+        desk = self._desk(chosen)
+        try:
+            places = self._places(desk, chosen, None)
+            self._count_on(state, places)
+            stage = Stage(
+                self._spark,
+                desk,
+                batches.beginning_at(places.done),
+                self._checkpoint,
+                state,
+                places,
+                self._observer,
+            )
+            return begin_stream(stage, source, trigger)
+        except BaseException:
+            desk.close()
+            raise
+
+    def backfill(  # noqa: PLR0913 - what bounds it
+        self,
+        handler: Wanted,
+        *,
+        since: Since = None,
+        until: Until = "now",
+        max_records_per_batch: int = 200_000,
+        sink: Sink | None = None,
+        parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> BackfillReport:
+        """Handle what is there, from where the group stands, in bounded batches; the group is committed after each.
+
+        Args:
+            handler: as ``start`` has it.
+            since: where to begin in partitions of which the group has committed nothing: ``"earliest"``, a time, or
+                offsets; by ``auto_offset_reset`` when nothing is said. Where it has, it goes on.
+            until: where to end: at what is there now, at a time, or at offsets; partitions that these do not name are
+                left as they are.
+            max_records_per_batch: so many at most are handled again when the driver is killed.
+            sink: as ``start`` has it; needs a checkpoint.
+            parallelism: as ``start`` has it.
+            options: as ``start`` has it.
+            on_progress: told after each batch; by default a terminal shows it, with ``penstock[cli]``.
+
+        Raises:
+            ConfigurationError: the handler is unknown, cannot be sent to workers, or the checkpoint is another's.
+            GroupNotEmptyError: the group has live members, or one joins; they are named.
+            HandlerFailedError: a handler failed for good, and nothing says what else to do.
+            OffsetOutOfRangeError: where the group stands was removed, and ``auto_offset_reset="none"``.
+            PenstockError: no broker answers, or we may not.
+        """
+        if max_records_per_batch < 1:
+            raise ConfigurationError(f"max_records_per_batch={max_records_per_batch} will not do: at least 1")
+        if sink is not None and self._checkpoint is None:
+            raise ConfigurationError(
+                "sink= needs a folder in which batches are numbered - say SparkPipeline(checkpoint=)"
+            )
+        chosen, batches, source = self._prepared(handler, sink, parallelism, options)
+        state = None if self._checkpoint is None else self._checkpoint.load(chosen.group_id, chosen.name)
+        with self._desk(chosen) as desk, shown(f"{chosen.name} on Spark", on_progress) as tell:
+            places = self._places(desk, chosen, since)
+            if state is not None:
+                self._count_on(state, places)
+            run = Backfill(self._spark, desk, batches, source, self._checkpoint, state, max_records_per_batch)
+            return run.run(places, ends_at(desk, places, until), tell)
+
+    def handoff(  # noqa: PLR0913 - a backfill's own
+        self,
+        handler: Wanted,
+        *,
+        since: Since = None,
+        max_lag: int = 10_000,
+        max_rounds: int = 10,
+        max_records_per_batch: int = 200_000,
+        sink: Sink | None = None,
+        parallelism: int | None = None,
+        options: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Standing:
+        """Backfill to the end, and again what came meanwhile, until so little is left that the live app may take over.
+
+        Args:
+            handler: as ``backfill`` has it, like what is not named here.
+            since: as ``backfill`` has it.
+            max_lag: so few records left are the live app's.
+            max_rounds: so often at most, as records may come faster than Spark handles them.
+            max_records_per_batch: as ``backfill`` has it.
+            sink: as ``backfill`` has it.
+            parallelism: as ``backfill`` has it.
+            options: as ``backfill`` has it.
+            on_progress: as ``backfill`` has it.
+
+        Returns:
+            Where the group stands: ``lag`` says whether it came to the end.
+
+        Raises:
+            PenstockError: as ``backfill`` does.
+        """
+        standing = None
+        for _ in range(max_rounds):
+            self.backfill(
+                handler,
+                since=since,
+                max_records_per_batch=max_records_per_batch,
+                sink=sink,
+                parallelism=parallelism,
+                options=options,
+                on_progress=on_progress,
+            )
+            standing = self.standing(handler)
+            if standing.lag <= max_lag:
+                break
+        return standing or self.standing(handler)
+
+    def standing(self, handler: Wanted) -> Standing:
+        """Where the handler's group stands, against the ends of its topics.
+
+        Raises:
+            ConfigurationError: the handler is unknown.
+            PenstockError: no broker answers, or we may not.
+        """
+        chosen = choose(self.app, handler, self._config.group_id)
+        with self._desk(chosen) as desk:
+            partitions = desk.partitions(chosen.topics, chosen.patterns)
+            committed, logs = desk.committed(), desk.logs(partitions)
+            return Standing(
+                chosen.group_id,
+                {one: committed[one].offset for one in partitions if one in committed},
+                {one: log.end for one, log in logs.items()},
+                desk.members(),
+            )
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _prepared(
+        self, handler: Wanted, sink: Sink | None, parallelism: int | None, options: Mapping[str, str] | None
+    ) -> tuple[Chosen, Batches, dict[str, str]]:
+        """What can be wrong without asking anybody is told here."""
+        from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415 - an extra
+
+        planned(self.app, self._config.group_id, self._outline.defaults, self._outline.overrides)
+        chosen = choose(self.app, handler, self._config.group_id)
+        if parallelism is not None and parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism} will not do: at least 1")
+        check_source_options(options or {}, keeps_order=chosen.keeps_order)
+        if chosen.keeps_order and self._spark.conf.get("spark.speculation", "false") == "true":
+            raise ConfigurationError(
+                "spark.speculation runs a task twice at once, and the handler keeps an order"
+                ' - say order_by="none", or switch it off'
+            )
+        source = source_options(self._config, options or {})
+        columns = StructType([StructField(COLUMN, StringType())]) if sink is None else row_type(chosen.handlers)
+        shipment = pack(self.app, self._place, chosen, self._config, has_sink=sink is not None)
+        return chosen, Batches(chosen, shipment, columns, sink, parallelism), source
+
+    def _desk(self, chosen: Chosen) -> GroupDesk:
+        return GroupDesk(self._config, chosen.group_id, self._observer)
+
+    def _places(self, desk: GroupDesk, chosen: Chosen, since: Since) -> Places:
+        desk.check_idle()
+        desk.make_topics(chosen.handlers, self._outline.defaults.dead_letter)
+        return places_of(desk, desk.partitions(chosen.topics, chosen.patterns), self._config, self._observer, since)
+
+    def _count_on(self, state: State, places: Places) -> None:
+        """Give batches numbers that none had before, as far as the checkpoint or the group knows."""
+        assert self._checkpoint is not None
+        known = [state.next_batch_id]
+        if state.generation and (last := self._checkpoint.last_planned(state.generation)) is not None:
+            known.append(state.first_batch_id + last + 1)
+        texts = (found.said.user_text for found in places.found.values())
+        known += [int(match[1]) + 1 for text in texts if (match := _OUR_BATCH.match(text))]
+        state.next_batch_id = max(known)

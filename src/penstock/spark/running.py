@@ -1,0 +1,77 @@
+"""One batch on Spark: read by Spark's own source, handled in its workers, counted, and given to a sink.
+
+Rule of this file: handlers run once a batch. Without a sink there is one job, whose rows are the workers' tallies; with
+one, the rows are kept until it has written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.core.offset_map import OffsetMap
+from penstock.records import TopicPartition
+from penstock.spark.choosing import Chosen
+from penstock.spark.records import COLUMNS
+from penstock.spark.shipping import Shipment
+from penstock.spark.tallies import COLUMN, Tally
+from penstock.spark.worker import handling
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["Batches", "Sink"]
+
+Sink: TypeAlias = "Callable[[DataFrame, int], object]"
+"""Writes the rows of one batch; the number is the batch's, and the same when the batch is handled again."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How batches are handled.
+
+    Attributes:
+        done: what the group had finished behind the offsets at which it is begun.
+    """
+
+    chosen: Chosen
+    shipment: Shipment
+    columns: StructType
+    sink: Sink | None
+    parallelism: int | None
+    done: Mapping[TopicPartition, OffsetMap] = field(default_factory=dict)
+
+    def beginning_at(self, done: Mapping[TopicPartition, OffsetMap]) -> Batches:
+        """The same, of which so much is done."""
+        return replace(self, done=done)
+
+    def run(self, records: DataFrame, batch_id: int) -> Tally:
+        """Handle what Spark's Kafka source has read.
+
+        Raises:
+            HandlerFailedError: a handler failed for good, and nothing says what else to do.
+            PenstockError: what ended a worker's task.
+        """
+        handle = handling(self.shipment, self.done, self.columns, is_of_one=self.parallelism is None)
+        rows = self._spread(records.selectExpr(*COLUMNS)).mapInArrow(handle, self.columns)
+        if self.sink is None:
+            return Tally.summed(row[COLUMN] for row in rows.collect())
+        kept = rows.persist()
+        try:
+            tally = Tally.summed(row[COLUMN] for row in kept.filter(f"{COLUMN} IS NOT NULL").select(COLUMN).collect())
+            self.sink(kept.filter(f"{COLUMN} IS NULL").drop(COLUMN), batch_id)
+        finally:
+            kept.unpersist()
+        return tally
+
+    def _spread(self, records: DataFrame) -> DataFrame:
+        """Over as many tasks as are wanted, with what has to stay together in one, in order."""
+        if self.parallelism is None:
+            return records
+        orders = {one.order_by for one in self.chosen.handlers}
+        together = ["topic", "partition"] if "partition" in orders else ["topic", "partition", "key"]
+        if orders == {"none"}:
+            return records.repartition(self.parallelism)
+        return records.repartition(self.parallelism, *together).sortWithinPartitions("topic", "partition", "offset")

@@ -1,0 +1,322 @@
+"""An app on its way to Spark's Python workers: by the place where they can import it, or as a whole by cloudpickle.
+
+Rule of this file: what cannot be sent is told in the driver, with the name of the variable that is in the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from penstock.app.app import App
+from penstock.app.loading import load_app
+from penstock.app.signatures.parameters import Depends
+from penstock.config import ConsumerConfig
+from penstock.errors import ConfigurationError
+from penstock.spark.choosing import Chosen
+
+__all__ = ["Shipment", "pack", "place_of", "unpacked"]
+
+_STAYING = frozenset(
+    {
+        "group_error_reactions",
+        "group_instance_id",
+        "hooks",
+        "partition_assignment_strategy",
+        "post_rebalance_callback",
+        "rebalance_listener",
+    }
+)
+"""Options of members of a group, which a worker is none; hooks go with the app."""
+_DEPTH = 6
+"""So many functions deep somebody looks for what is in the way."""
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a worker needs to run handlers."""
+
+    place: str | None
+    """Where to import the app."""
+    pickled: bytes
+    """The app itself, where it cannot be imported; and options, always."""
+    numbers: tuple[int, ...]
+    """Of the handlers to run, among those that the app declares."""
+    names: tuple[str, ...]
+    """Of the same."""
+    group_id: str
+    topics: tuple[str, ...]
+    has_sink: bool
+    path: tuple[str, ...]
+    """Where the driver imports from; only what is there on the worker's machine counts."""
+
+
+def pack(app: App, place: str | None, chosen: Chosen, config: ConsumerConfig, *, has_sink: bool) -> Shipment:
+    """The app, ready to be sent.
+
+    Raises:
+        ConfigurationError: something of it cannot be pickled; it says what.
+    """
+    options = _options(config)
+    try:
+        pickled = _dumps((None if place is not None else app, options))
+    except Exception as error:
+        raise _refusal(app, chosen, options, error) from error
+    return Shipment(
+        place,
+        pickled,
+        chosen.numbers,
+        tuple(one.name for one in chosen.handlers),
+        chosen.group_id,
+        chosen.topics,
+        has_sink,
+        tuple(one for one in sys.path if one),
+    )
+
+
+def unpacked(shipment: Shipment) -> App:
+    """The app, in a worker.
+
+    Raises:
+        ConfigurationError: it cannot be imported there, or is another one.
+    """
+    from pyspark import cloudpickle  # noqa: PLC0415 - an extra
+
+    sys.path.extend(one for one in shipment.path if one not in sys.path)
+    app, options = cloudpickle.loads(shipment.pickled)
+    if shipment.place is not None:
+        try:
+            app = load_app(shipment.place)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{shipment.place} cannot be imported in Spark's workers ({error})"
+                " - install it there, or send it along with spark.submit.pyFiles"
+            ) from error
+    names = tuple(app.declared[number].name for number in shipment.numbers if number < len(app.declared))
+    if names != shipment.names:
+        raise ConfigurationError(
+            f"the workers have another app than the driver: {', '.join(names) or 'nothing'} instead of"
+            f" {', '.join(shipment.names)} - install the same version everywhere"
+        )
+    app.configure(**options)
+    return cast("App", app)
+
+
+def place_of(app: App) -> str | None:
+    """``module:name`` of an app that is a global of a module with handlers of it; None where there is none."""
+    homes = dict.fromkeys(getattr(one.function, "__module__", "") for one in app.declared)
+    for name in [*homes, *sys.modules]:
+        module = sys.modules.get(name)
+        if module is None or name == "__main__" or not _is_importable(module):
+            continue
+        for variable, value in list(vars(module).items()):
+            if value is app:
+                return f"{name}:{variable}"
+    return None
+
+
+def _is_importable(module: types.ModuleType) -> bool:
+    """Whether it came from a file below a place that imports look at."""
+    spec = getattr(module, "__spec__", None)
+    if spec is None or not spec.origin:
+        return False
+    parts = spec.name.split(".")
+    endings = ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py")
+    return any(spec.origin in {f"{place.rstrip('/')}/{end}" for end in endings} for place in sys.path)
+
+
+def _options(config: ConsumerConfig) -> dict[str, Any]:
+    """The options as the driver has resolved them: a worker has another environment."""
+    return {
+        one.name: getattr(config, one.name)
+        for one in dataclasses.fields(config)
+        if one.name not in _STAYING and getattr(config, one.name) != one.default
+    }
+
+
+# ---- pickling --------------------------------------------------------------------------------------------------
+
+
+def _dumps(what: object) -> bytes:
+    from pyspark import cloudpickle  # noqa: PLC0415 - an extra
+
+    cloudpickles: Any = cloudpickle.Pickler
+
+    class Pickler(cloudpickles):  # type: ignore[misc] # untyped
+        """cloudpickle's, for functions whose annotations are text and for Structs of a script or a notebook."""
+
+        def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - as pickle has it
+            if isinstance(obj, App):
+                make, arguments, state, *_ = cast("tuple[Any, ...]", obj.__reduce_ex__(4))
+                return make, arguments, {**state, "_options": {"hooks": obj.options.get("hooks", ())}}
+            if isinstance(obj, types.FunctionType) and _goes_by_value(obj):
+                with _resolved(obj):
+                    return cloudpickles.reducer_override(self, obj)
+            if isinstance(obj, type) and issubclass(obj, msgspec.Struct) and _goes_by_value(obj):
+                return _struct, _struct_parts(obj)
+            return cloudpickles.reducer_override(self, obj)
+
+    out = io.BytesIO()
+    pickler: Any = Pickler
+    pickler(out).dump(what)
+    return out.getvalue()
+
+
+def _goes_by_value(thing: Any) -> bool:  # noqa: ANN401 - a function or a class
+    """As cloudpickle decides: what no import would find."""
+    found: Any = sys.modules.get(thing.__module__)
+    if thing.__module__ == "__main__" or found is None:
+        return True
+    for part in thing.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not thing
+
+
+class _resolved:  # noqa: N801 - used as a function
+    """Annotations of a function as types for a moment: the names in their texts are not sent along."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function, self._before = function, dict(function.__annotations__)
+
+    def __enter__(self) -> None:
+        if any(isinstance(one, str) for one in self._before.values()):
+            local = inspect.getclosurevars(self._function).nonlocals
+            try:
+                self._function.__annotations__ = typing.get_type_hints(
+                    self._function, localns=dict(local), include_extras=True
+                )
+            except NameError:
+                return  # whoever reads the signature says it better
+
+    def __exit__(self, *_: object) -> None:
+        self._function.__annotations__ = self._before
+
+
+def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
+    config = kind.__struct_config__
+    fields: list[tuple[Any, ...]] = []
+    for one in msgspec.structs.fields(kind):
+        if one.default_factory is not msgspec.NODEFAULT:
+            default = msgspec.field(default_factory=one.default_factory, name=one.encode_name)
+        elif one.default is not msgspec.NODEFAULT:
+            default = msgspec.field(default=one.default, name=one.encode_name)
+        else:
+            default = msgspec.field(name=one.encode_name)
+        fields.append((one.name, one.type, _field_parts(default)))
+    names = (
+        "frozen",
+        "eq",
+        "order",
+        "array_like",
+        "gc",
+        "repr_omit_defaults",
+        "omit_defaults",
+        "forbid_unknown_fields",
+    )
+    settings = {name: getattr(config, name) for name in names}
+    settings |= {"tag": config.tag, "tag_field": config.tag_field}
+    hidden = {"__module__", "__qualname__", "__doc__", "__annotations__", "__dict__", "__weakref__", "__slots__"}
+    members = {one.name for one in msgspec.structs.fields(kind)} | hidden
+    own = {
+        name: value
+        for name, value in vars(kind).items()
+        if name not in members and isinstance(value, types.FunctionType | classmethod | staticmethod | property)
+    }
+    return kind.__name__, fields, kind.__module__, own, settings
+
+
+def _field_parts(of: Any) -> dict[str, Any]:  # noqa: ANN401 - msgspec's own
+    names = ("default", "default_factory", "name")
+    return {name: getattr(of, name) for name in names if getattr(of, name) not in (msgspec.NODEFAULT, None)}
+
+
+def _struct(
+    name: str,
+    fields: list[tuple[str, Any, dict[str, Any]]],
+    module: str,
+    namespace: dict[str, Any],
+    settings: dict[str, Any],
+) -> type[msgspec.Struct]:
+    made = [(field, kind, msgspec.field(**parts)) for field, kind, parts in fields]
+    has_default = ["default" in parts or "default_factory" in parts for _, _, parts in fields]
+    # A field that has to be given, behind one that need not be, is given by name.
+    by_name = has_default != sorted(has_default)
+    return msgspec.defstruct(name, made, module=module, namespace=namespace, kw_only=by_name, **settings)
+
+
+# ---- what is in the way ----------------------------------------------------------------------------------------
+
+
+def _refusal(app: App, chosen: Chosen, options: Mapping[str, Any], error: Exception) -> ConfigurationError:
+    found = next(_culprits(app, chosen, options), None)
+    what = "the app" if found is None else found
+    return ConfigurationError(
+        f"{what} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
+        " - open it there, by Depends(..., scope='app'), or put the app into a module that they can import"
+    )
+
+
+def _culprits(app: App, chosen: Chosen, options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if not _can_be_sent(value):
+            yield f"the option {name}={value!r:.80}"
+    for handler in [*chosen.handlers, *app.declared]:
+        yield from _used_by(f"handler {handler.name}", handler.function)
+        for one in ("when", "codec", "middleware", "retry"):
+            if not _can_be_sent(getattr(handler, one)):
+                yield f"{one}= of handler {handler.name}"
+    for hook in (*app.starting, *app.ending):
+        yield from _used_by(str(getattr(hook, "__qualname__", hook)), hook)
+    hooks: Any = app.options.get("hooks", ())
+    yield from (f"the hook {one!r:.80}" for one in hooks if not _can_be_sent(one))
+
+
+def _used_by(who: str, function: Callable[..., Any]) -> Iterator[str]:
+    for name, value in _named(function):
+        if (way := _way_to(name, value, _DEPTH)) is not None:
+            yield f"{who} uses the variable {way}, which"
+
+
+def _way_to(name: str, value: object, depth: int) -> str | None:
+    """The name of what is in the way, through the functions that use it; None where nothing is."""
+    if isinstance(value, App) or _can_be_sent(value):
+        return None
+    if depth and isinstance(value, types.FunctionType):
+        for inner, used in _named(value):
+            if (way := _way_to(inner, used, depth - 1)) is not None:
+                return f"{way} (by way of {name})"
+    return f"{name!r} ({type(value).__module__}.{type(value).__qualname__})"
+
+
+def _named(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
+    """What a function uses by name: variables around it, globals, defaults, and providers."""
+    bare = inspect.unwrap(function)
+    if not isinstance(bare, types.FunctionType):
+        bare = getattr(bare, "__func__", None) or type(bare).__call__
+    if not isinstance(bare, types.FunctionType):
+        return
+    used = inspect.getclosurevars(bare)
+    yield from {**used.nonlocals, **used.globals}.items()
+    for name, one in inspect.signature(bare).parameters.items():
+        if one.default is not inspect.Parameter.empty:
+            yield name, one.default
+        for extra in typing.get_args(one.annotation)[1:]:
+            if isinstance(extra, Depends):
+                yield name, extra.provider
+
+
+def _can_be_sent(value: object) -> bool:
+    try:
+        _dumps(value)
+    except Exception:  # noqa: BLE001 - whatever pickling raises
+        return False
+    return True

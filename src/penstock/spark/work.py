@@ -1,0 +1,172 @@
+"""An app at work in one of Spark's Python workers: what one task hands in is handled as the service would.
+
+Rule of this file: it starts the app as it is, lanes, retries, codecs, dependencies, producer and all; only its records
+come from Arrow, and a handler that nobody helps stops the query instead of waiting, as nothing else goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import cast
+
+from penstock.app.app import App, StandIn, running_of, standing_in
+from penstock.app.ends import first_of
+from penstock.app.handlers import Handle, Handler, Middleware
+from penstock.app.plan import Plan, Ready
+from penstock.app.producer import Producer
+from penstock.app.publisher import Publisher
+from penstock.app.sources import Source
+from penstock.config import resolve
+from penstock.core.offset_map import OffsetMap
+from penstock.errors import DeadLetterError, PenstockError
+from penstock.observe.hooks import Hook
+from penstock.records import Record, TopicPartition
+from penstock.spark.arrow_source import ArrowSource
+from penstock.spark.shipping import Shipment
+from penstock.spark.tallies import Counting, Tally
+
+__all__ = ["Work"]
+
+Slice = tuple[TopicPartition, Sequence[Record]]
+Results = list[tuple[Record, object]]
+
+
+class Work:
+    """One app, for as many tasks as come, one after the other.
+
+    Args:
+        app: not started.
+        shipment: what of it is to be run.
+    """
+
+    def __init__(self, app: App, shipment: Shipment) -> None:
+        self._app, self._shipment = app, shipment
+        self._source = ArrowSource()
+        self._counting = Counting()
+        self._results: dict[tuple[str, int, int], tuple[Record, object]] = {}
+
+    async def start(self) -> None:
+        """Open what handlers depend on, and the producer.
+
+        Raises:
+            PenstockError: as ``App.start`` does.
+        """
+        instead = StandIn(self._connect, self._open_producer, {}, (cast("Hook", self._counting),), self._adapted)
+        with standing_in(self._app, instead):
+            await self._app.start()
+
+    async def stop(self) -> None:
+        """Let go of everything.
+
+        Raises:
+            PenstockError: what ended it before.
+        """
+        await self._app.stop()
+
+    async def take(self, slices: Iterable[Slice], done: Mapping[TopicPartition, OffsetMap]) -> Results:
+        """Have these handled; returns when there is room for more, with what handlers have returned so far.
+
+        Raises:
+            PenstockError: a handler failed for good, or the app cannot go on.
+        """
+        for partition, some in slices:
+            records = _unfinished(some, done.get(partition))
+            self._counting.tally.records += len(records)
+            self._counting.tally.passed += len(some) - len(records)
+            if records:
+                self._source.put(partition, records)
+        # What a sink is given may not fail any more.
+        await self._until(settled=self._shipment.has_sink)
+        return self._returned()
+
+    async def finish(self) -> tuple[Results, Tally]:
+        """Wait until all of the task is done; gives what is left, and what became of it in all.
+
+        Raises:
+            PenstockError: a handler failed for good, or the app cannot go on.
+        """
+        await self._until(settled=True)
+        self._check_done()
+        results, tally = self._returned(), self._counting.tally
+        self._source.end_task()
+        self._counting.tally = Tally()
+        self._counting.failed.clear()
+        return results, tally
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _until(self, *, settled: bool) -> None:
+        running, source = running_of(self._app), self._source
+        (group,) = running.groups or (None,)
+        while running.failure is None and group is not None:
+            source.news.clear()
+            if group.waiting:
+                raise DeadLetterError(
+                    f"{group.waiting} records of group {group.group_id!r} failed and no topic takes them"
+                    " - their dead-letter topic has to exist, and this app has to be allowed to write to it"
+                )
+            if source.is_empty and (not settled or group.is_settled):
+                return
+            await first_of(source.news, running.is_over)
+            # Who was the last to be done has been told of it, and gives the loop back next.
+            await asyncio.sleep(0)
+        if running.failure is not None:
+            raise running.failure
+
+    def _check_done(self) -> None:
+        """Whoever says that a task is done says it of each of its records."""
+        for group in running_of(self._app).groups:
+            if undone := [one for one in self._source.positions if group.done_of(one) is not None]:
+                raise PenstockError(f"{undone[0].partition}: something of it was left undone - the batch counts as not")
+
+    def _returned(self) -> Results:
+        failed = self._counting.failed
+        results = [one for place, one in self._results.items() if place not in failed]
+        self._results.clear()
+        return results
+
+    def _connect(self, _group_id: str, _handlers: Sequence[Handler], _too: Iterable[str]) -> Source:
+        return self._source
+
+    def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
+        return Producer(resolve(self._app.options))
+
+    def _adapted(self, plan: Plan) -> Plan:
+        chosen = {id(self._app.declared[number]) for number in self._shipment.numbers}
+        ready: list[Ready] = []
+        for handler, prepared in plan.by_group[self._shipment.group_id]:
+            if id(handler) not in chosen:
+                continue
+            changed = handler
+            if (handler.on_failure or plan.defaults.on_failure) == "pause":
+                changed = replace(changed, on_failure="stop")
+            if changed.batches is not None:
+                # What there is of a task is there: nobody waits for more.
+                changed = replace(changed, batches=replace(changed.batches, max_wait_ms=0))
+            ready.append((changed, prepared))
+        defaults = plan.defaults
+        if self._shipment.has_sink:
+            defaults = replace(defaults, middleware=(cast("Middleware", self._keeping), *defaults.middleware))
+        return replace(plan, by_group={self._shipment.group_id: ready}, defaults=defaults)
+
+    def _keeping(self, call: Handle) -> Handle:
+        results = self._results
+
+        async def keep(record: Record) -> object:
+            result = await call(record)
+            if result is not None:
+                # By place: what is tried again is kept once.
+                results[record.topic, record.partition, record.offset] = record, result
+            return result
+
+        return keep
+
+
+def _unfinished(records: Sequence[Record], done: OffsetMap | None) -> Sequence[Record]:
+    """Without what the group had finished before."""
+    if done is None or not records or records[0].offset >= done.limit:
+        return records
+    return [record for record in records if not done.is_finished(record.offset)]

@@ -1,0 +1,178 @@
+"""What runs in Spark's Python workers: Arrow batches in, rows out.
+
+Rule of this file: one event loop and one app at work for each worker's process, kept from task to task. Spark ends its
+workers without a word, so what they have open is closed when there was nothing to do for a while, and on the signals
+that end them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from importlib import import_module
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.core.offset_map import OffsetMap
+from penstock.errors import PenstockError
+from penstock.records import TopicPartition
+from penstock.spark.loops import LoopThread
+from penstock.spark.records import slices_of
+from penstock.spark.rows import PLACE, rows_of
+from penstock.spark.shipping import Shipment, unpacked
+from penstock.spark.tallies import COLUMN, Tally, is_told
+from penstock.spark.work import Work
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["handling", "run_task"]
+
+ResultT = TypeVar("ResultT")
+
+_IDLE_S = 30.0
+"""Before Spark ends a worker that has nothing to do, which is after a minute."""
+_STOPPING_S = 10.0
+
+Done = Mapping[TopicPartition, OffsetMap]
+
+
+def handling(
+    shipment: Shipment, done: Done, columns: StructType, *, is_of_one: bool
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """What ``mapInArrow`` is given.
+
+    Args:
+        shipment: the app.
+        done: what of each partition was finished before.
+        columns: of the rows that come out.
+        is_of_one: each task reads one partition.
+    """
+
+    def handle(batches: Iterable[Any]) -> Iterator[Any]:
+        yield from run_task(shipment, done, columns, batches, is_of_one=is_of_one)
+
+    return handle
+
+
+def run_task(
+    shipment: Shipment, done: Done, columns: StructType, batches: Iterable[Any], *, is_of_one: bool
+) -> Iterator[Any]:
+    """Handle what one task has, and say what became of it in its last row.
+
+    Raises:
+        BrokerConnectionError: no broker answers; Spark may run the task again.
+    """
+    pa: Any = import_module("pyarrow")  # untyped, and an extra
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
+
+    schema = to_arrow_schema(columns)
+    names = [one for one in columns.names if one not in {*PLACE, COLUMN}]
+    with _BENCH.turn():
+        try:
+            work = _BENCH.work_for(shipment)
+            for batch in batches:
+                results = _BENCH.call(work.take(slices_of(batch, is_of_one=is_of_one), done))
+                if results:
+                    yield pa.RecordBatch.from_pylist(rows_of(results, names), schema=schema)
+            results, tally = _BENCH.call(work.finish())
+            rows = rows_of(results, names)
+        except Exception as error:
+            _BENCH.clear()
+            if not is_told(error):
+                raise
+            rows, tally = [], Tally(error=type(error).__name__, reason=str(error))
+        except GeneratorExit:
+            # Whoever reads has gone, and what is under way is of no use any more.
+            _BENCH.clear()
+            raise
+    yield pa.RecordBatch.from_pylist([*rows, {COLUMN: tally.to_text()}], schema=schema)
+
+
+class _Bench:
+    """Where a worker's process has its loop, and the app that is at work there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._thread: LoopThread | None = None
+        self._work: Work | None = None
+        self._of: Shipment | None = None
+        self._timer: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One task's; what is open then stays so for the next one, if it comes soon."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            try:
+                yield
+            finally:
+                self._timer = threading.Timer(_IDLE_S, self._clear_if_idle)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def work_for(self, shipment: Shipment) -> Work:
+        """The app of this shipment at work; another one that was is closed.
+
+        Raises:
+            PenstockError: as ``App.start`` does.
+        """
+        if self._work is not None and self._of == shipment:
+            return self._work
+        self.clear()
+        if self._thread is None:
+            _prepare_process(self)
+            self._thread = LoopThread("penstock")
+        work = Work(unpacked(shipment), shipment)
+        self.call(work.start())
+        self._work, self._of = work, shipment
+        return work
+
+    def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run it in the loop."""
+        assert self._thread is not None
+        return self._thread.call(coroutine)
+
+    def clear(self) -> None:
+        """Close what is open."""
+        work, self._work, self._of = self._work, None, None
+        if work is not None:
+            # What ended it was told when it did; here it is only put away.
+            with contextlib.suppress(PenstockError, TimeoutError):
+                self.call(asyncio.wait_for(work.stop(), _STOPPING_S))
+
+    def _clear_if_idle(self) -> None:
+        timer = self._timer
+        if self._lock.acquire(blocking=False):
+            try:
+                if timer is self._timer:
+                    self.clear()
+            finally:
+                self._lock.release()
+
+
+_BENCH = _Bench()
+
+
+def _prepare_process(bench: _Bench) -> None:
+    """Of a worker of Spark's: warnings go to the executor's log, and whoever ends it has things closed first."""
+    log = logging.getLogger("penstock")
+    if all(isinstance(one, logging.NullHandler) for one in log.handlers):
+        said = logging.StreamHandler()
+        said.setLevel(logging.WARNING)
+        said.setFormatter(logging.Formatter("%(asctime)s %(levelname)s penstock: %(message)s"))
+        log.addHandler(said)
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        bench.clear()
+        os._exit(0)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(name, end)
