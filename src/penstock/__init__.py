@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.consumer.group_dialect import Generation, GroupRole
     from penstock.consumer.group_member import GroupMember
     from penstock.consumer.overview import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
+    from penstock.consumer.record_stream import RecordStream
     from penstock.consumer.run import run
     from penstock.core.retries import Retry
     from penstock.errors import (
@@ -114,6 +115,7 @@ __all__ = [
     "PublishTooLargeError",
     "RebalanceError",
     "Record",
+    "RecordStream",
     "RecordTooLargeError",
     "Reject",
     "RequestTimedOutError",
@@ -149,6 +151,7 @@ _MODULES = {
     "OffsetAndTimestamp": "records",
     "ProcessPoolConsumer": "app.processes.consumer",
     "Record": "records",
+    "RecordStream": "consumer.record_stream",
     "Reject": "app.reject",
     "Retry": "core.retries",
     "SchemaRegistry": "app.registry.schema_registry",

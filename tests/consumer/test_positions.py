@@ -19,7 +19,7 @@ from penstock import (
     UnknownTopicError,
 )
 from penstock.messages import ListOffsetsRequest
-from penstock.observe.events import OffsetReset
+from penstock.observe.events import OffsetReset, OffsetsCommitted
 
 NOON = 1_700_000_000_000
 
@@ -29,7 +29,7 @@ def stamped(kafka_server, new_topic):
     """Makes a topic whose records are a second apart from NOON on, without the first ``gone`` ones."""
 
     def make(count: int = 100, *, partitions: int = 1, gone: int = 0) -> str:
-        topic = new_topic(partitions)
+        topic = new_topic(partitions, retention_ms=-1)
         producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
         for partition in range(partitions):
             for n in range(count):
@@ -195,12 +195,12 @@ async def test_where_to_begin_without_a_commit(stamped, new_consumer, group, res
 
 @pytest.mark.parametrize(("reset", "goes_on", "lost"), [("earliest", 50, 40), ("latest", 100, 90)])
 async def test_out_of_range_goes_on_by_policy_and_counts_what_was_lost(
-    stamped, new_consumer, witness, group, kafka_server, reset, goes_on, lost
+    stamped, new_consumer, witness, group, *, reset, goes_on, lost
 ):
     """Records that were deleted before they were read: an event says from where, to where, and how many."""
     topic, events = stamped(), Recorder()
     await witness.commit(group, topic, 10, "")
-    cut(kafka_server, topic, 1, 50)
+    cut(witness, topic, 1, 50)
 
     async with new_consumer(topic, group_id=group, auto_offset_reset=reset, hooks=[events]) as consumer:
         reading = asyncio.create_task(consumer.getone(timeout_ms=10_000))
@@ -257,16 +257,12 @@ async def test_reset_offset_on_start_overrules_the_commit_once(stamped, new_cons
 
 async def test_reset_offset_on_start_commits_before_the_first_record(stamped, new_consumer, witness, group):
     """The broker has the beginning as the group's offset though nobody has read anything."""
-    topic = stamped()
+    topic, events = stamped(), Recorder()
     await witness.commit(group, topic, 70, "")
 
-    async with new_consumer(topic, group_id=group, reset_offset_on_start=True) as consumer:
-        while not consumer.assignment():
-            await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):
-            while await witness.committed(group, topic, 1) != {0: 0}:
-                await asyncio.sleep(0.05)
-
+    async with new_consumer(topic, group_id=group, reset_offset_on_start=True, hooks=[events]) as consumer:
+        await events.wait_for(OffsetsCommitted)
+        assert await witness.committed(group, topic, 1) == {0: 0}
         assert (await consumer.getone(timeout_ms=5_000)).offset == 0
 
 

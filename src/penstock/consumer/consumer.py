@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self, cast, overload
@@ -35,6 +35,7 @@ from penstock.consumer.overview import (
 from penstock.consumer.ownership import in_callback
 from penstock.consumer.patience import or_stop, within, within_patience
 from penstock.consumer.reader import Reader
+from penstock.consumer.record_stream import RecordStream
 from penstock.consumer.streams import Streams
 from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.times import Time, start_at_time, start_of
@@ -234,7 +235,7 @@ class Consumer:
         batch = partial(reader.next_batch, count, max_wait_ms / 1000)
         return Batches(partial(or_stop, batch, self._config, self._has_stopped))
 
-    def streams(self) -> Streams:
+    def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream]]:
         """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
 
         Each may be read by a task of its own. A record is done when its own stream is asked for the next one, and the

@@ -20,18 +20,19 @@ __all__ = ["PartitionStream", "Streams"]
 
 
 class PartitionStream:
-    """The records of one partition, for as long as it is ours; the loop ends when it is given back.
-
-    Attributes:
-        partition: which one.
-    """
+    """The records of one partition, for as long as it is ours; see ``RecordStream``."""
 
     def __init__(self, streams: Streams, position: Position, size: int, limit_ms: int | None) -> None:
-        self.partition: TopicPartition = position.partition
+        self._partition = position.partition
         self._streams, self._position, self._size, self._limit_ms = streams, position, size, limit_ms
         self._slice: deque[Record] = deque()
         self._hand: Record | None = None
         self._is_waiting = False
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Which one."""
+        return self._partition
 
     def __repr__(self) -> str:
         return f"<PartitionStream {self.partition}>"
