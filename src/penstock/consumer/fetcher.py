@@ -19,6 +19,7 @@ from penstock.consumer.chunk import Chunk
 from penstock.consumer.picture import Picture
 from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
+from penstock.consumer.strictness import forbidden
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.buffer import Buffer
@@ -243,6 +244,10 @@ class Fetcher:
             return
         aborted = fetched.aborted_transactions if self._config.isolation_level == "read_committed" else None
         for batch, is_visible in visible(self._sound(position, batches), aborted):
+            if (fault := forbidden(self._config, position, batch, is_visible=is_visible)) is not None:
+                self._reader.put(position.partition, Chunk(batch.next_offset, error=fault), 0)
+                position.fetched = None
+                return
             chunk = Chunk(batch.next_offset, batch=batch if is_visible else None, leader_epoch=batch.leader_epoch)
             self._reader.put(position.partition, chunk, batch.size)
             self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
