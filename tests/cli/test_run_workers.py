@@ -44,6 +44,18 @@ async def note(record: Record) -> None:
 """
 
 
+ONE_AFTER_THE_OTHER = """
+import time
+
+try:
+    (LEDGER.parent / f"first-{os.getppid()}").touch(exist_ok=False)
+except FileExistsError:
+    while not LEDGER.exists():
+        time.sleep(0.01)
+"""
+"""The second worker of a pool is slower to start: it joins when the first one has handled something."""
+
+
 class Shop:
     """A folder with a module of an app, its topic, and what the handlers have noted."""
 
@@ -188,6 +200,29 @@ def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
     assert set(Counter(shop.noted()).values()) == {1}
     assert len(shop.noted()) == 1_000
     assert shop.committed() == dict.fromkeys(range(PARTITIONS), 250)
+
+
+def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
+    """The group takes no commits in the middle of a rebalance: what was handled is committed when that is over."""
+    shop.open(seconds=0.005)
+    with (shop.folder / "shop.py").open("a") as module:
+        module.write(ONE_AFTER_THE_OTHER)
+    shop.produce(400)
+    # A worker that was stopped without a good-bye is waited for so long at the next start.
+    arguments = ("--workers", "2", "--set", "session_timeout_ms=6000")
+
+    with running(shop, *arguments) as pool:
+        pool.until("reason=the group rebalances")
+        first = pool.end(signal.SIGTERM)
+    handled = Counter(partition for partition, _, _ in shop.noted())
+    committed = shop.committed()
+    with running(shop, *arguments) as pool:
+        shop.until(400)
+        second = pool.end(signal.SIGTERM)
+
+    assert (first, second) == (0, 0)
+    assert committed == {one: handled[one] for one in range(PARTITIONS)}
+    assert set(Counter(shop.noted()).values()) == {1}
 
 
 def test_the_lines_of_workers_are_told_apart(shop):
