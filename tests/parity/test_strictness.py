@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Producer
 
-from penstock import OffsetGapError, RecordTooLargeError, TopicPartition
+from penstock import RecordTooLargeError, TopicPartition
 
 EARLIEST = {"auto_offset_reset": "earliest"}
 
@@ -30,26 +29,3 @@ async def test_a_batch_may_be_too_large(kafka):
 
     assert (stands_at, last.offset) == (1, 2)
     assert sizes == [10, 20_000, 10]
-
-
-async def test_gaps_may_be_errors(kafka, group):
-    """A transaction's marker is a gap: passed over by default, an error with allow_offset_gaps=False."""
-    topic = kafka.topic()
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": group})
-    producer.init_transactions(20)
-    for n in range(2):
-        producer.begin_transaction()
-        producer.produce(topic, b"%d" % n)
-        producer.commit_transaction(20)
-
-    async with kafka.consumer(topic, **EARLIEST) as consumer:
-        passed = [(await consumer.getone()).offset for _ in range(2)]
-    async with kafka.consumer(topic, allow_offset_gaps=False, **EARLIEST) as consumer:
-        first = await consumer.getone()
-        with pytest.raises(OffsetGapError, match="allow_offset_gaps=True"):
-            await consumer.getone()
-        await consumer.seek(TopicPartition(topic, 0), 2)
-        second = await consumer.getone()
-
-    assert passed == [0, 2]
-    assert (first.offset, second.offset) == (0, 2)

@@ -231,9 +231,6 @@ class ConsumerConfig:
     max_batch_bytes: int | None = _option(
         None, "A larger batch is an error, and is not handed out; by default one of any size gets through.", at_least=1
     )
-    allow_offset_gaps: bool = _option(
-        True, "False: an error where offsets are missing, as compaction and transactions leave them."
-    )
     check_crcs: bool = _option(True, "Check each batch's checksum.", live=True)
 
     # ---- security
@@ -334,7 +331,6 @@ class ConsumerOptions(TypedDict, total=False):
     max_queued_records: int
     max_buffered_bytes: int
     max_batch_bytes: int | None
-    allow_offset_gaps: bool
     check_crcs: bool
     security_protocol: SecurityProtocol
     ssl_context: ssl.SSLContext | None

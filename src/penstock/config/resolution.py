@@ -37,7 +37,6 @@ OLD_SPELLINGS: Mapping[str, str] = {
     "assignors": "partition_assignment_strategy",
     "broker_list": "bootstrap_servers",
     "brokers": "bootstrap_servers",
-    "compacted_topic": "allow_offset_gaps",
     "consumer_group": "group_id",
     "fetch_error_backoff_ms": "retry_backoff_ms",
     "fetch_message_max_bytes": "max_partition_fetch_bytes",

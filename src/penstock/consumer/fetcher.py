@@ -244,7 +244,7 @@ class Fetcher:
             return
         aborted = fetched.aborted_transactions if self._config.isolation_level == "read_committed" else None
         for batch, is_visible in visible(self._sound(position, batches), aborted):
-            if (fault := forbidden(self._config, position, batch, is_visible=is_visible)) is not None:
+            if (fault := forbidden(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, Chunk(batch.next_offset, error=fault), 0)
                 position.fetched = None
                 return

@@ -50,10 +50,6 @@ _BROKEN = (
 )
 
 
-_COUNT = slice(57, 61)
-"""Where a batch of format 2 says how many records it has."""
-
-
 class _RawBatch(Protocol):
     """What batches of all formats have."""
 
@@ -78,20 +74,9 @@ class Batch:
         leader_epoch: of the leader that wrote it; -1 in old formats.
         is_control: whether it carries a transaction's marker in place of records.
         producer_id: of the transaction it belongs to; None outside of any.
-        count: how many records it has; None in old formats, which do not say.
     """
 
-    __slots__ = (
-        "_lowest",
-        "_raw",
-        "base_offset",
-        "count",
-        "is_control",
-        "leader_epoch",
-        "next_offset",
-        "producer_id",
-        "size",
-    )
+    __slots__ = ("_lowest", "_raw", "base_offset", "is_control", "leader_epoch", "next_offset", "producer_id", "size")
 
     def __init__(self, view: memoryview, base_offset: int, leader_epoch: int, magic: int) -> None:
         raw = cast(_RawBatch, DefaultRecordBatch(view) if magic >= 2 else OldBatch(view))
@@ -103,7 +88,6 @@ class Batch:
         self.leader_epoch = leader_epoch if magic >= 2 else -1
         self.is_control = raw.is_control_batch
         self.producer_id = raw.producer_id if raw.is_transactional else None
-        self.count = int.from_bytes(view[_COUNT], "big", signed=True) if magic >= 2 else None
 
     def __repr__(self) -> str:
         return f"<Batch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
