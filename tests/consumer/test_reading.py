@@ -333,3 +333,18 @@ async def test_read_committed_hides_what_was_taken_back(new_topic, new_consumer,
 
     assert [record.value for record in records] == [b"kept", b"kept too"]
     assert position == 6
+
+
+async def test_a_seek_that_comes_with_the_assignment_counts(kafka_server, new_topic, new_consumer, witness, group):
+    """Who seeks as soon as a partition is assigned reads from there, though committed offsets are still being asked."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(20)))
+    partition = TopicPartition(topic, 0)
+
+    async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
+        while partition not in consumer.assignment():  # noqa: ASYNC110 - the first moment at which it is there
+            await asyncio.sleep(0)
+        await consumer.seek(partition, 12)
+        record = await consumer.getone()
+
+    assert record.offset == 12

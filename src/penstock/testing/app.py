@@ -7,15 +7,12 @@ two ends are others: topics in memory instead of a consumer and a producer.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
-
-import looptime
 
 from penstock.app.app import App, StandIn, running_of, standing_in
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
@@ -29,6 +26,7 @@ from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 from penstock.testing.log import Log
 from penstock.testing.source import LogSource
+from penstock.testing.virtual_time import VirtualTime
 
 __all__ = ["TestApp"]
 
@@ -65,6 +63,7 @@ class TestApp:
         self._sources: list[LogSource] = []
         self._stack = AsyncExitStack()
         self._began = (0.0, 0.0)
+        self._clock: VirtualTime | None = None
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -76,9 +75,10 @@ class TestApp:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             if self._is_virtual:
-                stack.enter_context(_virtual_time(loop))
+                self._clock = VirtualTime(loop)
+                stack.enter_context(self._clock.running())
             self._began = (time.time(), loop.time())
-            instead = StandIn(self._connect, self._open_log, self._overrides, (self,), _with_gates)
+            instead = StandIn(self._connect, self._open_log, self._overrides, (self,), self._with_gates)
             with standing_in(self._app, instead):
                 await self._app.start()
             stack.push_async_callback(self._app.stop)
@@ -188,48 +188,28 @@ class TestApp:
     async def _open_log(self) -> AsyncIterator[Log]:
         yield self._log
 
+    def _with_gates(self, plan: Plan) -> Plan:
+        """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""
+        clock = self._clock
+        if clock is None:
+            return plan
+        by_group = {
+            group_id: [(one if prepared.is_async else _gated(one, clock), prepared) for one, prepared in ready]
+            for group_id, ready in plan.by_group.items()
+        }
+        return replace(plan, by_group=by_group)
+
     def _now_s(self) -> float:
         wall, loop = self._began
         return wall + asyncio.get_running_loop().time() - loop
 
 
-def _with_gates(plan: Plan) -> Plan:
-    """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""
-    by_group = {
-        group_id: [(one if prepared.is_async else _gated(one), prepared) for one, prepared in ready]
-        for group_id, ready in plan.by_group.items()
-    }
-    return replace(plan, by_group=by_group)
-
-
-def _gated(handler: Handler) -> Handler:
+def _gated(handler: Handler, clock: VirtualTime) -> Handler:
     def around(call: Handle) -> Handle:
         async def called(record: Record) -> object:
-            done = threading.Event()
-            # The clock does not jump while a thread of the loop's own is at work.
-            waiting = asyncio.get_running_loop().run_in_executor(None, done.wait)
-            try:
+            with clock.held():
                 return await call(record)
-            finally:
-                done.set()
-                await waiting
 
         return called
 
     return replace(handler, middleware=(*handler.middleware, around))
-
-
-@contextmanager
-def _virtual_time(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """The loop's clock jumps when nothing can go on."""
-    if not isinstance(loop, asyncio.BaseEventLoop) or not hasattr(loop, "_selector"):
-        raise ConfigurationError(
-            f"virtual time needs asyncio's own event loop, and this is a {type(loop).__name__}"
-            " - use that in tests, or say TestApp(..., virtual_time=False)"
-        )
-    jumping = looptime.patch_event_loop(loop, start=loop.time(), _enabled=False)
-    if jumping.looptime_on:
-        yield
-        return
-    with jumping.looptime_enabled():
-        yield
