@@ -1,4 +1,4 @@
-"""``python -m benchmarks consume | handlers | lanes | rebalance``, which ``scripts/bench`` is."""
+"""``python -m benchmarks consume | handlers | lanes | rebalance | spark``, which ``scripts/bench`` is."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ quiet one.
 """
 
 
+_SPARK = """\
+A handler that does nothing on Spark, by SparkPipeline.backfill, beside plain
+mapInArrow with one awaited call a record, in one warm session on this machine.
+
+It takes about two minutes, and fails (exit code 1) if the pipeline does less
+than 0.8 of what plain mapInArrow does.
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench")
     benchmarks = parser.add_subparsers(required=True, metavar="BENCHMARK")
@@ -109,6 +118,16 @@ def main() -> int:
         "--json", type=Path, default=RESULTS / "rebalance.json", metavar="PATH", help="default: %(default)s"
     )
     other.set_defaults(run=lambda options: rebalance(rounds=options.rounds, path=options.json))
+    four = benchmarks.add_parser(
+        "spark",
+        help="handlers on Spark, beside plain mapInArrow",
+        description=_SPARK,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    four.add_argument("--records", type=_count, default=1_000_000, metavar="N", help="how many (default: %(default)s)")
+    four.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
+    four.add_argument("--json", type=Path, default=RESULTS / "spark.json", metavar="PATH", help="default: %(default)s")
+    four.set_defaults(run=_spark)
     options = parser.parse_args()
     try:
         return options.run(options)
@@ -117,6 +136,12 @@ def main() -> int:
     except PenstockError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
+
+
+def _spark(options: argparse.Namespace) -> int:
+    from benchmarks.spark import spark
+
+    return spark(records=options.records, rounds=options.rounds, path=options.json)
 
 
 def _count(text: str) -> int:

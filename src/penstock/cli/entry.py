@@ -39,6 +39,7 @@ COMMANDS = {
     "groups": _Listed("list groups, look into one, delete some", ""),
     "lag": _Listed("how far a group is behind", ""),
     "offsets": _Listed("show what a group has committed, or set it anew", ""),
+    "spark": _Listed("run an app's handlers on Spark: stream, backfill, hand over", "cli,spark"),
     "dead-letters": _Listed("look at records that failed for good, and replay them", "cli"),
 }
 

@@ -1,0 +1,115 @@
+"""Handlers on Spark: what is left of plain ``mapInArrow`` when lanes, retries and commits come with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+
+from rich import box
+from rich.table import Table
+
+from benchmarks.rounds import PARTITIONS, Reading, fill, machine
+from penstock import App
+from penstock.cli.broker import local_broker
+from penstock.cli.screen import Screen, count
+from penstock.spark import SparkPipeline, spark_session
+
+PROMISED = 0.8
+
+
+async def handle(_value: bytes) -> None:
+    """What both call for each record."""
+
+
+def spark(*, records: int, rounds: int, path: Path) -> int:
+    """Compare, show, write ``path``; gives 0 if the promise holds, else 1."""
+    screen = Screen()
+    with local_broker(screen) as server:
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        server.create_topic(topic, PARTITIONS)
+        fill(screen, Reading(server.bootstrap_servers, topic, records, 100), b"v" * 100)
+        with spark_session() as session, screen.progress() as progress:
+
+            def plain() -> int:
+                frame = (
+                    session.read.format("kafka")
+                    .option("kafka.bootstrap.servers", server.bootstrap_servers)
+                    .option("subscribe", topic)
+                    .load()
+                )
+                return sum(row.n for row in frame.mapInArrow(_plainly, "n long").collect())
+
+            def ours() -> int:
+                app = App(bootstrap_servers=server.bootstrap_servers, group_id=f"bench-{uuid.uuid4().hex[:8]}")
+                app.handler(topic)(handle)
+                report = SparkPipeline(app, session).backfill(
+                    handle, max_records_per_batch=records, on_progress=lambda _: None
+                )
+                return report.records
+
+            bar = progress.add_task("run", total=2 * rounds + 2, note="")
+            ways: dict[str, Callable[[], int]] = {"mapInArrow": plain, "penstock": ours}
+            runs: list[dict[str, float]] = []
+            for number in range(rounds + 1):
+                figures = {}
+                for name in sorted(ways, reverse=bool(number % 2)):
+                    progress.update(bar, note=name)
+                    began = time.monotonic()
+                    if (seen := ways[name]()) != records:
+                        raise AssertionError(f"{name} handled {seen} of {records} records")
+                    figures[name] = records / (time.monotonic() - began)
+                    progress.advance(bar)
+                runs.append(figures)
+        kafka = server.version
+    # The first round warms the session and its workers.
+    ratio = median(one["penstock"] / one["mapInArrow"] for one in runs[1:])
+    result = {
+        "benchmark": "spark",
+        "runs": runs,
+        "promise": {
+            "ratio": "penstock / mapInArrow",
+            "at_least": PROMISED,
+            "measured": ratio,
+            "holds": ratio >= PROMISED,
+        },
+        "settings": {"records": records, "size": 100, "partitions": PARTITIONS, "rounds": rounds},
+        "machine": machine() | {"kafka": kafka},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    screen.show(_table(runs))
+    screen.console.print()
+    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    verdict = "holds" if ratio >= PROMISED else "does NOT hold"
+    screen.say("ratio", f"{ratio:.2f} of plain mapInArrow: the promise of {PROMISED:g} {verdict}")
+    return 0 if ratio >= PROMISED else 1
+
+
+def _plainly(batches: Iterable) -> Iterator:
+    """One awaited call a record, and nothing else."""
+    import pyarrow as pa
+
+    async def call_all(values: list[bytes]) -> None:
+        for value in values:
+            await handle(value)
+
+    with asyncio.Runner() as runner:
+        for batch in batches:
+            runner.run(call_all(batch.column("value").to_pylist()))
+            yield pa.RecordBatch.from_arrays([pa.array([batch.num_rows], pa.int64())], names=["n"])
+
+
+def _table(runs: list[dict[str, float]]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    for name in ("round", "mapInArrow/s", "penstock/s", "ratio"):
+        shown.add_column(name, justify="right")
+    for number, one in enumerate(runs):
+        ratio = one["penstock"] / one["mapInArrow"]
+        label = "warm up" if not number else str(number)
+        shown.add_row(label, count(round(one["mapInArrow"])), count(round(one["penstock"])), f"{ratio:.2f}")
+    return shown

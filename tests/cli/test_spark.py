@@ -1,0 +1,126 @@
+"""`penstock spark`: an app of a module on real Spark, from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import uuid
+
+import pytest
+from commands import COMMAND, environment, penstock
+from confluent_kafka import Consumer, Producer
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SHOP = """
+from penstock import App
+
+billing = App(group_id="{topic}")
+
+
+@billing.handler("{topic}", publish="{topic}-out")
+async def double(n: int) -> int:
+    return 2 * n
+"""
+
+
+@pytest.fixture
+def shop(tmp_path, kafka_server):
+    """A folder with a module of an app, and its topic with ten numbers."""
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    for name in (topic, f"{topic}-out"):
+        kafka_server.create_topic(name, 2)
+    (tmp_path / "shop.py").write_text(SHOP.format(topic=topic))
+    produce(kafka_server, topic, range(10))
+    return tmp_path, topic
+
+
+def produce(kafka_server, topic, numbers):
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    for n in numbers:
+        producer.produce(topic, b"%d" % n, partition=n % 2)
+    assert producer.flush(10) == 0
+
+
+def doubled(kafka_server, topic, count):
+    """What was published, so many of it."""
+    witness = Consumer(
+        {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
+    )
+    witness.subscribe([f"{topic}-out"])
+    found = []
+    while len(found) < count:
+        message = witness.poll(30)
+        assert message is not None, f"only {len(found)} of {count} came"
+        found.append(int(message.value()))
+    witness.close()
+    return sorted(found)
+
+
+def spark(folder, *arguments):
+    return subprocess.run(
+        [*COMMAND, "spark", *arguments, "--master", "local[2]"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
+    """What is there is handled and committed, as `penstock lag` says; what came later is left to the live app."""
+    folder, topic = shop
+
+    done = spark(folder, "backfill", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
+
+    assert done.returncode == 0, done.stderr
+    assert "10 records handled" in done.stdout
+    assert "penstock run shop:billing" in done.stdout
+    assert doubled(kafka_server, topic, 10) == [2 * n for n in range(10)]
+    produce(kafka_server, topic, range(10, 12))
+    lag = penstock("lag", topic, "--bootstrap-servers", kafka_server.bootstrap_servers, "--json")
+    assert [json.loads(line)["lag"] for line in lag.stdout.splitlines()] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_stream_ends_on_sigterm(shop, kafka_server, tmp_path):
+    """It handles what comes until SIGTERM, and says how much that was."""
+    folder, topic = shop
+    command = [*COMMAND, "spark", "run", "shop:billing", "double", "--checkpoint", str(tmp_path / "checkpoint")]
+    command += ["--set", f"bootstrap_servers={kafka_server.bootstrap_servers}", "--master", "local[2]"]
+
+    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            found = doubled(kafka_server, topic, 10)
+            process.send_signal(signal.SIGTERM)
+            told, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert found == [2 * n for n in range(10)]
+    assert process.returncode == 143
+    assert "10 records handled" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["backfill", "nowhere:app"], "there is no module 'nowhere'"),
+        (["backfill", "shop:billing", "--since", "soon"], "'soon' is no time"),
+        (["run", "shop:billing"], "--checkpoint"),
+        (["handoff", "shop:billing", "--max-lag", "0"], "give a whole number from 1"),
+        (["backfill", "shop:billing", "--set", "group"], "write it as NAME=VALUE"),
+    ],
+)
+def test_mistakes_are_told(tmp_path, arguments, said):
+    """What cannot be is told before Spark is started."""
+    (tmp_path / "shop.py").write_text(SHOP.format(topic="t"))
+
+    done = spark(tmp_path, *arguments)
+
+    assert done.returncode in {1, 2}
+    assert said in done.stderr
