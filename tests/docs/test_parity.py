@@ -1,0 +1,58 @@
+"""The page of the ancestors' capabilities: a row for each, held by a test that is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "parity.md"
+SECTIONS = {"S1": 45, "S2": 38, "S3": 84, "S4": 37, "S5": 62}
+NUMBERS = [f"{section}.{n}" for section, count in SECTIONS.items() for n in range(1, count + 1)]
+CELL = re.compile(r"(?<!\\)\|")
+
+
+def rows() -> list[list[str]]:
+    """Number, what it was, what it is here, what holds it."""
+    lines = [line for line in PAGE.read_text().splitlines() if re.match(r"\| S\d", line)]
+    return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in lines]
+
+
+@cache
+def functions(path: str) -> frozenset[str]:
+    """The names of the tests in a file."""
+    if not (ROOT / path).is_file():
+        return frozenset()
+    defined = ast.parse((ROOT / path).read_text()).body
+    return frozenset(one.name for one in defined if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_rows_are_in_order():
+    """Each number once, and none that there is not."""
+    numbers = [row[0] for row in rows()]
+
+    assert len(NUMBERS) == 266
+    assert numbers == [one for one in NUMBERS if one in numbers]
+
+
+def test_every_row_is_held():
+    """By a test that exists; of what is needless by a sentence that says why; each says what it was and what it is."""
+    wrong = []
+    for number, was, here, held in rows():
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", held)
+        is_there = bool(named) and all(test in functions(path) for path, test in named)
+        is_needless = here == "⌛" and not named and held.endswith(".") and len(held.split()) > 5
+        if not (was and here and (is_needless or (here != "⌛" and is_there))):
+            wrong.append((number, held))
+
+    assert wrong == []
+
+
+def test_a_row_has_a_name_of_ours_and_the_page_is_of_the_ancestors():
+    """Few rows are needless, and the page names those whose users it is for."""
+    needless = [row[0] for row in rows() if row[2] == "⌛"]
+
+    assert set(needless) <= {"S1.29", "S2.5", "S2.38", "S3.1", "S4.5"}
+    assert all(name in PAGE.read_text() for name in ("pykafka", "kiel", "kafka-python"))
