@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from recorder import Recorder
 
-from penstock import BrokerError, CommitFailedError, ConfigurationError, OffsetAndMetadata, TopicPartition
+from penstock import App, BrokerError, CommitFailedError, ConfigurationError, OffsetAndMetadata, TopicPartition
 from penstock.messages import FindCoordinatorRequest, LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 from penstock.observe.events import CommitCallbackFailed, CommitFailed, CommitTextDropped, OffsetsCommitted
 
@@ -380,3 +380,29 @@ async def test_each_call_commits_what_the_one_before_gave(kafka, group):
         third = await kafka.committed(group, topic, 1)
 
     assert (first, second, third) == ({}, {0: 1}, {0: 3})
+
+
+async def test_records_of_handlers_and_streams_are_counted(kafka, group):
+    """Who works on many at once has them counted when they are done: handlers of an App, streams by partition."""
+    topic, events, handled = kafka.topic_with(25), Recorder(), []
+    options = {"auto_commit_every_records": 10, "hooks": [events], **NEVER}
+    app = App(bootstrap_servers=kafka.bootstrap_servers, group_id=group, **options)
+
+    @app.handler(topic, order_by="none")
+    async def handle(value: bytes) -> None:
+        handled.append(value)
+
+    async with app:
+        first = await events.wait_for(OffsetsCommitted)
+    streamed = Recorder()
+    options = {**options, "hooks": [streamed]}
+    async with kafka.consumer(topic, group_id=f"{group}-2", **options) as consumer:
+        async for _, stream in consumer.streams():
+            for _ in range(12):
+                await anext(stream)
+            second = await streamed.wait_for(OffsetsCommitted)
+            break
+
+    assert min(first.offsets.values()) >= 10
+    assert 10 <= min(second.offsets.values()) <= 12
+    assert len(handled) == 25

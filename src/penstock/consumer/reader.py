@@ -62,9 +62,9 @@ class Reader:
         self.maps = maps
         self.slice: Iterator[Record] = iter(())
         self.hand: Record | None = None
-        self.tally = Tally(positions)
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
         self._hands = Hands(positions, is_acked_by_hand=is_acked_by_hand)
+        self.tally = Tally(positions, self._hands.sync)
         self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room)
         self._amounts = Amounts(positions, buffer, self._supply)
         self.max_queued_records = max_queued_records
@@ -206,7 +206,7 @@ class Reader:
         self._raise_what_has_to_be_told()
         found = self._next_slice(
             lambda partition: self._supply.is_readable(partition) and room_of(partition) > 0,
-            lambda partition: min(room_of(partition), self.max_queued_records),
+            lambda partition: self.tally.room(min(room_of(partition), self.max_queued_records), self.slice),
         )
         if found is None:
             return None

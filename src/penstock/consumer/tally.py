@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from operator import length_hint
 
-from penstock.core.positions import Positions
+from penstock.core.positions import Position, Positions
 from penstock.records import Record
 
 __all__ = ["Tally"]
@@ -18,13 +18,16 @@ __all__ = ["Tally"]
 class Tally:
     """Counts for one reader.
 
+    Args:
+        sync: brings a position up to what is done of it.
+
     Attributes:
         on_due: told when so many are done as are waited for.
     """
 
-    def __init__(self, positions: Positions) -> None:
+    def __init__(self, positions: Positions, sync: Callable[[Position], None]) -> None:
         self.on_due: Callable[[], None] = _nobody
-        self._positions = positions
+        self._positions, self._sync = positions, sync
         self._due_at: int | None = None
         self._handed = 0
         """In slices before this one."""
@@ -73,6 +76,8 @@ class Tally:
         """How many are done; of a taker's, those that nothing unfinished is before."""
         if not self._is_of_taker:
             return self._finished
+        for one in self._positions:
+            self._sync(one)
         held = sum((one.delivered or 0) - (one.done or 0) for one in self._positions if one.in_hand)
         return self._handed - held
 
