@@ -157,6 +157,8 @@ def test_every_state_can_be_left(state):
             effects = told(one, Released())
         elif one.state is State.LEAVING:
             effects = told(one, LeaveAnswered())
+        elif one.state is State.JOINING:
+            effects = told(one, MemberIdGiven("late"))
 
     assert one.state in OVER
     assert one.is_over
@@ -701,7 +703,7 @@ GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer st
     [
         (State.IDLE, [], State.LEFT),
         (State.WAITING, [], State.LEFT),
-        (State.JOINING, [], State.LEFT),
+        (State.JOINING, [], State.JOINING),
         (State.DEALING, LEAVES, State.LEAVING),
         (State.SYNCING, LEAVES, State.LEAVING),
         (State.TAKING_OVER, GIVES_BACK, State.CLOSING),
@@ -714,11 +716,34 @@ GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer st
     ],
 )
 def test_a_stop_in_every_state(state, effects, then):
-    """What is owned is given back, who is known says good-bye, and who is neither is gone at once."""
+    """What is owned is given back, who is known says good-bye, and who is neither is gone when that is known."""
     one = member_in(state)
 
     assert told(one, Stop()) == effects
     assert one.state is then
+
+
+def test_a_name_that_comes_after_the_stop_is_given_back():
+    """The coordinator waits for whom it has named, and all the group with it: so that one says good-bye (KIP-394)."""
+    one = member_in(State.JOINING)
+    told(one, Stop())
+
+    assert told(one, MemberIdGiven("late")) == [SendLeave(Identity("late", -1), "the consumer stops")]
+    assert told(one, LeaveAnswered()) == []
+    assert one.state is State.LEFT
+
+
+def test_a_name_that_never_comes_is_not_waited_for():
+    """A coordinator that does not answer does not keep a member from stopping."""
+    one = member_in(State.JOINING)
+    told(one, Stop())
+
+    one.handle_timer(one.next_deadline())
+    (effect,) = done(one)
+
+    assert effect == Release(frozenset(), is_lost=False, is_last=True, reason="the consumer stops")
+    assert told(one, Released()) == []
+    assert one.state is State.LEFT
 
 
 @pytest.mark.parametrize("state", [State.TAKING_OVER, State.STABLE, State.RELEASING])

@@ -228,11 +228,11 @@ class ClassicMember:
         else:
             self._send_join()
 
-    def take_id(self, event: GroupEvent, _now: float) -> None:
-        """Join once more, under the name that the coordinator gave (KIP-394)."""
+    def take_id(self, event: GroupEvent, now: float) -> None:
+        """Join once more, under the name that the coordinator gave (KIP-394); or tell it not to wait for that."""
         assert isinstance(event, MemberIdGiven)
         self._member_id = event.member_id
-        self._send_join()
+        self._send_join() if self._stop_at is None else self.leave(event, now)
 
     def follow(self, event: GroupEvent, now: float) -> None:
         """Another member deals; ask what it dealt to this one."""
@@ -253,11 +253,9 @@ class ClassicMember:
         assert isinstance(event, PartitionsFound)
         assert self._lead is not None
         try:
-            shares = self._lead.deal(event)
+            self._send_sync(self._lead.deal(event))
         except RebalanceError as error:
             self._fail(error)
-        else:
-            self._send_sync(shares)
 
     def take_over(self, event: GroupEvent, now: float) -> None:
         """The assignment is known: give back what it lacks, or make what it brings ready; or stop, and commit in it."""
@@ -340,11 +338,12 @@ class ClassicMember:
         self.state = State.CLOSING
 
     def go(self, event: GroupEvent, now: float) -> None:
-        """Stop between two assignments: once the join is sent the group may take no commits until it is through."""
+        """Stop between two assignments: first hear what the join brings, a generation to commit in or a name."""
         assert isinstance(event, Stop)
-        if not self._owned:
+        is_named = bool(self._member_id or self._settings.instance_id) or self.state is State.WAITING
+        if is_named and not self._owned:
             self.leave(event, now)
-        elif self.state is State.WAITING or not event.is_owing:
+        elif is_named and (self.state is State.WAITING or not event.is_owing):
             self.close(event, now)
         elif self._stop_at is None:
             self._stop_at = now + self._settings.stop_patience_s
@@ -389,14 +388,14 @@ class ClassicMember:
             self._reason = "partitions were added or topics have come or gone"
             self.regroup(event, now)
 
-    def leave(self, _event: GroupEvent, _now: float) -> None:
+    def leave(self, event: GroupEvent, now: float) -> None:
         """Nothing is ours any more: say so, unless a static member means to be back."""
-        self._owned, self._taking = frozenset(), None
+        self._owned, self._taking, self._stop_at = frozenset(), None, None
         if self._member_id and self._settings.leaves_on_stop:
             self._do(SendLeave(self.identity, "the consumer stops"))
             self.state = State.LEAVING
         else:
-            self.end(_event, _now)
+            self.end(event, now)
 
     def end(self, _event: GroupEvent, _now: float) -> None:
         """The group is behind us."""
@@ -502,7 +501,7 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.IDLE, *rejoining, on.RELEASING), (Resubscribed,), do.resubscribe, stays, ()),
         # To the next generation.
         ((on.WAITING,), (JoinDue,), do.join, on.JOINING, (on.RELEASING,)),
-        ((on.JOINING,), (MemberIdGiven,), do.take_id, stays, ()),
+        ((on.JOINING,), (MemberIdGiven,), do.take_id, stays, (on.LEAVING, on.LEFT)),
         ((on.JOINING,), (JoinedAsFollower,), do.follow, on.SYNCING, ()),
         ((on.JOINING,), (JoinedAsLeader,), do.lead, on.DEALING, ()),
         ((on.DEALING,), (PartitionsFound,), do.deal, on.SYNCING, (on.FAILED, on.LEAVING)),
