@@ -255,7 +255,25 @@ class OffsetOutOfRangeError(PenstockError):
 
 
 class OffsetGapError(PenstockError):
-    """Offsets are missing from a partition of which it was said that it has no gaps."""
+    """Offsets are missing from a partition of which it was said that it has no gaps.
+
+    Attributes:
+        partition: where they are missing.
+        offset: the first one that is missing.
+        next_offset: the first one that is there again; ``seek()`` to it to go on without them.
+    """
+
+    def __init__(self, partition: TopicPartition, offset: int, next_offset: int) -> None:
+        self.partition: TopicPartition = partition
+        self.offset: int = offset
+        self.next_offset: int = next_offset
+        super().__init__(
+            f"{partition.topic}[{partition.partition}]: offsets {offset} to {next_offset - 1} are missing, and"
+            f" allow_offset_gaps=False - seek() to {next_offset} to go on without them"
+        )
+
+    def __reduce__(self) -> tuple[type[OffsetGapError], tuple[TopicPartition, int, int]]:
+        return type(self), (self.partition, self.offset, self.next_offset)
 
 
 class RecordTooLargeError(PenstockError):

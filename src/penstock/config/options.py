@@ -40,6 +40,7 @@ OffsetReset: TypeAlias = ResetPolicy | int | dt.datetime | dt.timedelta
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 Ack: TypeAlias = Literal["auto", "manual"]
 OnMetadataTooLarge: TypeAlias = Literal["raise", "blank"]
+OnDeserializeError: TypeAlias = Literal["raise", "skip"]
 WhenTimedOut: TypeAlias = Literal["raise", "stop"]
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
@@ -209,6 +210,18 @@ class ConsumerConfig:
     )
 
     # ---- reading
+    key_deserializer: Callable[[bytes], Any] | None = _option(
+        None, "A function of a key's bytes, which gives what the record has as its key.", as_is=True
+    )
+    value_deserializer: Callable[[bytes], Any] | None = _option(
+        None, "The same of a value; neither is called for null.", as_is=True
+    )
+    on_deserialize_error: OnDeserializeError = _option(
+        "raise", "DecodeError, again until somebody seeks past the record; or 'skip': it is left out, and told of."
+    )
+    allow_offset_gaps: bool = _option(
+        True, "Compaction and transactions leave gaps in a log; False: OffsetGapError tells of each."
+    )
     consumer_timeout_ms: int | None = _option(
         None,
         "How long a loop, or a call that says nothing else, waits for a record; for ever by default.",
@@ -230,6 +243,9 @@ class ConsumerConfig:
     )
     max_batch_bytes: int | None = _option(
         None, "A larger batch is an error, and is not handed out; by default one of any size gets through.", at_least=1
+    )
+    num_fetchers: int = _option(
+        1, "Connections to fetch by, to each broker; each partition goes by one of them.", at_least=1, at_most=64
     )
     check_crcs: bool = _option(True, "Check each batch's checksum.", live=True)
 
@@ -322,6 +338,10 @@ class ConsumerOptions(TypedDict, total=False):
     offset_metadata_max_bytes: int
     isolation_level: IsolationLevel
     exclude_internal_topics: bool
+    key_deserializer: Callable[[bytes], Any] | None
+    value_deserializer: Callable[[bytes], Any] | None
+    on_deserialize_error: OnDeserializeError
+    allow_offset_gaps: bool
     consumer_timeout_ms: int | None
     when_timed_out: WhenTimedOut
     fetch_min_bytes: int
@@ -331,6 +351,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_queued_records: int
     max_buffered_bytes: int
     max_batch_bytes: int | None
+    num_fetchers: int
     check_crcs: bool
     security_protocol: SecurityProtocol
     ssl_context: ssl.SSLContext | None

@@ -285,6 +285,8 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         ),
         f"a mapping of error codes to {', '.join(ERROR_REACTIONS)}, or functions of the code that say one of these",
     ),
+    "key_deserializer": (callable, "a function of bytes"),
+    "value_deserializer": (callable, "a function of bytes"),
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
     "sasl_oauth_token_provider": (callable, "an async function that returns a token"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.consumer.deserializing import Deserializing
 from penstock.core.positions import Position
 from penstock.errors import CorruptRecordError, MalformedMessageError, PenstockError
 from penstock.records import Record
@@ -18,11 +19,21 @@ class Chunk:
     Attributes:
         next_offset: where the partition goes on behind it.
         leader_epoch: of the batch, for commits.
+        is_blocked: fewer records came than were asked for, since an error stands behind them.
     """
 
-    __slots__ = ("_batch", "_decoder", "_error", "_returned", "leader_epoch", "next_offset")
+    __slots__ = (
+        "_batch",
+        "_decoder",
+        "_deserializing",
+        "_error",
+        "_returned",
+        "is_blocked",
+        "leader_epoch",
+        "next_offset",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the things that may stand in a buffer
         self,
         next_offset: int,
         *,
@@ -30,6 +41,7 @@ class Chunk:
         returned: Sequence[Record] = (),
         error: PenstockError | None = None,
         leader_epoch: int = -1,
+        deserializing: Deserializing | None = None,
     ) -> None:
         self.next_offset = next_offset
         self.leader_epoch = batch.leader_epoch if batch is not None else leader_epoch
@@ -37,6 +49,8 @@ class Chunk:
         self._decoder: Decoder | None = None
         self._returned = list(returned)
         self._error = error
+        self._deserializing = deserializing
+        self.is_blocked = False
 
     def take(self, position: Position, count: int) -> list[Record]:
         """The next ``count`` records; fewer only at the end.
@@ -45,11 +59,11 @@ class Chunk:
             PenstockError: the error that stands here, every time, until somebody seeks past it.
             CorruptRecordError: the batch cannot be decoded; likewise.
         """
-        if self._error is not None:
+        if self._error is not None and not self._returned:
             raise self._error
         if self._returned:
             taken, self._returned = self._returned[:count], self._returned[count:]
-            if len(taken) == count:
+            if len(taken) == count or self.is_blocked:
                 return taken
             return taken + self._decode(position, count - len(taken))
         return self._decode(position, count)
@@ -74,7 +88,25 @@ class Chunk:
             assert position.delivered is not None
             self._decoder = self._batch.decode(topic, partition, position.delivered)
         try:
-            return self._decoder.take(count)
+            return self._read(self._decoder, count)
         except MalformedMessageError as error:
             self._error = CorruptRecordError(position.partition, self._batch.base_offset, str(error))
             raise self._error from error
+
+    def _read(self, decoder: Decoder, count: int) -> list[Record]:
+        if self._deserializing is None:
+            return decoder.take(count)
+        good: list[Record] = []
+        while len(good) < count:
+            wanted = count - len(good)
+            taken = decoder.take(wanted)
+            read, error = self._deserializing.apply(taken)
+            good += read
+            if error is not None:
+                self._error, self.is_blocked = error, True
+                if not good:
+                    raise error
+                break
+            if len(taken) < wanted:
+                break
+        return good

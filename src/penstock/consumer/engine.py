@@ -17,6 +17,7 @@ from penstock.consumer.chunk import Chunk
 from penstock.consumer.committer import Committer
 from penstock.consumer.coordinator import Coordinator
 from penstock.consumer.fetcher import Fetcher
+from penstock.consumer.gaps import Gaps
 from penstock.consumer.map_watch import MapWatch
 from penstock.consumer.measuring import Measuring
 from penstock.consumer.overview import ConsumerHealth, ConsumerStatistics
@@ -81,6 +82,7 @@ class Engine:
             is_acked_by_hand=config.ack == "manual",
             max_queued_records=config.max_queued_records,
             on_room=self._room_made,
+            gaps=None if config.allow_offset_gaps else Gaps(),
         )
         self.beginnings = Beginnings(
             config, self.cluster, self.positions, self.reader, self.picture, observer, self.positions_changed

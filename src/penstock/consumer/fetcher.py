@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
 
 from penstock.config import ConsumerConfig
 from penstock.consumer.chunk import Chunk
+from penstock.consumer.deserializing import deserializing
 from penstock.consumer.picture import Picture
 from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
@@ -23,7 +25,7 @@ from penstock.consumer.strictness import forbidden
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.buffer import Buffer
-from penstock.core.fetch_plan import FetchLimits, FetchPlan, Patience, Verdict, make_plan, source_of, verdict_on
+from penstock.core.fetch_plan import FetchLimits, FetchPlan, Lane, Patience, Verdict, make_plan, source_of, verdict_on
 from penstock.core.fetch_session import FetchSession
 from penstock.core.positions import Position, Positions
 from penstock.core.visibility import visible
@@ -36,6 +38,7 @@ from penstock.errors import (
     broker_error,
 )
 from penstock.messages import FetchedPartition, FetchRequest, FetchResponse
+from penstock.net.broker import Channel, ChannelKey
 from penstock.net.cluster import Cluster
 from penstock.observe.events import BatchRefused, FetchAnswered, FetchFailed
 from penstock.observe.hooks import Observer
@@ -48,6 +51,13 @@ _GRACE_S = 5.0
 """What a broker may need on top of the time it was told to hold a fetch."""
 _REFUSALS = 3
 """So many times a batch is fetched anew before it is given up as corrupt."""
+
+
+class _Line(NamedTuple):
+    """One connection to one broker."""
+
+    node_id: int
+    lane: Lane
 
 
 class Fetcher:
@@ -69,12 +79,13 @@ class Fetcher:
         self._cluster, self._positions = cluster, positions
         self._buffer, self._reader, self._picture, self._observer = buffer, reader, picture, observer
         self.reconfigure(config)
+        self._deserializing = deserializing(config, observer)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._fetched_records = 0
         """Since the last word to those who measure."""
         self._news = Wake()
-        self._loops: dict[int, Wake] = {}
+        self._loops: dict[_Line, Wake] = {}
         self._refusals: dict[TopicPartition, tuple[int, int]] = {}
 
     def reconfigure(self, config: ConsumerConfig) -> None:
@@ -102,17 +113,19 @@ class Fetcher:
         sources = {source_of(position, topology, now) for position in self._positions}
         if None in sources:
             self._picture.ask()
-        for node_id in sources - self._loops.keys() - {None}:
-            assert node_id is not None
-            self._loops[node_id] = Wake()
-            tasks.start_soon(self._run_broker, node_id)
+        count = self._config.num_fetchers
+        lines = {_Line(node_id, Lane(n, count)) for node_id in sources if node_id is not None for n in range(count)}
+        for line in lines - self._loops.keys():
+            self._loops[line] = Wake()
+            tasks.start_soon(self._run_line, line)
 
-    async def _run_broker(self, node_id: int) -> None:
-        """Fetch from one broker for as long as it has partitions of ours."""
-        news, session, patience, failures = self._loops[node_id], FetchSession(), Patience(self._limits.max_wait_s), 0
+    async def _run_line(self, line: _Line) -> None:
+        """Fetch from one broker, by one connection, for as long as it has partitions of ours for that."""
+        news, session, patience, failures = self._loops[line], FetchSession(), Patience(self._limits.max_wait_s), 0
+        node_id = line.node_id
         try:
             while True:
-                plan = self._plan(node_id)
+                plan = self._plan(line)
                 if plan.is_idle:
                     return
                 if not plan.partitions:
@@ -122,7 +135,7 @@ class Fetcher:
                 wait_s = patience.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
                 asked_at = self._loop.time()
                 try:
-                    answer = await self._fetch(node_id, plan, session, wait_s)
+                    answer = await self._fetch(line, plan, session, wait_s)
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError) as error:
@@ -134,14 +147,13 @@ class Fetcher:
                 self._absorb(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
         finally:
-            del self._loops[node_id]
+            del self._loops[line]
 
-    def _plan(self, node_id: int) -> FetchPlan:
-        return make_plan(
-            node_id, self._positions, self._cluster.topology, self._buffer, self._limits, self._loop.time()
-        )
+    def _plan(self, line: _Line) -> FetchPlan:
+        topology, now = self._cluster.topology, self._loop.time()
+        return make_plan(line.node_id, self._positions, topology, self._buffer, self._limits, now, line.lane)
 
-    async def _fetch(self, node_id: int, plan: FetchPlan, session: FetchSession, wait_s: float) -> FetchResponse:
+    async def _fetch(self, line: _Line, plan: FetchPlan, session: FetchSession, wait_s: float) -> FetchResponse:
         part = session.ask(plan.partitions)
         request = FetchRequest(
             max_wait_ms=round(wait_s * 1000),
@@ -154,12 +166,13 @@ class Fetcher:
             session_epoch=part.session_epoch,
             rack_id=self._config.client_rack,
         )
-        self._buffer.reserve(node_id, plan.max_bytes)
+        self._buffer.reserve(line, plan.max_bytes)
         try:
             timeout_s = max(self._config.request_timeout_ms / 1000, wait_s + _GRACE_S)
-            return await self._cluster.broker(node_id).send(request, timeout_s=timeout_s)
+            key = ChannelKey(Channel.FETCH, str(line.lane.number) if line.lane.number else "")
+            return await self._cluster.broker(line.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
-            self._buffer.unreserve(node_id)
+            self._buffer.unreserve(line)
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
@@ -248,7 +261,12 @@ class Fetcher:
                 self._reader.put(position.partition, Chunk(batch.next_offset, error=fault), 0)
                 position.fetched = None
                 return
-            chunk = Chunk(batch.next_offset, batch=batch if is_visible else None, leader_epoch=batch.leader_epoch)
+            chunk = Chunk(
+                batch.next_offset,
+                batch=batch if is_visible else None,
+                leader_epoch=batch.leader_epoch,
+                deserializing=self._deserializing,
+            )
             self._reader.put(position.partition, chunk, batch.size)
             self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
             position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch

@@ -20,6 +20,7 @@ from operator import length_hint
 
 from penstock.consumer.amounts import Amounts
 from penstock.consumer.chunk import Chunk
+from penstock.consumer.gaps import Gaps
 from penstock.consumer.hands import Hands, Taker
 from penstock.consumer.map_watch import MapWatch
 from penstock.consumer.supply import Slice, Supply
@@ -58,6 +59,7 @@ class Reader:
         is_acked_by_hand: bool,
         max_queued_records: int,
         on_room: Callable[[], None],
+        gaps: Gaps | None = None,
     ) -> None:
         self.maps = maps
         self.slice: Iterator[Record] = iter(())
@@ -65,7 +67,7 @@ class Reader:
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
         self._hands = Hands(positions, is_acked_by_hand=is_acked_by_hand)
         self.tally = Tally(positions, self._hands.sync)
-        self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room)
+        self._supply = Supply(positions, buffer, maps, sync=self._hands.sync, on_room=on_room, gaps=gaps)
         self._amounts = Amounts(positions, buffer, self._supply)
         self.max_queued_records = max_queued_records
         self._loop = asyncio.get_running_loop()

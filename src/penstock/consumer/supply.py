@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.consumer.chunk import Chunk
+from penstock.consumer.gaps import Gaps
 from penstock.consumer.map_watch import MapWatch
 from penstock.core.buffer import Buffer
 from penstock.core.positions import Position, Positions
@@ -41,9 +42,10 @@ class Supply:
     Args:
         sync: brings a position up to what has been handed out.
         on_room: told when there is room to fetch.
+        gaps: tells of offsets that are missing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the rooms it stands between
         self,
         positions: Positions,
         buffer: Buffer[Chunk],
@@ -51,7 +53,9 @@ class Supply:
         *,
         sync: Callable[[Position], None],
         on_room: Callable[[], None],
+        gaps: Gaps | None = None,
     ) -> None:
+        self._gaps = gaps
         self._positions, self._buffer, self._maps = positions, buffer, maps
         self._sync, self._on_room = sync, on_room
         self.has_more = False
@@ -93,7 +97,14 @@ class Supply:
         chunk = self._buffer.head(position.partition)
         assert chunk is not None
         records = chunk.take(position, count)
-        is_used_up = len(records) < count
+        is_used_up = len(records) < count and not chunk.is_blocked
+        if self._gaps is not None and records:
+            good, gap = self._gaps.sound(position, records)
+            if gap is not None:
+                chunk.give_back(records[good:])
+                if not good:
+                    raise gap
+                records, is_used_up = records[:good], False
         if is_used_up:
             self._buffer.pop(position.partition)
             self._on_room()

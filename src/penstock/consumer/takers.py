@@ -31,5 +31,7 @@ def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
     engine = consumer._started  # noqa: SLF001 - this room's own
     if engine.config.ack != "auto":
         raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
+    if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
+        raise ConfigurationError("key_deserializer and value_deserializer are for Consumer - an App has codecs")
     engine.reader.hand_over_to(taker)
     return engine.reader, engine.config.max_queued_records

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+from zlib import crc32
 
 from penstock.core.positions import Position, Positions
 from penstock.core.topology import Topology
@@ -17,7 +18,7 @@ from penstock.error_codes import RETRIABLE, ErrorCode
 from penstock.messages import FetchPartition
 from penstock.records import TopicPartition
 
-__all__ = ["FetchLimits", "FetchPlan", "Patience", "Room", "Verdict", "make_plan", "source_of", "verdict_on"]
+__all__ = ["FetchLimits", "FetchPlan", "Lane", "Patience", "Room", "Verdict", "make_plan", "source_of", "verdict_on"]
 
 
 _SHORTEST_WAIT_S = 0.02
@@ -100,11 +101,29 @@ def source_of(position: Position, topology: Topology, now: float) -> int | None:
     return None if leadership is None or leadership.leader_id < 0 else leadership.leader_id
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One of several connections to a broker; each partition goes by one of them, for its life."""
+
+    number: int = 0
+    of: int = 1
+
+    def has(self, partition: TopicPartition) -> bool:
+        """Whether ``partition`` goes by this one."""
+        return self.of == 1 or (crc32(partition.topic.encode()) + partition.partition) % self.of == self.number
+
+
 def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
-    node_id: int, positions: Positions, topology: Topology, room: Room, limits: FetchLimits, now: float
+    node_id: int,
+    positions: Positions,
+    topology: Topology,
+    room: Room,
+    limits: FetchLimits,
+    now: float,
+    lane: Lane = Lane(),
 ) -> FetchPlan:
-    """What to fetch from ``node_id`` now."""
-    mine = [position for position in positions if source_of(position, topology, now) == node_id]
+    """What to fetch from ``node_id`` now, by one of several connections."""
+    mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
     due = [position for position in ready if position.retry_at <= now]
     # Less than this is not worth a request: the broker would send one batch at a time.

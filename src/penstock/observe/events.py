@@ -61,6 +61,7 @@ __all__ = [
     "RecordBuried",
     "RecordDelayed",
     "RecordSkipped",
+    "RecordUnreadable",
     "SessionExpired",
     "TopicMade",
     "TopicMissing",
@@ -441,6 +442,16 @@ class FetchFailed(Event):
     level = logging.WARNING
     broker: str
     partition: TopicPartition | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUnreadable(Event):
+    """A record's key or value could not be read by the user's function, and was left out, as he says."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
     error: str
 
 
