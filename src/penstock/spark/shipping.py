@@ -92,15 +92,15 @@ def unpacked(shipment: Shipment) -> App:
     from pyspark import cloudpickle  # noqa: PLC0415 - an extra
 
     sys.path.extend(one for one in shipment.path if one not in sys.path)
-    app, options = cloudpickle.loads(shipment.pickled)
-    if shipment.place is not None:
-        try:
+    try:
+        app, options = cloudpickle.loads(shipment.pickled)
+        if shipment.place is not None:
             app = load_app(shipment.place)
-        except ImportError as error:
-            raise ConfigurationError(
-                f"{shipment.place} cannot be imported in Spark's workers ({error})"
-                " - install it there, or send it along with spark.submit.pyFiles"
-            ) from error
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Spark's workers cannot import what {shipment.place or 'the app'} needs ({error})"
+            " - install it there, or send it along with spark.submit.pyFiles"
+        ) from error
     names = tuple(app.declared[number].name for number in shipment.numbers if number < len(app.declared))
     if names != shipment.names:
         raise ConfigurationError(
@@ -205,13 +205,12 @@ def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
     config = kind.__struct_config__
     fields: list[tuple[Any, ...]] = []
     for one in msgspec.structs.fields(kind):
+        parts: dict[str, Any] = {"name": one.encode_name}
         if one.default_factory is not msgspec.NODEFAULT:
-            default = msgspec.field(default_factory=one.default_factory, name=one.encode_name)
+            parts["default_factory"] = one.default_factory
         elif one.default is not msgspec.NODEFAULT:
-            default = msgspec.field(default=one.default, name=one.encode_name)
-        else:
-            default = msgspec.field(name=one.encode_name)
-        fields.append((one.name, one.type, _field_parts(default)))
+            parts["default"] = one.default
+        fields.append((one.name, one.type, parts))
     names = (
         "frozen",
         "eq",
@@ -232,11 +231,6 @@ def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
         if name not in members and isinstance(value, types.FunctionType | classmethod | staticmethod | property)
     }
     return kind.__name__, fields, kind.__module__, own, settings
-
-
-def _field_parts(of: Any) -> dict[str, Any]:  # noqa: ANN401 - msgspec's own
-    names = ("default", "default_factory", "name")
-    return {name: getattr(of, name) for name in names if getattr(of, name) not in (msgspec.NODEFAULT, None)}
 
 
 def _struct(

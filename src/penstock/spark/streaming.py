@@ -216,7 +216,7 @@ class SparkQuery:
                 return
             self._is_over = True
             stage = self._stage
-            stage.spark.streams.removeListener(self._listener)
+            self.unlisten()
             last = stage.checkpoint.last_commit(stage.state.generation)
             if last is not None and (self._committed is None or self._committed[0] < last):
                 ends = stage.checkpoint.ends_of(stage.state.generation, last)
@@ -227,6 +227,10 @@ class SparkQuery:
     def _raise_from(self, error: Exception | None) -> None:
         if isinstance(self._failure, PenstockError):
             raise self._failure from error
+
+    def unlisten(self) -> None:
+        """Have it tell no more."""
+        self._stage.spark.streams.removeListener(self._listener)
 
     def listen(self) -> None:
         """Have Spark tell what it has committed."""
@@ -280,7 +284,6 @@ def begin_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
         state.start = {name: state.start[name] for name in map(key_of, places.at)}
         checkpoint.save(state)
     query = SparkQuery(stage)
-    query.listen()
     reader = stage.spark.readStream.format("kafka").options(**options)
     records = (
         reader.option("subscribe", ",".join(sorted({one.topic for one in places.at})))
@@ -289,6 +292,11 @@ def begin_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     )
     writer = records.writeStream.foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", checkpoint.folder_of(state.generation))
-    query.query = (writer.trigger(**when) if when else writer).start()
+    query.listen()
+    try:
+        query.query = (writer.trigger(**when) if when else writer).start()
+    except BaseException:
+        query.unlisten()
+        raise
     query.run_id = str(query.query.runId)
     return query

@@ -174,5 +174,6 @@ def _prepare_process(bench: _Bench) -> None:
         os._exit(0)
 
     if threading.current_thread() is threading.main_thread():
-        for name in (signal.SIGHUP, signal.SIGTERM):
-            signal.signal(name, end)
+        for name in ("SIGHUP", "SIGTERM"):
+            if (number := getattr(signal, name, None)) is not None:  # Windows has no SIGHUP
+                signal.signal(number, end)

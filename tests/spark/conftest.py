@@ -1,0 +1,128 @@
+"""One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from witness import Witness
+
+from penstock import App, Record
+from penstock.spark import SparkPipeline, spark_session
+
+
+@pytest.fixture(scope="session")
+def spark():
+    with spark_session(master="local[2]") as session:
+        yield session
+
+
+class Ledger:
+    """Where handlers write which records they were given, whichever process they are in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def lines(self) -> list[tuple[int, int]]:
+        """Partition and offset of each time a record was handled, by process in order."""
+        files = sorted(self.folder.iterdir())
+        return [tuple(map(int, line.split())) for file in files for line in file.read_text().splitlines()]
+
+    def counts(self) -> Counter[tuple[int, int]]:
+        """How often each was handled."""
+        return Counter(self.lines())
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that handled any."""
+        return [int(file.name) for file in self.folder.iterdir()]
+
+
+class World:
+    """A topic and a group of a test's own, the ledger, and the broker's own view by librdkafka."""
+
+    def __init__(self, spark, server, folder: Path) -> None:
+        self.spark, self.server, self.folder = spark, server, folder
+        self.witness = Witness(server.bootstrap_servers)
+        self.admin = self.witness.admin
+        self.group = f"g-{uuid.uuid4().hex[:12]}"
+        self.ledger = Ledger(folder / "ledger")
+        self.topic, self.partitions = "", 0
+
+    def make_topic(self, partitions: int = 1, name: str = "") -> str:
+        """A new topic, which is the test's from now on unless it has a name."""
+        made = name or f"t-{uuid.uuid4().hex[:12]}"
+        self.server.create_topic(made, partitions)
+        if not name:
+            self.topic, self.partitions = made, partitions
+        return made
+
+    def produce(self, values: Iterable[bytes | None], **options) -> None:
+        self.witness.produce(self.topic, values, **options)
+
+    def app(self, **options) -> App:
+        """An app of the test's group, without handlers."""
+        return App(**{"bootstrap_servers": self.server.bootstrap_servers, "group_id": self.group, **options})
+
+    def entering(self, *, first=None, declared=None, **options) -> App:
+        """One with a handler, ``enter``, that awaits ``first`` and then writes into the ledger."""
+        app, folder, files = self.app(**options), str(self.ledger.folder), {}
+
+        @app.handler(self.topic, **(declared or {}))
+        async def enter(record: Record) -> None:
+            if first is not None:
+                await first(record)
+            if os.getpid() not in files:
+                files[os.getpid()] = os.open(f"{folder}/{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.write(files[os.getpid()], b"%d %d\n" % (record.partition, record.offset))
+
+        return app
+
+    def pipeline(self, app: App, checkpoint: str = "checkpoint") -> SparkPipeline:
+        return SparkPipeline(app, self.spark, checkpoint=str(self.folder / checkpoint))
+
+    # ---- as the broker sees it ---------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> dict[int, int]:
+        """What the group has committed of the topic."""
+        return asyncio.run(self.witness.committed(self.group, self.topic, self.partitions))
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Where the topic ends."""
+        return asyncio.run(self.witness.ends(self.topic, self.partitions))
+
+    @property
+    def metadata(self) -> str:
+        """The text beside the offset of the first partition."""
+        return asyncio.run(self.witness.metadata(self.group, self.topic))
+
+    def commit(self, offset: int, metadata: str = "") -> None:
+        """Commit of the first partition, as another client does."""
+        asyncio.run(self.witness.commit(self.group, self.topic, offset, metadata))
+
+    def read(self, topic: str, partitions: int = 1) -> list:
+        """All records that a topic has now."""
+        ends = asyncio.run(self.witness.ends(topic, partitions))
+        reader = Consumer({"bootstrap.servers": self.server.bootstrap_servers, "group.id": "reader"})
+        reader.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        found = []
+        try:
+            while len(found) < sum(ends.values()):
+                found += [one for one in reader.consume(500, 0.2) if one.error() is None]
+        finally:
+            reader.close()
+        return sorted(found, key=lambda one: (one.partition(), one.offset()))
+
+
+@pytest.fixture
+def world(spark, kafka_server, tmp_path) -> World:
+    return World(spark, kafka_server, tmp_path)

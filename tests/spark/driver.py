@@ -1,0 +1,48 @@
+"""A driver of its own, for tests that kill it, or its executors: python driver.py BROKER GROUP TOPIC FOLDER MASTER HOW.
+
+Its app stands in the script itself, as in many jobs, so that all of it has to be sent to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from penstock import App, Record
+from penstock.spark import SparkPipeline, spark_session
+
+_, BROKER, GROUP, TOPIC, FOLDER, MASTER, HOW = sys.argv
+
+app = App(bootstrap_servers=BROKER, group_id=GROUP)
+files: dict[int, int] = {}
+
+
+def executor() -> int:
+    """The JVM that a worker belongs to: the parent of the daemon that made it."""
+    daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(daemon.rpartition(")")[2].split()[1])
+
+
+@app.handler(TOPIC)
+async def enter(record: Record) -> None:
+    """Write it down; somewhere in the second batch something happens, once."""
+    if record.offset == 700 and not Path(FOLDER, "happened").exists():  # noqa: ASYNC240 - once
+        Path(FOLDER, "happened").touch()  # noqa: ASYNC240
+        if HOW == "kill-executor":
+            os.kill(executor(), signal.SIGKILL)
+        if HOW == "hang":
+            await asyncio.Event().wait()
+    if os.getpid() not in files:
+        files[os.getpid()] = os.open(f"{FOLDER}/ledger/{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.write(files[os.getpid()], b"%d %d\n" % (record.partition, record.offset))
+
+
+if __name__ == "__main__":
+    with spark_session(app, master=MASTER) as spark:
+        report = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint").backfill(
+            enter, max_records_per_batch=1_000
+        )
+    sys.stdout.write(f"{report.records}\n")

@@ -1,0 +1,181 @@
+"""Backfills: what is there, from where the group stands, in batches, with the group committed after each."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+
+import pytest
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+
+from penstock import HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
+from penstock.observe.events import OffsetReset
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+def told():
+    """A hook that keeps what it is told here; workers have one of their own, as its class goes along."""
+
+    class Told:
+        def __init__(self) -> None:
+            self.events = []
+
+        def on_event(self, event) -> None:
+            self.events.append(event)
+
+    return Told()
+
+
+def test_each_record_is_handled_once_and_the_group_committed_after_each_batch(world):
+    """A backfill hands each record to the handler once, in batches of bounded size, and leaves the group at the end."""
+    world.make_topic(2)
+    world.produce((b"%d" % n for n in range(5_000)), keys=(b"%d" % n for n in range(5_000)))
+    seen = []
+
+    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=2_000, on_progress=seen.append)
+
+    ends = world.ends
+    assert world.ledger.counts() == {(p, offset): 1 for p in range(2) for offset in range(ends[p])}
+    assert world.committed == ends
+    assert (report.records, report.failures, report.batches) == (5_000, 0, 3)
+    assert {one.partition: offset for one, offset in report.offsets.items()} == ends
+    assert [one.done for one in seen] == [0, 2_000, 4_000, 5_000]
+    assert {one.total for one in seen} == {5_000}
+
+
+def test_a_backfill_goes_on_where_the_group_stands(world):
+    """A second backfill handles what came since the first, whatever ``since`` says, and a third nothing."""
+    world.make_topic()
+    world.produce([b"a"] * 30)
+    pipeline = world.pipeline(world.entering())
+    first = pipeline.backfill("enter")
+    world.produce([b"b"] * 12)
+
+    second, third = pipeline.backfill("enter", since="earliest"), pipeline.backfill("enter")
+
+    assert (first.records, second.records, third.records) == (30, 12, 0)
+    assert world.ledger.counts() == {(0, offset): 1 for offset in range(42)}
+    assert pipeline.standing("enter").lag == 0
+
+
+def test_since_and_until_bound_it(world):
+    """Offsets and times say where a new group begins and where a backfill ends."""
+    world.make_topic()
+    world.produce([b"a"] * 20)
+    pipeline = world.pipeline(world.entering())
+    place = TopicPartition(world.topic, 0)
+
+    by_offsets = pipeline.backfill("enter", since={place: 5}, until={place: 9})
+    by_time = pipeline.backfill("enter", until=dt.datetime(2000, 1, 1, tzinfo=dt.UTC))
+
+    assert (by_offsets.records, by_time.records) == (4, 0)
+    assert sorted(world.ledger.counts()) == [(0, offset) for offset in range(5, 9)]
+    assert world.committed == {0: 9}
+
+
+def test_what_the_live_group_finished_out_of_order_is_not_handled_again(world):
+    """The map beside the live group's offset is honoured: only what it left unfinished is handled on Spark."""
+    world.make_topic()
+    world.produce(b"%d" % n for n in range(100))
+    live, done, others = world.app(stop_timeout_ms=2_000), set(), asyncio.Event()
+
+    @live.handler(world.topic, order_by="none", concurrency=8)
+    async def handle(record: Record) -> None:
+        if record.offset in {3, 50}:
+            await asyncio.Event().wait()
+        done.add(record.offset)
+        if len(done) == 98:
+            others.set()
+
+    async def until_all_others() -> None:
+        async with live:
+            await others.wait()
+
+    asyncio.run(asyncio.wait_for(until_all_others(), 60))
+    world.produce([b"more"] * 5)
+    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=30)
+
+    assert sorted(world.ledger.lines()) == [(0, 3), (0, 50), *((0, offset) for offset in range(100, 105))]
+    assert (report.records, report.passed) == (7, 95)
+    assert world.committed == {0: 105}
+
+
+def test_what_retention_removed_is_counted(world):
+    """Offsets that are gone are told as an event and counted in the report; the policy says where to go on."""
+    world.make_topic()
+    world.produce([b"a"] * 20)
+    world.commit(4)
+    deleted = world.admin.delete_records([ConfluentTopicPartition(world.topic, 0, 15)])
+    next(iter(deleted.values())).result(20)
+    hook = told()
+
+    with pytest.raises(OffsetOutOfRangeError):
+        world.pipeline(world.entering(auto_offset_reset="none")).backfill("enter")
+    report = world.pipeline(world.entering(hooks=(hook,))).backfill("enter")
+
+    resets = [one for one in hook.events if isinstance(one, OffsetReset)]
+    assert (report.records, report.lost) == (5, 11)
+    assert [(one.before, one.after, one.lost) for one in resets] == [(4, 15, 11)]
+    assert sorted(world.ledger.lines()) == [(0, offset) for offset in range(15, 20)]
+
+
+def test_a_handler_that_fails_for_good_stops_it_before_the_commit(world):
+    """Without dead letters a failure is a HandlerFailedError of ours, and the group stays where it was."""
+    world.make_topic()
+    world.produce([b"1", b"nonsense", b"3"])
+    app = world.app()
+
+    @app.handler(world.topic)
+    async def count(number: int) -> None:
+        pass
+
+    with pytest.raises(HandlerFailedError, match=r"count failed at .*\[0\] offset 1"):
+        world.pipeline(app).backfill(count)
+
+    assert world.committed == {0: 0}
+
+
+def test_skipped_records_are_counted(world):
+    """``on_failure="skip"`` goes on, and the report counts what failed."""
+    world.make_topic()
+    world.produce([b"1", b"nonsense", b"3"])
+    app = world.app(on_failure="skip")
+
+    @app.handler(world.topic)
+    async def count(number: int) -> None:
+        pass
+
+    report = world.pipeline(app).backfill(count)
+
+    assert (report.records, report.failures, report.dead_letters) == (3, 1, 0)
+    assert world.committed == {0: 3}
+
+
+def test_two_members_go_on_exactly_where_spark_ended(world):
+    """200,000 records, half of them produced while Spark works off the rest: each is handled once, by Spark or live."""
+    half = 100_000
+    world.make_topic(4)
+    keys = [b"%d" % n for n in range(half)]
+    world.produce(keys, keys=keys)
+    producing = threading.Thread(target=world.produce, args=(keys,), kwargs={"keys": keys})
+    producing.start()
+
+    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=40_000)
+    producing.join(60)
+    ends = world.ends
+
+    async def live() -> None:
+        members = [world.entering(auto_commit_interval_ms=200) for _ in range(2)]
+        async with members[0], members[1]:
+            await asyncio.gather(*(one.wait_ready() for one in members))
+            while await world.witness.committed(world.group, world.topic, 4) != ends:  # noqa: ASYNC110 - the broker's
+                await asyncio.sleep(0.2)
+
+    asyncio.run(asyncio.wait_for(live(), 90))
+
+    counts = world.ledger.counts()
+    assert half <= report.records < 2 * half
+    assert len(counts) == 2 * half
+    assert set(counts.values()) == {1}

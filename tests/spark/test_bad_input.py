@@ -1,0 +1,266 @@
+"""What cannot be run is refused before anything runs, with what to do instead."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock import App, ConfigurationError, OffsetOutOfRangeError, Record, TopicPartition
+from penstock.config import resolve
+from penstock.core.offset_map import OffsetMap
+from penstock.spark import SparkPipeline
+from penstock.spark.choosing import choose
+from penstock.spark.group_desk import remaining
+from penstock.spark.kafka_options import check_source_options, source_options
+from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
+from penstock.spark.rows import row_type, rows_of
+from penstock.spark.shipping import pack, unpacked
+from penstock.spark.streaming import trigger_of
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+
+
+def app_with(function: Any, **options: Any) -> App:
+    app = App(bootstrap_servers="localhost:9", group_id="g")
+    app.handler("t", **options)(function)
+    return app
+
+
+def packed(app: App, name: str) -> Any:
+    return pack(app, None, choose(app, name, "g"), resolve(app.options), has_sink=False)
+
+
+# ---- what is sent to workers -----------------------------------------------------------------------------------
+
+
+def test_a_variable_that_cannot_be_sent_is_named():
+    """A handler that uses what cannot be pickled is refused with the handler's name and the variable's."""
+    the_lock = threading.Lock()
+
+    async def handle(value: bytes) -> None:
+        with the_lock:
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"handler .*handle uses the variable 'the_lock' \(_thread.lock\)"):
+        packed(app_with(handle), "handle")
+
+
+def test_what_a_called_function_uses_is_named_too():
+    """The variable is found through the functions that the handler calls."""
+    the_lock = threading.Lock()
+
+    def guarded() -> None:
+        with the_lock:
+            pass
+
+    async def handle(value: bytes) -> None:
+        guarded()
+
+    with pytest.raises(ConfigurationError, match=r"'the_lock' .* \(by way of guarded\)"):
+        packed(app_with(handle), "handle")
+
+
+def test_an_app_of_a_script_arrives_with_its_types():
+    """Structs and annotations of functions that no import would find are the same in the worker."""
+
+    class Order(msgspec.Struct, tag="order", frozen=True):
+        total: int
+        note: str | None = None
+        lines: list[int] = msgspec.field(default_factory=list)
+
+        def doubled(self) -> int:
+            return 2 * self.total
+
+    async def handle(order: Order) -> int:
+        return order.doubled()
+
+    handle.__annotations__ = {"order": Order, "return": int}
+    arrived = unpacked(packed(app_with(handle), "handle"))
+
+    kind = arrived.declared[0].function.__annotations__["order"]
+    order = msgspec.json.decode(b'{"type":"order","total":4}', type=kind)
+    assert kind is not Order
+    assert (order.note, order.lines, order.doubled()) == (None, [], 8)
+    assert arrived.options["bootstrap_servers"] == ("localhost:9",)
+
+
+# ---- which handler ---------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_handler_is_told_which_there_are():
+    """A name that is none is refused with those that are."""
+
+    async def charge(value: bytes) -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"no handler 'chrage' - it has .*charge"):
+        choose(app_with(charge), "chrage", "g")
+
+
+def test_a_spark_connect_session_is_refused():
+    """Such a session lacks what a pipeline needs, and one sentence says so."""
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        SparkPipeline(App(bootstrap_servers="localhost:9", group_id="g"), session)
+
+
+# ---- options of the source -------------------------------------------------------------------------------------
+
+
+def test_options_become_those_of_java():
+    """SASL and TLS have their counterparts; a password with quotes stays one."""
+    options = source_options(
+        resolve(
+            {
+                "bootstrap_servers": "a:1,b:2",
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "SCRAM-SHA-512",
+                "sasl_plain_username": "ann",
+                "sasl_plain_password": 'a"b\\c',
+                "ssl_check_hostname": False,
+                "isolation_level": "read_committed",
+            }
+        ),
+        {"maxOffsetsPerTrigger": "5"},
+    )
+
+    assert options["kafka.bootstrap.servers"] == "a:1,b:2"
+    assert options["kafka.isolation.level"] == "read_committed"
+    assert options["kafka.sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="ann" password="a\\"b\\\\c";'
+    )
+    assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
+    assert options["maxOffsetsPerTrigger"] == "5"
+
+
+def test_a_token_provider_has_no_counterpart_in_java():
+    """What only Python has is refused, with the way that Java has."""
+
+    async def token() -> str:
+        return "it"
+
+    config = resolve(
+        {
+            "bootstrap_servers": "a:1",
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_oauth_token_provider": token,
+        }
+    )
+
+    with pytest.raises(ConfigurationError, match=r"kafka\.sasl\.jaas\.config"):
+        source_options(config, {})
+
+
+def test_what_breaks_the_order_is_refused():
+    """Splitting a partition over tasks needs a handler that keeps no order; offsets are the pipeline's."""
+    check_source_options({"minPartitions": "8"}, keeps_order=False)
+
+    with pytest.raises(ConfigurationError, match='order_by="none"'):
+        check_source_options({"minPartitions": "8"}, keeps_order=True)
+    with pytest.raises(ConfigurationError, match="pipeline's to say"):
+        check_source_options({"startingOffsets": "earliest"}, keeps_order=False)
+
+
+def test_a_trigger_without_batches_is_refused():
+    """Handlers run in micro-batches; what has none is refused."""
+    assert trigger_of("5 seconds") == {"processingTime": "5 seconds"}
+    assert trigger_of("available_now") == {"availableNow": True}
+
+    with pytest.raises(ConfigurationError, match="realTime"):
+        trigger_of({"realTime": "5 minutes"})
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def test_columns_follow_the_annotation():
+    """Fields of a dataclass become columns, nested ones structs; the record's place stands behind them."""
+
+    @dataclass
+    class Leg:
+        miles: float
+
+    @dataclass
+    class Flight:
+        number: str
+        legs: list[Leg]
+        gate: int | None = None
+
+    async def depart(value: bytes) -> Flight | None: ...
+
+    depart.__annotations__ = {"value": bytes, "return": Flight | None}
+    Flight.__annotations__ = {"number": str, "legs": list[Leg], "gate": int | None}
+    Leg.__annotations__ = {"miles": float}
+    columns = row_type(choose(app_with(depart), "depart", "g").handlers)
+    rows = rows_of([(Record("t", 1, 7, None, b"", 0), Flight("UA1", [Leg(2.5)]))], ["number", "legs", "gate"])
+
+    assert columns.simpleString() == (
+        "struct<number:string,legs:array<struct<miles:double>>,gate:bigint,topic:string,partition:int,offset:bigint,"
+        "_penstock:string>"
+    )
+    assert rows == [
+        {"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, "topic": "t", "partition": 1, "offset": 7}
+    ]
+
+
+def test_a_handler_without_a_type_has_no_columns():
+    """A sink needs to know its columns before anything runs."""
+
+    async def handle(value: bytes): ...
+
+    with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
+        row_type(choose(app_with(handle), "handle", "g").handlers)
+
+
+# ---- offsets ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_shared_evenly():
+    """A batch has as many offsets as it may; small partitions are read whole, the others share the rest."""
+    at, ends = {A: 0, B: 10, C: 5}, {A: 1_000, B: 20, C: 1_005}
+
+    following = next_ends(at, ends, 100)
+
+    assert following == {A: 45, B: 20, C: 50}
+    assert left_between(at, ends) - left_between(following, ends) == 100
+    assert offsets_of(spark_json(following)) == following
+
+
+@pytest.mark.parametrize(
+    ("committed", "since", "otherwise", "offset", "lost"),
+    [
+        (50, 0, 10, 50, None),
+        (None, 30, 10, 30, None),
+        (None, 5, 10, 10, None),
+        (None, None, 10, 10, None),
+        (4, 30, 10, 10, 6),
+        (4, None, 100, 100, 96),
+        (200, None, 10, 10, None),
+    ],
+)
+def test_the_group_says_where_to_begin(committed, since, otherwise, offset, lost):
+    """Where it stands, else ``since``, else by policy; what was removed before it was read is counted."""
+    begun = beginning(A, committed=committed, done=None, since=since, otherwise=otherwise, begin=10, end=100)
+
+    assert (begun.offset, begun.lost) == (offset, lost)
+
+
+def test_nowhere_to_begin_is_an_error():
+    """Without a policy there is no guess."""
+    with pytest.raises(OffsetOutOfRangeError):
+        beginning(A, committed=None, done=None, since=None, otherwise=None, begin=0, end=1)
+
+
+def test_a_map_goes_on_behind_a_later_offset():
+    """What a map says is kept as long as there is something left of it."""
+    done = OffsetMap(10, 40, (10, 20, 30))
+
+    assert remaining(done, 20) == OffsetMap(20, 40, (20, 30))
+    assert remaining(done, 25) == OffsetMap(25, 40, (30,))
+    assert remaining(done, 40) is None

@@ -1,0 +1,201 @@
+"""What comes out of handlers on Spark: records, dead letters, rows; and what they are given."""
+
+import asyncio
+import importlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from penstock import Depends, Handlers, Record, Retry
+from penstock.app.dead_letters import read_dead_letter
+from penstock.spark import SparkPipeline, overwritten_folders
+from penstock.spark.shipping import place_of
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+def test_results_and_dead_letters_go_to_kafka(world):
+    """What a handler returns is published with the trace's headers, and what fails stands among the dead letters."""
+    world.make_topic(2)
+    out, dead = world.make_topic(name=f"{world.group}-out"), f"{world.topic}.{world.group}.dead"
+    world.produce([b"%d" % n for n in range(40)], headers=[("traceparent", b"00-1-2-3"), ("mine", b"x")])
+    app = world.app(dead_letter="{topic}.{group}.dead", retry=Retry(attempts=2, backoff_ms=10))
+
+    @app.handler(world.topic, publish=out, order_by="none")
+    async def double(number: int) -> int:
+        if number == 7:
+            raise ValueError("no sevens")
+        return 2 * number
+
+    report = world.pipeline(app).backfill(double)
+
+    published, letters = world.read(out), world.read(dead, 2)
+    assert (report.records, report.failures, report.dead_letters) == (40, 1, 1)
+    assert sorted(int(one.value()) for one in published) == sorted(2 * n for n in range(40) if n != 7)
+    assert {tuple(one.headers()) for one in published} == {(("traceparent", b"00-1-2-3"),)}
+    (letter,) = letters
+    headers = tuple(letter.headers())
+    said = read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, headers))
+    assert (said.reason, said.attempts, said.group_id, said.value) == ("no sevens", 2, world.group, b"7")
+    assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"x"))
+
+
+def test_rows_are_written_once_though_the_batch_is_handled_again(world):
+    """A sink is given typed rows with their origin, and the same number when the batch is handled again."""
+
+    class Fare(msgspec.Struct):
+        cents: int
+        tags: list[str]
+        note: str | None = None
+
+    world.make_topic(2)
+    world.produce([b"%d" % n for n in range(50)], keys=[b"%d" % n for n in range(50)])
+    app, table, batches = world.app(on_failure="skip", retry=Retry(attempts=1)), world.folder / "table", []
+
+    @app.handler(world.topic)
+    async def price(number: int) -> list[Fare]:
+        if number == 9:
+            raise ValueError("no nines")
+        return [Fare(number, ["a"]), Fare(-number, [], "back")] if number else []
+
+    write = overwritten_folders(str(table))
+
+    def fails_once(rows, batch_id: int) -> None:
+        write(rows, batch_id)
+        batches.append((batch_id, rows.columns))
+        if len(batches) == 1:
+            raise OSError("it was written, and nobody knows")
+
+    with pytest.raises(OSError, match="nobody knows"):
+        world.pipeline(app).backfill(price, sink=fails_once, max_records_per_batch=30)
+    assert world.committed == {0: 0, 1: 0}
+    world.produce([b"100"])
+    world.pipeline(app).backfill(price, sink=fails_once, max_records_per_batch=30)
+
+    rows = world.spark.read.parquet(str(table)).collect()
+    assert [batch_id for batch_id, _ in batches] == [0, 0, 1]
+    assert batches[0][1] == ["cents", "tags", "note", "topic", "partition", "offset"]
+    wanted = [*range(1, 9), *range(10, 50), 100]
+    assert sorted(row.cents for row in rows) == sorted([*wanted, *(-n for n in wanted)])
+    assert {row.note for row in rows if row.cents < 0} == {"back"}
+    assert len({(row.partition, row.offset) for row in rows}) == len(wanted)
+
+
+def test_a_dependency_is_opened_once_a_worker(world):
+    """What has the app's scope is opened once in each of Spark's Python workers, whatever the number of tasks."""
+    world.make_topic(4)
+    world.produce([b"%d" % n for n in range(400)], keys=[b"%d" % n for n in range(400)])
+    folder, app = world.folder / "opened", world.app()
+    folder.mkdir()
+
+    async def opening():
+        with Path(folder / str(os.getpid())).open("a") as file:  # noqa: ASYNC230 - a line
+            file.write("opened\n")
+        yield os.getpid()
+
+    @app.handler(world.topic)
+    async def handle(record: Record, pid: Annotated[int, Depends(opening, scope="app")]) -> None:
+        assert pid == os.getpid()
+
+    report = world.pipeline(app).backfill(handle, max_records_per_batch=100)
+
+    assert report.records == 400
+    assert report.batches > 2
+    assert 1 <= len(list(folder.iterdir())) <= 2
+    assert {file.read_text() for file in folder.iterdir()} == {"opened\n"}
+
+
+def test_a_key_keeps_its_order_over_many_tasks(world):
+    """With ``parallelism`` the records of a key are handled by one task, in order, while others run beside them."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(600)], keys=[b"%d" % (n % 7) for n in range(600)])
+    app, folder = world.app(), world.folder / "order"
+    folder.mkdir()
+
+    @app.handler(world.topic, order_by="key")
+    async def handle(record: Record) -> None:
+        await asyncio.sleep(0)
+        with Path(folder / record.key.decode()).open("a") as file:  # noqa: ASYNC230 - a line
+            file.write(f"{record.offset}\n")
+
+    report = world.pipeline(app).backfill(handle, parallelism=3)
+
+    orders = [[int(line) for line in file.read_text().splitlines()] for file in folder.iterdir()]
+    assert report.records == 600
+    assert len(orders) == 7
+    assert all(order == sorted(order) for order in orders)
+    assert sum(map(len, orders)) == 600
+
+
+def test_handlers_of_one_topic_go_together(world):
+    """The group's offset speaks for all its handlers: those that share the topic run with the one that is named."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(10)])
+    out, handlers = world.make_topic(name=f"{world.group}-both"), Handlers()
+
+    @handlers.handler(world.topic, when=lambda record: record.offset % 2 == 0, publish=out)
+    async def even(number: int) -> str:
+        return f"even {number}"
+
+    @handlers.handler(world.topic, when=lambda record: record.offset % 2 == 1, publish=out)
+    async def odd(number: int) -> str:
+        return f"odd {number}"
+
+    app = world.app()
+    app.include(handlers)
+    world.pipeline(app).backfill(even)
+
+    assert [one.value() for one in world.read(out)] == [b"odd %d" % n if n % 2 else b"even %d" % n for n in range(10)]
+
+
+def test_plain_functions_and_batches_run_too(world):
+    """A plain function runs in threads, a batch handler is given many records at once and waits for no more."""
+    world.make_topic()
+    second = world.make_topic(name=f"{world.group}-second")
+    world.produce([b"%d" % n for n in range(25)])
+    world.witness.produce(second, [b"%d" % n for n in range(25)])
+    app, folder = world.app(), world.folder / "sizes"
+    folder.mkdir()
+
+    @app.handler(world.topic)
+    def plain(number: int) -> None:
+        Path(folder / f"plain-{number}").touch()
+
+    @app.batch_handler(second, max_records=10, max_wait_ms=60_000)
+    async def store(numbers: list[int]) -> None:
+        Path(folder / f"batch-{numbers[0]}-{len(numbers)}").touch()  # noqa: ASYNC240 - a file
+
+    one = world.pipeline(app, "one").backfill(plain)
+    many = world.pipeline(app, "many").backfill(store)
+
+    names = {file.name for file in folder.iterdir()}
+    assert (one.records, many.records) == (25, 25)
+    assert names == {*(f"plain-{n}" for n in range(25)), "batch-0-10", "batch-10-10", "batch-20-5"}
+
+
+def test_an_app_of_a_module_is_the_one_that_its_handlers_use(world, monkeypatch):
+    """An app that can be imported is imported in the workers, so that its handlers may publish with it."""
+    world.make_topic()
+    out, name = world.make_topic(name=f"{world.group}-module"), f"shop_{world.topic.replace('-', '_')}"
+    world.produce([b"%d" % n for n in range(5)])
+    (world.folder / f"{name}.py").write_text(
+        f"""
+from penstock import App
+billing = App(bootstrap_servers="{world.server.bootstrap_servers}", group_id="{world.group}")
+
+@billing.handler("{world.topic}")
+async def charge(number: int) -> None:
+    await billing.publish("{out}", number * 10)
+"""
+    )
+    monkeypatch.syspath_prepend(world.folder)
+
+    report = SparkPipeline(f"{name}:billing", world.spark).backfill("charge")
+    again = place_of(importlib.import_module(name).billing)
+
+    assert again == f"{name}:billing"
+    assert report.records == 5
+    assert [one.value() for one in world.read(out)] == [b"%d" % (10 * n) for n in range(5)]

@@ -1,0 +1,216 @@
+"""Streams: micro-batches, the group committed behind Spark's own commits, and who wins when they differ."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+
+from penstock import App, ConfigurationError, GroupNotEmptyError, HandlerFailedError, Record, TopicPartition
+from penstock.config import resolve
+from penstock.core.offset_map import decode
+from penstock.observe.hooks import Observer
+from penstock.spark.group_desk import Commit, GroupDesk
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+class Live:
+    """A live member of the group in a thread of its own, from when it is ready to the end of a ``with``."""
+
+    def __init__(self, app: App) -> None:
+        self._app, self._loop = app, asyncio.new_event_loop()
+        self._ready, self._end = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        async def live() -> None:
+            async with self._app:
+                await self._app.wait_ready()
+                self._ready.set()
+                await self._end.wait()
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(live())
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(30)
+
+
+def run_to_the_end(world, checkpoint: str = "checkpoint") -> None:
+    """What is there, as a stream that ends by itself."""
+    query = world.pipeline(world.entering(), checkpoint).start("enter", trigger="available_now")
+    assert query.await_termination(60)
+
+
+def test_the_lag_falls_with_each_micro_batch(world):
+    """The broker's own view of the group moves while the query runs, and ends at the end of the topic."""
+    world.make_topic(2)
+    world.produce((b"%d" % n for n in range(4_000)), keys=(b"%d" % n for n in range(4_000)))
+    wanted = [ConfluentTopicPartition(world.topic, number) for number in range(2)]
+    seen: list[int] = []
+
+    query = world.pipeline(world.entering()).start("enter", options={"maxOffsetsPerTrigger": "500"})
+    while sum(seen[-1:]) < 4_000:
+        asked = world.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(world.group, wanted)])
+        found = sum(max(0, one.offset) for one in asked[world.group].result(20).topic_partitions)
+        seen += [found] if found not in seen else []
+    query.stop()
+
+    assert seen == sorted(seen)
+    assert len(seen) >= 4
+    assert world.committed == world.ends
+    assert world.ledger.counts() == {(p, n): 1 for p, end in world.ends.items() for n in range(end)}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_live_member_is_refused(world, protocol):
+    """While a member of the group is live, whichever protocol it speaks, nothing of it is handled on Spark."""
+    world.make_topic()
+    world.produce([b"a"])
+    pipeline = world.pipeline(world.entering())
+    live = world.app(group_protocol=protocol, client_id="the-live-one")
+
+    @live.handler(world.topic)
+    async def handle(record: Record) -> None:
+        pass
+
+    with Live(live):
+        with pytest.raises(GroupNotEmptyError, match="the-live-one"):
+            pipeline.backfill("enter")
+        with pytest.raises(GroupNotEmptyError, match="the-live-one"):
+            pipeline.start("enter")
+
+    assert world.ledger.lines() == []
+
+
+def test_a_member_that_joins_within_a_batch_ends_the_query(world):
+    """The commit of the batch is refused then, the query ends with who is there, and the group was not moved by it."""
+    world.make_topic()
+    world.produce([b"a"] * 3)
+    begun, go_on = world.folder / "begun", world.folder / "go-on"
+
+    async def wait(_record: Record) -> None:
+        begun.touch()
+        while not go_on.exists():  # noqa: ASYNC110 - another process says so
+            await asyncio.sleep(0.05)
+
+    live = world.app(client_id="the-live-one")
+
+    @live.handler(world.topic, on_failure="pause", retry=None)
+    async def handle(record: Record) -> None:
+        raise RuntimeError("it commits nothing")
+
+    query = world.pipeline(world.entering(first=wait)).start("enter")
+    until(begun)
+    with Live(live):
+        go_on.touch()
+
+        with pytest.raises(GroupNotEmptyError, match="the-live-one"):
+            query.await_termination(60)
+
+    assert not query.is_active
+    assert world.committed == {0: 0}
+
+
+def until(file: Path) -> None:
+    """Wait until another process has made a file."""
+    waiting = threading.Event()
+    for _ in range(600):
+        if file.exists():
+            return
+        waiting.wait(0.05)
+    raise AssertionError(f"{file} did not appear")
+
+
+def test_a_handler_that_fails_for_good_ends_the_query(world):
+    """Its error is one of ours, and the batch is not committed."""
+    world.make_topic()
+    world.produce([b"1", b"nonsense"])
+    app = world.app()
+
+    @app.handler(world.topic)
+    async def count(number: int) -> None:
+        pass
+
+    query = world.pipeline(app).start(count)
+
+    with pytest.raises(HandlerFailedError, match="offset 1"):
+        query.await_termination(60)
+    assert world.committed == {0: 0}
+
+
+def test_a_deleted_checkpoint_costs_nothing(world):
+    """Without its checkpoint a query goes on where the group stands: nothing is lost, nothing is handled again."""
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    run_to_the_end(world)
+    shutil.rmtree(world.folder / "checkpoint")
+    world.produce([b"b"] * 5)
+
+    run_to_the_end(world)
+
+    assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
+    assert world.committed == {0: 15}
+
+
+def test_where_the_group_was_moved_it_wins(world):
+    """Who sets the group's offsets anew, back or forward, is followed: Spark's checkpoint begins anew from there."""
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    run_to_the_end(world)
+    world.commit(8)
+
+    run_to_the_end(world)
+
+    assert world.ledger.counts() == {(0, n): 2 if n >= 8 else 1 for n in range(10)}
+    assert world.committed == {0: 10}
+
+
+def test_a_driver_that_died_before_the_commit_is_made_good(world):
+    """What Spark's commit log has and the group has not is committed at the start, and not handled again."""
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    run_to_the_end(world)
+    before = decode(world.metadata, 10).user_text
+    world.produce([b"b"] * 5)
+    run_to_the_end(world)
+    with GroupDesk(resolve(world.app().options), world.group, Observer()) as desk:
+        desk.commit({TopicPartition(world.topic, 0): Commit(10)}, before, may_go_back=True)
+
+    run_to_the_end(world)
+
+    assert before.endswith("batch=0")
+    assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
+    assert world.committed == {0: 15}
+
+
+def test_a_checkpoint_of_another_group_is_refused(world):
+    """A folder is one handler's of one group, and says whose when another comes."""
+    world.make_topic()
+    world.produce([b"a"])
+    run_to_the_end(world)
+    other = world.entering(group_id=f"{world.group}-other")
+
+    with pytest.raises(ConfigurationError, match=rf"'.*enter' of group '{world.group}'"):
+        world.pipeline(other).start("enter")
+
+
+def test_a_folder_of_something_else_is_refused(world):
+    """What is no pipeline's is not written into."""
+    world.make_topic()
+    (world.folder / "checkpoint").mkdir()
+    (world.folder / "checkpoint" / "offsets").mkdir()
+
+    with pytest.raises(ConfigurationError, match="something else"):
+        world.pipeline(world.entering()).start("enter")
