@@ -19,6 +19,7 @@ PenstockError
 │   ├── NotAConsumerGroupError       a tool was given a group of something else, such as Kafka Connect's workers
 │   └── CommitFailedError            offsets were not committed
 ├── OffsetOutOfRangeError            a position outside of the log, and no reset policy
+│   └── LogTruncatedError            the log was cut, and goes on in another way
 ├── OffsetGapError                   offsets missing from a partition that must have none
 ├── RecordTooLargeError              a record above a limit that was set strictly
 ├── CorruptRecordError               a record batch whose checksum does not hold
@@ -67,6 +68,7 @@ __all__ = [
     "InvalidTopicError",
     "KafkaNotAvailableError",
     "KafkaServerError",
+    "LogTruncatedError",
     "MalformedMessageError",
     "NoCommonAssignorError",
     "NodeNotConnectedError",
@@ -252,6 +254,25 @@ class OffsetOutOfRangeError(PenstockError):
 
     def __reduce__(self) -> tuple[type[OffsetOutOfRangeError], tuple[str, int, int | None]]:
         return type(self), (self.topic, self.partition, self.offset)
+
+
+class LogTruncatedError(OffsetOutOfRangeError):
+    """The log was cut below the position, and ``auto_offset_reset="none"`` forbids to go on in what took its place.
+
+    Attributes:
+        end_offset: up to there the log is what it was.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int | None, end_offset: int) -> None:
+        self.end_offset: int = end_offset
+        super().__init__(topic, partition, offset)
+        what = f"{topic}[{partition}]: the log was cut at offset {end_offset}, below the position {offset}"
+        self.args = (
+            f"{what}, and auto_offset_reset='none' forbids to choose another - seek() to {end_offset} to go on",
+        )
+
+    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int | None, int]]:  # type: ignore[override]
+        return type(self), (self.topic, self.partition, self.offset, self.end_offset)
 
 
 class OffsetGapError(PenstockError):

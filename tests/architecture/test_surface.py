@@ -180,6 +180,8 @@ def made(error: type[errors.PenstockError]) -> errors.PenstockError:
         return error(3, "orders: no such topic")
     if error is errors.OffsetOutOfRangeError:
         return error("orders", 3, 17)
+    if error is errors.LogTruncatedError:
+        return errors.LogTruncatedError("orders", 3, 17, 12)
     if error is errors.OffsetGapError:
         return errors.OffsetGapError(TopicPartition("orders", 3), 42, 45)
     if error is errors.CorruptRecordError:

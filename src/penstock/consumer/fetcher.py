@@ -28,19 +28,21 @@ from penstock.core.buffer import Buffer
 from penstock.core.fetch_plan import FetchLimits, FetchPlan, Lane, Patience, Verdict, make_plan, source_of, verdict_on
 from penstock.core.fetch_session import FetchSession
 from penstock.core.positions import Position, Positions
+from penstock.core.starts import Whence
 from penstock.core.visibility import visible
 from penstock.error_codes import name_of
 from penstock.errors import (
     AuthenticationError,
     BrokerConnectionError,
     CorruptRecordError,
+    LogTruncatedError,
     MalformedMessageError,
     broker_error,
 )
 from penstock.messages import FetchedPartition, FetchRequest, FetchResponse
 from penstock.net.broker import Channel, ChannelKey
 from penstock.net.cluster import Cluster
-from penstock.observe.events import BatchRefused, FetchAnswered, FetchFailed
+from penstock.observe.events import BatchRefused, FetchAnswered, FetchFailed, LogTruncated
 from penstock.observe.hooks import Observer
 from penstock.records import TopicPartition
 from penstock.wire.batches import Batch, split
@@ -241,8 +243,29 @@ class Fetcher:
         position.reset(self._policy.reset, position.fetched)
         self._on_reset()
 
+    def _go_back(self, position: Position, end_offset: int) -> None:
+        """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
+        topic, number = position.partition
+        before, (after, lost) = position.delivered, position.diverged(end_offset)
+        if lost and self._policy.reset.whence is Whence.NONE:
+            self._reader.put(
+                position.partition, Chunk(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
+            )
+            position.fetched = None
+            return
+        self._reader.drop([position.partition])
+        position.begin(after)
+        if lost:
+            self._observer.tell(LogTruncated(position.partition, before, after, lost))
+        self.wake()
+
     def _accept(self, position: Position, fetched: FetchedPartition) -> None:
         position.failures = 0
+        if fetched.diverging_epoch.end_offset >= 0:
+            self._reader.sync()
+            self._go_back(position, fetched.diverging_epoch.end_offset)
+            return
+        position.log_id = self._cluster.topology.topic_id(position.partition.topic)
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
         if fetched.preferred_read_replica >= 0:
             position.read_replica = fetched.preferred_read_replica

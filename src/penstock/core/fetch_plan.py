@@ -153,13 +153,17 @@ def _is_ready(position: Position) -> bool:
 def _ask_for(position: Position, topology: Topology, size: int) -> FetchPartition:
     leadership = topology.leader(position.partition)
     assert position.fetched is not None
+    topic_id = topology.topic_id(position.partition.topic)
+    is_same_log = position.log_id is None or position.log_id == topic_id
     return FetchPartition(
         topic=position.partition.topic,
-        topic_id=topology.topic_id(position.partition.topic),
+        topic_id=topic_id,
         partition=position.partition.partition,
         fetch_offset=position.fetched,
         partition_max_bytes=size,
         current_leader_epoch=leadership.epoch if leadership is not None else -1,
+        # With it the broker sees whether what was read before is still what its log has (KIP-320, KIP-595).
+        last_fetched_epoch=position.last_fetched_epoch if is_same_log else -1,
     )
 
 

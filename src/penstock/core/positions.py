@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from penstock.core.map_fill import MapFill
 from penstock.core.offset_map import OffsetMap
@@ -46,6 +47,8 @@ class Position:
     """How much of the commit metadata that takes."""
     last_fetched_epoch: int = -1
     """The leader's epoch that the last fetched batch was written under (KIP-595)."""
+    log_id: UUID | None = None
+    """The topic's id when it was fetched last: made anew, a topic has another, and its epochs mean nothing here."""
     delivered_epoch: int = -1
     """The same of the last batch that was handed out; it goes with a commit."""
     reset_to: Start | None = None
@@ -107,6 +110,15 @@ class Position:
         self.fetched = self.delivered = self.done = self.tracker = None
         self.reset_to, self.reset_from = to, before
         self.read_replica = None
+
+    def diverged(self, end_offset: int) -> tuple[int, int]:
+        """The log was cut and goes on in another way from ``end_offset`` on: where to go on, and how much is gone.
+
+        What was handed out behind it was never to stay; what was only fetched is fetched again (KIP-320).
+        """
+        assert self.fetched is not None
+        read = self.fetched if self.delivered is None else self.delivered
+        return min(read, end_offset), max(0, read - end_offset)
 
     def pass_over(self, to: int, leader_epoch: int) -> None:
         """There are no records to hand out below ``to``; what is in hand before it stays so."""

@@ -43,6 +43,7 @@ __all__ = [
     "HandlerFailed",
     "LaneFull",
     "LetterRefused",
+    "LogTruncated",
     "LoopBlocked",
     "LoopFreed",
     "MetadataRefreshFailed",
@@ -419,6 +420,18 @@ class OffsetReset(Event):
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogTruncated(Event):
+    """A log was cut, since a leader was lost with what only it had; reading goes on where it is what it was."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    before: int | None
+    after: int
+    lost: int
+    """Records that were handed out and are not in the log any more."""
 
 
 @dataclass(frozen=True, slots=True)
