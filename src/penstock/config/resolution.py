@@ -65,6 +65,10 @@ OLD_SPELLINGS: Mapping[str, str] = {
     "socket_timeout_ms": "request_timeout_ms",
     "source_host": "local_addr",
     "source_port": "local_addr",
+    "compacted_topic": "allow_offset_gaps",
+    "deserializer": "value_deserializer",
+    "deserializer_class": "value_deserializer",
+    "num_consumer_fetchers": "num_fetchers",
 }
 """What other clients call it, for an error that names ours."""
 
