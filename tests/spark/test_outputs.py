@@ -21,7 +21,9 @@ def test_results_and_dead_letters_go_to_kafka(world):
     """What a handler returns is published with the trace's headers, and what fails stands among the dead letters."""
     world.make_topic(2)
     out, dead = world.make_topic(name=f"{world.group}-out"), f"{world.topic}.{world.group}.dead"
-    world.produce([b"%d" % n for n in range(40)], headers=[("traceparent", b"00-1-2-3"), ("mine", b"x")])
+    world.produce(
+        [b"%d" % n for n in range(40)], headers=[("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None)]
+    )
     app = world.app(dead_letter="{topic}.{group}.dead", retry=Retry(attempts=2, backoff_ms=10))
 
     @app.handler(world.topic, publish=out, order_by="none")
@@ -40,7 +42,7 @@ def test_results_and_dead_letters_go_to_kafka(world):
     headers = tuple(letter.headers())
     said = read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, headers))
     assert (said.reason, said.attempts, said.group_id, said.value) == ("no sevens", 2, world.group, b"7")
-    assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"x"))
+    assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
 
 
 def test_rows_are_written_once_though_the_batch_is_handled_again(world):

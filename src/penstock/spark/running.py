@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from penstock.core.offset_map import OffsetMap
 from penstock.records import TopicPartition
 from penstock.spark.choosing import Chosen
-from penstock.spark.records import COLUMNS
+from penstock.spark.records import columns_for
 from penstock.spark.shipping import Shipment
 from penstock.spark.tallies import COLUMN, Tally
 from penstock.spark.worker import handling
@@ -54,8 +54,10 @@ class Batches:
             HandlerFailedError: a handler failed for good, and nothing says what else to do.
             PenstockError: what ended a worker's task.
         """
-        handle = handling(self.shipment, self.done, self.columns, is_of_one=self.parallelism is None)
-        rows = self._spread(records.selectExpr(*COLUMNS)).mapInArrow(handle, self.columns)
+        # One text less for each record, on its way from Java.
+        topic = None if self.chosen.patterns or len(self.chosen.topics) > 1 else self.chosen.topics[0]
+        handle = handling(self.shipment, self.done, self.columns, topic, is_of_one=self.parallelism is None)
+        rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, self.columns)
         if self.sink is None:
             return Tally.summed(row[COLUMN] for row in rows.collect())
         kept = rows.persist()

@@ -43,7 +43,7 @@ Done = Mapping[TopicPartition, OffsetMap]
 
 
 def handling(
-    shipment: Shipment, done: Done, columns: StructType, *, is_of_one: bool
+    shipment: Shipment, done: Done, columns: StructType, topic: str | None, *, is_of_one: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """What ``mapInArrow`` is given.
 
@@ -51,17 +51,24 @@ def handling(
         shipment: the app.
         done: what of each partition was finished before.
         columns: of the rows that come out.
+        topic: that all records are of; None where a column says it.
         is_of_one: each task reads one partition.
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
-        yield from run_task(shipment, done, columns, batches, is_of_one=is_of_one)
+        yield from run_task(shipment, done, columns, topic, batches, is_of_one=is_of_one)
 
     return handle
 
 
-def run_task(
-    shipment: Shipment, done: Done, columns: StructType, batches: Iterable[Any], *, is_of_one: bool
+def run_task(  # noqa: PLR0913 - what is sent along
+    shipment: Shipment,
+    done: Done,
+    columns: StructType,
+    topic: str | None,
+    batches: Iterable[Any],
+    *,
+    is_of_one: bool,
 ) -> Iterator[Any]:
     """Handle what one task has, and say what became of it in its last row.
 
@@ -77,7 +84,7 @@ def run_task(
         try:
             work = _BENCH.work_for(shipment)
             for batch in batches:
-                results = _BENCH.call(work.take(slices_of(batch, is_of_one=is_of_one), done))
+                results = _BENCH.call(work.take(slices_of(batch, topic, is_of_one=is_of_one), done))
                 if results:
                     yield pa.RecordBatch.from_pylist(rows_of(results, names), schema=schema)
             results, tally = _BENCH.call(work.finish())
