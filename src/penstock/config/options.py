@@ -245,7 +245,7 @@ class ConsumerConfig:
         None, "A larger batch is an error, and is not handed out; by default one of any size gets through.", at_least=1
     )
     num_fetchers: int = _option(
-        1, "Connections to fetch by, to each broker; each partition goes by one of them.", at_least=1, at_most=64
+        1, "Connections to fetch by, to each broker; each partition goes by one of them.", at_least=1
     )
     check_crcs: bool = _option(True, "Check each batch's checksum.", live=True)
 
