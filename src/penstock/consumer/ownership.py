@@ -89,13 +89,16 @@ class Ownership:
         """
         self._remember(kept)
         self._positions.add(added)
+        epochs = {position.partition: position.epoch for position in self._positions.of(added)}
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, added),
             timeout_s=self._config.max_poll_interval_ms / 1000,
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
         for position in self._positions.of(added):
-            self._place(position, committed.get(position.partition))
+            # Who sought a partition as soon as it was assigned has said where to begin.
+            if position.epoch == epochs[position.partition]:
+                self._place(position, committed.get(position.partition))
         if self._starts_anew and added:
             await self._start_anew(added)
         self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
