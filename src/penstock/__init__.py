@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.consumer.overview import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
     from penstock.consumer.record_stream import RecordStream
     from penstock.consumer.run import run
+    from penstock.consumer.shared import SharedCluster
     from penstock.core.retries import Retry
     from penstock.errors import (
         AuthenticationError,
@@ -124,6 +125,7 @@ __all__ = [
     "Retry",
     "SchemaRegistry",
     "SchemaRegistryError",
+    "SharedCluster",
     "TopicAuthorizationFailedError",
     "TopicPartition",
     "UnknownGroupError",
@@ -157,6 +159,7 @@ _MODULES = {
     "Reject": "app.reject",
     "Retry": "core.retries",
     "SchemaRegistry": "app.registry.schema_registry",
+    "SharedCluster": "consumer.shared",
     "TopicPartition": "records",
     "WorkerPool": "app.processes.pool",
     "run": "consumer.run",

@@ -36,6 +36,7 @@ from penstock.consumer.ownership import in_callback
 from penstock.consumer.patience import or_stop, within, within_patience
 from penstock.consumer.reader import Reader
 from penstock.consumer.record_stream import RecordStream
+from penstock.consumer.shared import SharedCluster, opened
 from penstock.consumer.streams import Streams
 from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.times import Time, start_at_time, start_of
@@ -61,6 +62,7 @@ class Consumer:
         topics: names of the topics to read; without any, ``subscribe()`` or ``assign()`` say later what to read.
         pattern: or a regular expression: all topics whose whole name it matches, those made later too. The broker
             reads it, as RE2, where ``group_protocol`` is "consumer"; elsewhere Python does.
+        cluster: one that several consumers share, in place of a cluster of its own.
         options: see ``ConsumerOptions``; those not given come from ``PENSTOCK_…`` variables, then from defaults.
 
     Raises:
@@ -68,10 +70,15 @@ class Consumer:
     """
 
     def __init__(
-        self, *topics: str, pattern: str | re.Pattern[str] | None = None, **options: Unpack[ConsumerOptions]
+        self,
+        *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
+        cluster: SharedCluster | None = None,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         self._optional: frozenset[str] = frozenset()
-        self._options = dict(options)
+        self._cluster = cluster
+        self._options = dict(options) if cluster is None else {**cluster.options, **options}
         check_names(self._options)
         config = resolve(self._options)
         self._topics, self._pattern = checked_subscription(topics, pattern, config.group_protocol, may_be_none=True)
@@ -121,7 +128,8 @@ class Consumer:
             raise ConsumerStateError("this consumer is started already")
         self._config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
-        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional)
+        shared = None if self._cluster is None else opened(self._cluster)
+        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional, shared)
         self._supervisor = Supervisor(engine.run, f"penstock consumer {self._what}")
         self._engine = engine
         try:

@@ -16,7 +16,7 @@ from penstock.consumer.beginnings import Beginnings
 from penstock.consumer.chunk import Chunk
 from penstock.consumer.committer import Committer
 from penstock.consumer.coordinator import Coordinator
-from penstock.consumer.fetcher import Fetcher
+from penstock.consumer.fetcher import Fetcher, name_of_lane
 from penstock.consumer.gaps import Gaps
 from penstock.consumer.map_watch import MapWatch
 from penstock.consumer.measuring import Measuring
@@ -59,6 +59,7 @@ class Engine:
         consumer: object,
         observer: Observer,
         optional: frozenset[str] = frozenset(),
+        shared: Cluster | None = None,
     ) -> None:
         self.config, self.topics, self._pattern = config, topics, pattern
         self._pulse = Pulse()
@@ -71,7 +72,11 @@ class Engine:
         self.policy = Policy.of_option(config.begins_at)
         self.failure: PenstockError | None = None
         self._failed = asyncio.Event()
-        self.cluster = Cluster(config, observer)
+        self.cluster = shared or Cluster(config, observer)
+        self._is_shared = shared is not None
+        self._name = f"{config.client_id}-{next(_numbers)}"
+        """Of its own in this process."""
+        self._members: list[str] = []
         self.positions = Positions()
         self.buffer: Buffer[Chunk] = Buffer(config.max_buffered_bytes)
         self.picture = Picture(self.cluster, self._picture_changed)
@@ -97,6 +102,7 @@ class Engine:
             observer,
             self.policy,
             self.beginnings.wake,
+            self._name if self._is_shared else "",
         )
         self.committer: Committer | None = None
         self.coordinator: Coordinator | None = None
@@ -171,6 +177,7 @@ class Engine:
             self.positions_changed,
         )
         member = f"{config.client_id}-{next(_numbers)}"
+        self._members.append(member)
         self.coordinator = Coordinator(
             config, self.cluster, ownership, self.reader, self._observer, member, self.topics, self._pattern, self.fail
         )
@@ -189,7 +196,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
             self.fail(_told(error))
         finally:
-            self.cluster.close()
+            self._let_go()
             await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
             self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - make a new one"))
             self._observer.tell(ConsumerStopped(self.config.client_id, self.config.group_id))
@@ -199,8 +206,20 @@ class Engine:
     async def _open(self) -> None:
         timeout_s = self.config.start_timeout_ms / 1000
         self.cluster.watch(self, self.topics if self._pattern is None else None)
-        await self.cluster.retrying(self.cluster.bootstrap, timeout_s=timeout_s, what="reaching the cluster")
+        reach = self.cluster.refresh if self._is_shared else self.cluster.bootstrap
+        await self.cluster.retrying(reach, timeout_s=timeout_s, what="reaching the cluster")
         await self._see_topics(self.topics - self._optional, timeout_s)
+
+    def _let_go(self) -> None:
+        """Close all connections; of a cluster that is shared those that are this consumer's alone."""
+        if not self._is_shared:
+            self.cluster.close()
+            return
+        self.cluster.unwatch(self)
+        for member in self._members:
+            self.cluster.unwatch((member, "group"))
+        for name in (*self._members, *(name_of_lane(self._name, n) for n in range(self.config.num_fetchers))):
+            self.cluster.forget_member(name)
 
     async def _see_topics(self, topics: frozenset[str], timeout_s: float) -> None:
         """See that topics exist, and remember how large they are."""

@@ -47,7 +47,7 @@ from penstock.observe.hooks import Observer
 from penstock.records import TopicPartition
 from penstock.wire.batches import Batch, split
 
-__all__ = ["Fetcher"]
+__all__ = ["Fetcher", "name_of_lane"]
 
 _GRACE_S = 5.0
 """What a broker may need on top of the time it was told to hold a fetch."""
@@ -76,10 +76,12 @@ class Fetcher:
         observer: Observer,
         policy: Policy,
         on_reset: Callable[[], None],
+        name: str = "",
     ) -> None:
         self._policy, self._on_reset = policy, on_reset
         self._cluster, self._positions = cluster, positions
         self._buffer, self._reader, self._picture, self._observer = buffer, reader, picture, observer
+        self._name = name
         self.reconfigure(config)
         self._deserializing = deserializing(config, observer)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
@@ -171,7 +173,7 @@ class Fetcher:
         self._buffer.reserve(line, plan.max_bytes)
         try:
             timeout_s = max(self._config.request_timeout_ms / 1000, wait_s + _GRACE_S)
-            key = ChannelKey(Channel.FETCH, str(line.lane.number) if line.lane.number else "")
+            key = ChannelKey(Channel.FETCH, name_of_lane(self._name, line.lane.number))
             return await self._cluster.broker(line.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
             self._buffer.unreserve(line)
@@ -324,3 +326,8 @@ class Fetcher:
         now = self._loop.time()
         for position in positions:
             position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311
+
+
+def name_of_lane(name: str, number: int) -> str:
+    """Whose connection it is that a lane fetches by: ``name`` is a consumer's on a cluster that others use, too."""
+    return f"{name}{number}" if number else name

@@ -271,6 +271,11 @@ class Cluster:
                     raise _out_of_time(error, what, timeout_s) from error
             await asyncio.sleep(pause_s)
 
+    def forget_member(self, member: str) -> None:
+        """Close the connections that one member has for itself."""
+        for broker in self._brokers.values():
+            broker.forget(member)
+
     def close(self) -> None:
         """Close every connection."""
         self._is_closed = True
