@@ -267,9 +267,8 @@ class LogTruncatedError(OffsetOutOfRangeError):
         self.end_offset: int = end_offset
         super().__init__(topic, partition, offset)
         what = f"{topic}[{partition}]: the log was cut at offset {end_offset}, below the position {offset}"
-        self.args = (
-            f"{what}, and auto_offset_reset='none' forbids to choose another - seek() to {end_offset} to go on",
-        )
+        said = f"{what}, and auto_offset_reset='none' forbids to choose another - seek() to {end_offset} to go on"
+        self.args: tuple[object, ...] = (said,)
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int | None, int]]:  # type: ignore[override]
         return type(self), (self.topic, self.partition, self.offset, self.end_offset)
