@@ -8,7 +8,7 @@ import random
 import pytest
 from crew import until
 
-from penstock import App, ConfigurationError, Record
+from penstock import App, ConfigurationError, Record, TopicPartition
 from penstock.core.offset_map import decode
 from penstock.observe.events import OffsetMapDropped, OffsetMapHigh, OffsetMapLow, OffsetsCommitted
 
