@@ -65,6 +65,8 @@ JSON = json.dumps(
         "required": ["customer", "total"],
     }
 )
+
+pytestmark = pytest.mark.timeout(400)  # the first time, the registry is downloaded
 QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
 
 

@@ -11,7 +11,7 @@ import pytest
 from commands import COMMAND, environment, penstock
 from confluent_kafka import Consumer, Producer
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(280)]
 
 SHOP = """
 from penstock import App
@@ -65,7 +65,7 @@ def spark(folder, *arguments):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
 
