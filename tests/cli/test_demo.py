@@ -192,6 +192,42 @@ def test_it_brings_its_own_broker():
     assert time.monotonic() - began < 60
 
 
+# ---- on Spark ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(180)
+def test_spark_shows_the_same_routes(kafka_server):
+    """The handler on Spark gives the table that the group of consumers gives, and the proof is as strict."""
+    servers = kafka_server.bootstrap_servers
+    asked = ["demo", "--limit", "20000", "--bootstrap-servers", servers]
+
+    here, there = penstock(*asked), penstock(*asked, "--engine", "spark", timeout=120)
+
+    assert (here.returncode, there.returncode) == (0, 0), there.stderr
+    assert len(routes_in(there.stdout)) == 10
+    assert routes_in(there.stdout) == routes_in(here.stdout)
+    assert "proved    all 20,000 records were handled, each once, and are committed" in there.stdout
+    assert [line for line in there.stdout.splitlines() if len(line.rstrip()) > 80] == []
+    (topic,) = re.findall(r"^topic +([\w-]+):", there.stdout, re.MULTILINE)
+    assert topic not in topics_and_groups(servers)
+
+
+def routes_in(said: str) -> list[str]:
+    """The lines of the table of routes."""
+    return [line.rstrip() for line in said.splitlines() if line.rstrip().endswith(" min")]
+
+
+def test_spark_does_not_read_as_records_come():
+    """A pace and Spark do not go together, and one sentence says so before anything is started."""
+    done = penstock("demo", "--engine", "spark", "--rate", "10")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--rate is for reading while records come" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 # ---- the counting --------------------------------------------------------------------------------------------------
 
 

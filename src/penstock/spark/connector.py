@@ -13,7 +13,10 @@ from pathlib import Path
 from penstock.embedded.jars import Progress, cache_folder, class_path
 from penstock.errors import ConfigurationError, KafkaNotAvailableError
 
-__all__ = ["candidates", "connector_jars"]
+__all__ = ["MEGABYTES", "candidates", "connector_jars", "is_connector_cached"]
+
+MEGABYTES = 70
+"""About what the connector's jars weigh, with what they need."""
 
 _GROUP = "org.apache.spark"
 _TOKENS = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
@@ -33,6 +36,11 @@ def candidates(version: str) -> list[tuple[str, ...]]:
     return [(one, *tokens) for one in connectors for tokens in ((), (f"{_TOKENS}:{_OLDEST}",))]
 
 
+def is_connector_cached(version: str) -> bool:
+    """Whether the jars for this pyspark were downloaded before."""
+    return _noted(version).exists()
+
+
 def connector_jars(version: str, shipped: Iterable[str], progress: Progress | None = None) -> list[Path]:
     """The jars to give to Spark.
 
@@ -44,7 +52,7 @@ def connector_jars(version: str, shipped: Iterable[str], progress: Progress | No
     Raises:
         ConfigurationError: there is no connector for it, or Maven Central does not answer.
     """
-    noted = cache_folder() / f"spark-connector-{version}"
+    noted = _noted(version)
     wanted = candidates(version)
     if noted.exists():
         found = tuple(noted.read_text(encoding="utf-8").split())
@@ -63,6 +71,11 @@ def connector_jars(version: str, shipped: Iterable[str], progress: Progress | No
         f"no Kafka connector for Spark {version}: {failures[-1]} - or make the session yourself, with"
         f" spark.jars.packages={wanted[0][0]}"
     )
+
+
+def _noted(version: str) -> Path:
+    """Where it is written down what was found for a pyspark."""
+    return cache_folder() / f"spark-connector-{version}"
 
 
 def _artifact(name: str) -> str:

@@ -15,6 +15,7 @@ from penstock.admin.topics import create_topic, delete_topic
 from penstock.app.producer import Producer
 from penstock.cli.broker import local_broker
 from penstock.cli.demo.flights import TOTAL, airports
+from penstock.cli.demo.on_spark import SparkReading, check_spark
 from penstock.cli.demo.reading import MEMBERS, Reading
 from penstock.cli.demo.replay import Replay
 from penstock.cli.demo.report import partitions_table, routes_table, shares, verdict
@@ -22,9 +23,10 @@ from penstock.cli.screen import Screen, count, megabytes, per_second
 from penstock.config import ConsumerOptions, resolve
 from penstock.consumer.offsets import committed_offsets
 from penstock.consumer.run import run
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.net.cluster import Cluster
 from penstock.records import TopicPartition
+from penstock.spark.connector import MEGABYTES
 
 __all__ = ["PARTITIONS", "Demo", "play"]
 
@@ -32,6 +34,7 @@ PARTITIONS = 6
 
 _SIGTERM = 143
 _COST = "400 MB of memory, 100 MB of disk"
+_COST_ON_SPARK = "2 GB of memory, 200 MB of disk"
 _CLEANING_S = 10
 _OPTIONS: ConsumerOptions = {
     "client_id": "penstock-demo",
@@ -48,18 +51,22 @@ _OPTIONS: ConsumerOptions = {
 }
 
 
-def play(bootstrap_servers: str | None, *, rate: float | None, limit: int | None) -> int:
+def play(
+    bootstrap_servers: str | None, *, rate: float | None = None, limit: int | None = None, on_spark: bool = False
+) -> int:
     """Play it on these brokers, or on one of its own; gives the exit code.
 
     Raises:
         PenstockError: it could not be played to the end.
     """
+    if on_spark and rate is not None:
+        raise ConfigurationError("--rate is for reading while records come, and --engine spark reads what is there")
     # aiokafka's warnings of a broker that is away would stand between our lines; what matters is raised.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     screen, left, began = Screen(), list[str](), time.monotonic()
     ended = "cut short"
     try:
-        holds = _play(screen, left, bootstrap_servers, rate=rate, limit=limit)
+        holds = _play(screen, left, bootstrap_servers, rate=rate, limit=limit, on_spark=on_spark)
         ended = f"after {time.monotonic() - began:.1f} s"
     finally:
         screen.say("end", f"{ended}, {', '.join(left) or 'nothing'} is left behind")
@@ -68,13 +75,21 @@ def play(bootstrap_servers: str | None, *, rate: float | None, limit: int | None
     return 0 if holds and not left else 1
 
 
-def _play(
-    screen: Screen, left: list[str], bootstrap_servers: str | None, *, rate: float | None, limit: int | None
+def _play(  # noqa: PLR0913 - what was asked for
+    screen: Screen,
+    left: list[str],
+    bootstrap_servers: str | None,
+    *,
+    rate: float | None,
+    limit: int | None,
+    on_spark: bool,
 ) -> bool | None:
     names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
-    seconds = 5 + (total / rate if rate else total / 50_000)
-    cost = f"about {count(seconds)} s" if bootstrap_servers else f"about {count(seconds)} s, {_COST}"
-    screen.say("demo", f"{count(total)} flights: {cost}")
+    if on_spark and not check_spark():
+        screen.say("download", f"Spark's Kafka connector, once: {MEGABYTES} MB from Maven Central")
+    seconds = 5 + (total / rate if rate else total / 50_000) + (15 + total / 12_000 if on_spark else 0)
+    memory = f", {_COST_ON_SPARK if on_spark else _COST}"
+    screen.say("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
     with ExitStack() as stack:
         is_ours = False
         if bootstrap_servers is None:
@@ -83,7 +98,7 @@ def _play(
             bootstrap_servers = server.bootstrap_servers
             options["security_protocol"] = "PLAINTEXT"
         options["bootstrap_servers"] = bootstrap_servers
-        demo = Demo(screen, names, options, rate=rate, total=total)
+        demo = Demo(screen, names, options, rate=rate, total=total, on_spark=on_spark)
         try:
             return run(demo.play(cleans_up=not is_ours))
         finally:
@@ -99,13 +114,14 @@ class Demo:
         options: of every consumer, and of the producer where it has the same.
         rate: flights a second; all at once when nothing is said.
         total: how many flights.
+        on_spark: read by Spark, and not by a group of two members.
 
     Attributes:
         name: of the topic and of the group.
         left: what could not be removed in the end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a performance needs
         self,
         screen: Screen,
         airport_names: dict[str, str],
@@ -113,14 +129,20 @@ class Demo:
         *,
         rate: float | None,
         total: int,
+        on_spark: bool = False,
     ) -> None:
         self.left: list[str] = []
         self.name = f"penstock-demo-{secrets.token_hex(4)}"
         self._screen, self._airport_names, self._rate = screen, airport_names, rate
         self._total = total
-        self._config = resolve({**options, "group_id": self.name})
+        options = {**options, "group_id": self.name}
+        self._config = resolve(options)
         self._replay = Replay(self.name, PARTITIONS, rate=rate, limit=total)
-        self._reading = Reading(self.name, PARTITIONS, self._replay, {**options, "group_id": self.name})
+        self._reading: Reading | SparkReading = (
+            SparkReading(self.name, PARTITIONS, options)
+            if on_spark
+            else Reading(self.name, PARTITIONS, self._replay, options)
+        )
 
     async def play(self, *, cleans_up: bool) -> bool:
         """From the topic to the verdict; gives whether each record was handled once and committed.
@@ -133,10 +155,15 @@ class Demo:
             try:
                 await create_topic(cluster, self.name, PARTITIONS)
                 self._screen.say("topic", f"{self.name}: {PARTITIONS} partitions, the key is the route")
-                if self._rate is None:
-                    await self._fill_then_read()
-                else:
-                    await self._fill_and_read()
+                match self._reading:
+                    case SparkReading() as reading:
+                        await self._fill_all()
+                        await self._read_on_spark(reading)
+                    case reading if self._rate is None:
+                        await self._fill_all()
+                        await self._read(reading)
+                    case reading:
+                        await self._fill_and_read(reading)
                 committed = await self._committed(cluster)
             finally:
                 if cleans_up:
@@ -152,32 +179,45 @@ class Demo:
             await delete_topic(cluster, self.name, timeout_s=_CLEANING_S)
             self.left.remove(f"topic {self.name}")
 
-    async def _fill_then_read(self) -> None:
-        screen, replay, tally = self._screen, self._replay, self._reading.tally
+    async def _fill_all(self) -> None:
+        screen, replay = self._screen, self._replay
         began = time.monotonic()
         await screen.watch(self._fill(), {"replay": lambda: replay.count}, self._total)
         took = time.monotonic() - began
         speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} a second"
         screen.say("replay", f"{count(replay.count)} flights, {speed}")
-        await screen.watch(self._reading.run(), {"read": lambda: tally.handled}, self._total)
-        screen.say("group", f"{MEMBERS} members, joined in {self._reading.joined_s:.1f} s")
-        took = self._reading.reading_s
+
+    async def _read(self, reading: Reading) -> None:
+        screen, tally = self._screen, reading.tally
+        await screen.watch(reading.run(), {"read": lambda: tally.handled}, self._total)
+        screen.say("group", f"{MEMBERS} members, joined in {reading.joined_s:.1f} s")
+        took = reading.reading_s
         speed = f"in {took:.2f} s, [bold]{per_second(tally.handled, took)} records/s[/], each decoded and counted"
         screen.say("read", f"{count(tally.handled)} records {speed}")
+        screen.say("share", shares(tally))
 
-    async def _fill_and_read(self) -> None:
-        screen, replay, tally = self._screen, self._replay, self._reading.tally
+    async def _read_on_spark(self, reading: SparkReading) -> None:
+        screen, tally = self._screen, reading.tally
+        await screen.watch(reading.run(self._replay.produced), {"read": lambda: tally.handled}, self._total)
+        screen.say("spark", f"Apache Spark {reading.version} on this machine, ready in {reading.starting_s:.1f} s")
+        took = reading.reading_s
+        speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], as a table"
+        screen.say("read", f"{count(tally.handled)} records {speed}")
+
+    async def _fill_and_read(self, reading: Reading) -> None:
+        screen, replay, tally = self._screen, self._replay, reading.tally
         screen.say("replay", f"{self._rate:,g} flights a second, read as they come")
         async with asyncio.TaskGroup() as tasks:
             filling = tasks.create_task(self._fill())
             await screen.watch(
-                self._reading.run(),
+                reading.run(),
                 {"replay": lambda: replay.count, "read": lambda: tally.handled},
                 self._total,
                 lambda: routes_table(tally, self._airport_names),
             )
             await filling
         screen.say("read", f"{count(tally.handled)} records")
+        screen.say("share", shares(tally))
 
     async def _fill(self) -> None:
         async with Producer(self._config, max_batch_bytes=524_288) as producer:
@@ -191,8 +231,7 @@ class Demo:
 
     def _report(self, committed: dict[int, int]) -> bool:
         tally = self._reading.tally
-        proof = tally.proof(self._replay.produced, committed)
-        self._screen.say("share", shares(tally))
+        proof = self._reading.proof(self._replay.produced, committed)
         self._screen.show(routes_table(tally, self._airport_names))
         self._screen.show(partitions_table(proof))
         holds = all(one.holds for one in proof)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from penstock.cli.demo.arrivals import arrived
 from penstock.cli.demo.flights import Flight
 from penstock.cli.demo.replay import Replay
-from penstock.cli.demo.tally import Tally
+from penstock.cli.demo.tally import PartitionProof, Tally
 from penstock.config import ConsumerOptions
 from penstock.consumer.consumer import Consumer
 from penstock.errors import ConsumerTimeoutError
@@ -69,6 +70,10 @@ class Reading:
             for reader in readers:
                 reader.cancel()
 
+    def proof(self, produced: Sequence[int], committed: Mapping[int, int]) -> list[PartitionProof]:
+        """By partition: what was produced (offsets from 0), handled and committed."""
+        return self.tally.proof(produced, committed)
+
     async def _read(self, number: int) -> None:
         decode = msgspec.json.Decoder(Flight).decode
         member = self.members[number]
@@ -78,8 +83,8 @@ class Reading:
             async for record in consumer:
                 if not self.tally.handled:
                     self._first_at = self._now()
-                flight = decode(record.value or b"null")
-                self.tally.take(number, record, flight.route, flight.arr_delay)
+                arrival = await arrived(decode(record.value or b"null"))
+                self.tally.take(number, record, arrival.route, arrival.delay)
                 if self.tally.handled >= self._expected:
                     self._end()
 

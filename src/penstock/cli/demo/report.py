@@ -32,23 +32,25 @@ def routes_table(tally: Tally, airports: dict[str, str]) -> Table:
 
 
 def partitions_table(proof: Sequence[PartitionProof]) -> Table:
-    """Each partition: who read it, and that nothing is missing and nothing came twice."""
+    """Each partition: which member read it, if there are any, and that nothing is missing and nothing came twice."""
     table = _table("Every record, by partition")
     table.add_column("partition", justify="right")
-    table.add_column("member", justify="right")
+    has_members = any(one.members for one in proof)
+    if has_members:
+        table.add_column("member", justify="right")
     for name in ("produced", "handled", "exactly once", "committed"):
         table.add_column(name, justify="right")
     for partition, one in enumerate(proof):
         table.add_row(
             str(partition),
-            ", ".join(str(member + 1) for member in one.members),
+            *([", ".join(str(member + 1) for member in one.members)] if has_members else []),
             *map(count, (one.produced, one.handled, one.once)),
             "none" if one.committed is None else count(one.committed),
             style=None if one.holds else "bold red",
         )
     table.add_section()
     rows = ((one.produced, one.handled, one.once, one.committed or 0) for one in proof)
-    table.add_row("all", "", *(count(sum(column)) for column in zip(*rows, strict=True)), style="bold")
+    table.add_row("all", *[""] * has_members, *(count(sum(column)) for column in zip(*rows, strict=True)), style="bold")
     return table
 
 

@@ -22,9 +22,9 @@ class Delays:
 
     __slots__ = ("flights", "minutes")
 
-    def __init__(self) -> None:
-        self.flights = 0
-        self.minutes = 0
+    def __init__(self, flights: int = 0, minutes: int = 0) -> None:
+        self.flights = flights
+        self.minutes = minutes
 
     @property
     def mean(self) -> float:
