@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import signal
@@ -76,9 +77,7 @@ def run_task(  # noqa: PLR0913 - what is sent along
         BrokerConnectionError: no broker answers; Spark may run the task again.
     """
     pa: Any = import_module("pyarrow")  # untyped, and an extra
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
-
-    schema = to_arrow_schema(columns)
+    schema = _arrow_schema(columns)
     names = [one for one in columns.names if one not in {*PLACE, COLUMN}]
     with _BENCH.turn():
         try:
@@ -99,6 +98,15 @@ def run_task(  # noqa: PLR0913 - what is sent along
             _BENCH.clear()
             raise
     yield pa.RecordBatch.from_pylist([*rows, {COLUMN: tally.to_text()}], schema=schema)
+
+
+def _arrow_schema(columns: StructType) -> Any:  # noqa: ANN401 - pyarrow is untyped
+    """The columns as Arrow has them; times are instants, and one without a zone is taken as UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
+
+    # Older ones have instants in UTC unasked, and know no such argument.
+    asks = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(columns, timezone="UTC") if asks else to_arrow_schema(columns)
 
 
 class _Bench:
