@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -79,3 +80,39 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
     assert lines[0].startswith("0@")
     assert lines[0].endswith(" b'k' b'v'\n")
     assert watching.wait(30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(270)
+def test_the_windows_are_summed_by_spark(started, kafka_server, tmp_path):
+    """Orders are summed by customer and five minutes; what comes later is added, and nothing counts twice."""
+    kafka_server.create_topic("sales-orders", 2)
+    place(
+        kafka_server, ("ann", 250, "12:01:00"), ("ann", 50, "12:04:59"), ("ann", 7, "12:05:00"), ("bob", 3, "12:04:00")
+    )
+    command = ("examples/windows_on_spark.py", str(tmp_path / "sums"), "available_now")
+
+    first = shown_by(started(*command))
+    place(kafka_server, ("ann", 1, "12:00:00"), ("bob", 0, "12:30:00"))
+    second = shown_by(started(*command))
+
+    assert first == [("12:00:00", "ann", 300), ("12:00:00", "bob", 3), ("12:05:00", "ann", 7)]
+    assert second == [("12:00:00", "ann", 301), ("12:00:00", "bob", 3), ("12:05:00", "ann", 7)]
+
+
+def place(kafka_server, *orders: tuple[str, int, str]) -> None:
+    """Orders by customer, cents and time of one day."""
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    for customer, cents, at in orders:
+        value = json.dumps({"cents": cents, "at": f"2026-01-05T{at}Z"})
+        producer.produce("sales-orders", value, key=customer)
+    assert producer.flush(10) == 0
+
+
+def shown_by(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
+    """The rows of the table that it prints."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if "2026-01-05" in line]
+    return [(start.split()[1], customer, int(cents)) for start, customer, cents in rows]
