@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkReading", "check_spark"]
 
-_IN_ONE_BATCH = 50_000
+_IN_ONE_BATCH = 100_000
 _BATCH_MAY_TAKE_S = 60
 
 
