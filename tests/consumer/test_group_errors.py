@@ -323,7 +323,7 @@ async def test_b13_newer_codes_have_their_names(witness_of, group, code):
 async def test_b13_an_error_that_may_be_caught_has_a_class(witness_of, group):
     """B13: a commit that goes on failing ends with the error of its code as the cause, by class, number and name."""
     topic = witness_of.topic_with(1)
-    options = {**QUICK, "group_id": group, "enable_auto_commit": False, "default_api_timeout_ms": 300}
+    options = {**QUICK, "group_id": group, "enable_auto_commit": False, "default_api_timeout_ms": 1_500}
 
     async with witness_of.consumer(topic, **options) as consumer:
         await consumer.getone()

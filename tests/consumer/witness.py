@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -61,10 +62,14 @@ class Witness:
 
     async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
         """The text beside the committed offset, as it stands at the broker."""
-        asked = self.admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, [ConfluentTopicPartition(topic, partition)])]
-        )
-        return (await asyncio.to_thread(asked[group].result, 20)).topic_partitions[0].metadata or ""
+        for _ in range(20):
+            asked = self.admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, [ConfluentTopicPartition(topic, partition)])]
+            )
+            # librdkafka gives no end of the text with it: sometimes what lies behind it in memory comes too.
+            with contextlib.suppress(UnicodeDecodeError):
+                return (await asyncio.to_thread(asked[group].result, 20)).topic_partitions[0].metadata or ""
+        raise AssertionError("librdkafka gives no text that can be read")
 
     async def commit(self, group: str, topic: str, offset: int, metadata: str, partition: int = 0) -> None:
         """Commit for a group that has no members, as another client does."""
