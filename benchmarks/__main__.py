@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.consume import consume
 from benchmarks.handlers import handlers
@@ -67,81 +69,62 @@ than 0.8 of what plain mapInArrow does.
 """
 
 
+class Benchmark(NamedTuple):
+    """One of the commands, with what it takes when nothing is said."""
+
+    summary: str
+    description: str
+    rounds: int
+    run: Callable[..., int]
+    records: int | None = None
+    size: int | None = None
+
+
+def _spark(**options: Any) -> int:
+    from benchmarks.spark import spark
+
+    return spark(**options)
+
+
+BENCHMARKS = {
+    "consume": Benchmark("records a second, client beside client", _CONSUME, 3, consume, 1_000_000, 100),
+    "handlers": Benchmark("records a second that a handler is given", _HANDLERS, 3, handlers, 1_000_000),
+    "lanes": Benchmark("order by key, beside bare tasks", _LANES, 7, lanes, 38_400),
+    "rebalance": Benchmark("whether kept partitions go on while members come", _REBALANCE, 5, rebalance),
+    "spark": Benchmark("handlers on Spark, beside plain mapInArrow", _SPARK, 3, _spark, 1_000_000),
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench")
-    benchmarks = parser.add_subparsers(required=True, metavar="BENCHMARK")
-    one = benchmarks.add_parser(
-        "consume",
-        help="records a second, client beside client",
-        description=_CONSUME,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    one.add_argument("--records", type=_count, default=1_000_000, metavar="N", help="how many (default: %(default)s)")
-    one.add_argument("--size", type=_count, default=100, metavar="BYTES", help="of each value (default: %(default)s)")
-    one.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
-    one.add_argument("--json", type=Path, default=RESULTS / "consume.json", metavar="PATH", help="default: %(default)s")
-    two = benchmarks.add_parser(
-        "handlers",
-        help="records a second that a handler is given",
-        description=_HANDLERS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    two.add_argument("--records", type=_count, default=1_000_000, metavar="N", help="how many (default: %(default)s)")
-    two.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
-    two.add_argument(
-        "--json", type=Path, default=RESULTS / "handlers.json", metavar="PATH", help="default: %(default)s"
-    )
-    one.set_defaults(
-        run=lambda options: consume(
-            records=options.records, size=options.size, rounds=options.rounds, path=options.json
+    commands = parser.add_subparsers(dest="name", required=True, metavar="BENCHMARK")
+    for name, one in BENCHMARKS.items():
+        command = commands.add_parser(
+            name,
+            help=one.summary,
+            description=one.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-    )
-    two.set_defaults(run=lambda options: handlers(records=options.records, rounds=options.rounds, path=options.json))
-    three = benchmarks.add_parser(
-        "lanes",
-        help="order by key, beside bare tasks",
-        description=_LANES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    three.add_argument("--records", type=_count, default=38_400, metavar="N", help="how many (default: %(default)s)")
-    three.add_argument("--rounds", type=_count, default=7, metavar="N", help="default: %(default)s")
-    three.add_argument("--json", type=Path, default=RESULTS / "lanes.json", metavar="PATH", help="default: %(default)s")
-    three.set_defaults(run=lambda options: lanes(records=options.records, rounds=options.rounds, path=options.json))
-    other = benchmarks.add_parser(
-        "rebalance",
-        help="whether kept partitions go on while members come",
-        description=_REBALANCE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    other.add_argument("--rounds", type=_count, default=5, metavar="N", help="default: %(default)s")
-    other.add_argument(
-        "--json", type=Path, default=RESULTS / "rebalance.json", metavar="PATH", help="default: %(default)s"
-    )
-    other.set_defaults(run=lambda options: rebalance(rounds=options.rounds, path=options.json))
-    four = benchmarks.add_parser(
-        "spark",
-        help="handlers on Spark, beside plain mapInArrow",
-        description=_SPARK,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    four.add_argument("--records", type=_count, default=1_000_000, metavar="N", help="how many (default: %(default)s)")
-    four.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: %(default)s")
-    four.add_argument("--json", type=Path, default=RESULTS / "spark.json", metavar="PATH", help="default: %(default)s")
-    four.set_defaults(run=_spark)
-    options = parser.parse_args()
+        counts = {
+            "records": (one.records, "N", "how many (default: %(default)s)"),
+            "size": (one.size, "BYTES", "of each value (default: %(default)s)"),
+            "rounds": (one.rounds, "N", "default: %(default)s"),
+        }
+        for option, (default, metavar, said) in counts.items():
+            if default is not None:
+                command.add_argument(f"--{option}", type=_count, default=default, metavar=metavar, help=said)
+        written = RESULTS / f"{name}.json"
+        command.add_argument(
+            "--json", dest="path", type=Path, default=written, metavar="PATH", help="default: %(default)s"
+        )
+    options = vars(parser.parse_args())
     try:
-        return options.run(options)
+        return BENCHMARKS[options.pop("name")].run(**options)
     except KeyboardInterrupt:
         return 130
     except PenstockError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
-
-
-def _spark(options: argparse.Namespace) -> int:
-    from benchmarks.spark import spark
-
-    return spark(records=options.records, rounds=options.rounds, path=options.json)
 
 
 def _count(text: str) -> int:

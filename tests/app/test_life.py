@@ -14,7 +14,7 @@ import pytest
 from commands import environment
 from crew import until
 
-from penstock import App, ConfigurationError, Depends, Handlers, PublishError, Record, Retry
+from penstock import App, ConfigurationError, ConsumerStateError, Depends, Handlers, PublishError, Record, Retry
 from penstock.observe.events import BrokersAwaited
 
 done: list[str] = []
@@ -240,7 +240,12 @@ async def test_one_that_never_meets_a_broker_can_be_stopped(group):
 
     async with asyncio.timeout(10):
         await app.start()
+        begun = app.health()
         await app.stop()
+
+    assert (begun.is_live, begun.is_ready) == (True, True)
+    with pytest.raises(ConsumerStateError, match="this app has ended"):
+        await app.publish("orders", b"too late")
 
 
 @pytest.fixture

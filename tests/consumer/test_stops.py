@@ -15,7 +15,7 @@ import pytest
 from crew import until
 from recorder import Recorder
 
-from penstock import App, Consumer, Record
+from penstock import App, Consumer, Record, TopicPartition
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -256,3 +256,6 @@ async def test_who_stops_before_it_is_named_holds_up_nobody(quick, group):
 
         async with Consumer(topic, bootstrap_servers=quick.direct, **common) as last:
             await until(lambda: len(first.assignment()) == len(last.assignment()) == 1, 10)
+            shared = first.assignment() | last.assignment()
+
+    assert shared == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
