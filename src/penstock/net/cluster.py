@@ -248,17 +248,21 @@ class Cluster:
         """Do ``attempt`` until it succeeds, with pauses that grow (KIP-580).
 
         Raises:
-            BrokerError: one that another try does not heal.
+            BrokerError: one that another try does not heal, or that the last of the tries ended with.
             AuthenticationError: a broker refused us.
-            RequestTimedOutError: ``timeout_s`` is over; its cause is the last failure.
+            BrokerConnectionError: ``timeout_s`` is over, and the last try did not reach the broker.
+            RequestTimedOutError: ``timeout_s`` is over, and no try came to an end.
         """
         loop = asyncio.get_running_loop()
         deadline, failures = loop.time() + timeout_s, 0
+        last: PenstockError | None = None
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
+                if last is not None:  # says more than that the try after it took too long
+                    raise _out_of_time(last, what, timeout_s) from last
                 raise RequestTimedOutError(f"{what}: not done within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
                 raise
@@ -269,6 +273,7 @@ class Cluster:
                     raise
                 if loop.time() + pause_s >= deadline:
                     raise _out_of_time(error, what, timeout_s) from error
+                last = error
             await asyncio.sleep(pause_s)
 
     def forget_member(self, member: str) -> None:
