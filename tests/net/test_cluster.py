@@ -383,8 +383,14 @@ async def test_what_does_not_heal_is_not_tried_again(failure):
             "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([None], RequestTimedOutError, "a test: not done within 0.3 s"),
+        (
+            [broker_error(3), None],
+            UnknownTopicError,
+            "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+        ),
+        ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last: gone"),
     ],
-    ids=["connection", "code", "hangs"],
+    ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs"],
 )
 async def test_the_deadline_ends_the_trying(failures, kind, told):
     """When the time is over the last failure is told, with what was tried and for how long, in a fitting class."""
