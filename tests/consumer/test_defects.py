@@ -21,6 +21,7 @@ from penstock.messages import (
     FindCoordinatorRequest,
     HeartbeatRequest,
     JoinGroupRequest,
+    ListOffsetsRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
@@ -350,3 +351,18 @@ async def test_b18_reading_writes_no_log(witness_of, group, caplog):
 
     assert len(witness_of.proxy.requests(FetchRequest, client_id=group)) > 20
     assert [line for line in lines if not line.startswith("connection opened")] == []
+
+
+async def test_a_connection_whose_answers_are_out_of_step_is_made_anew(witness_of):
+    """An answer to another question breaks the connection and nothing else: all that was asked on it is asked again."""
+    topic, proxy = witness_of.topic_with(3), witness_of.proxy
+    options = {"auto_offset_reset": "earliest", "client_id": topic}
+
+    with proxy.drop_answer(ListOffsetsRequest) as dropped:
+        async with witness_of.consumer(topic, **options) as consumer:
+            await dropped.took_place()
+            ends = await consumer.end_offsets([TopicPartition(topic, 0)])
+            records = await read(consumer, 3)
+
+    assert ends == {TopicPartition(topic, 0): 3}
+    assert numbers(records) == [0, 1, 2]

@@ -14,11 +14,13 @@ from peers import Peer, black_hole, hangs_up, nobody, opens_then, says
 from recorder import Recorder
 from sockets_seen import Sockets
 
+from penstock.config import split_address
 from penstock.error_codes import ErrorCode
 from penstock.errors import (
     BrokerConnectionError,
     BrokerError,
     ConfigurationError,
+    MalformedMessageError,
     NodeNotConnectedError,
     PenstockError,
     RequestTimedOutError,
@@ -153,6 +155,25 @@ async def test_a_caller_that_goes_leaves_the_question_to_the_next(kafka, address
             first.cancel()
             held.release()
             await asyncio.wait_for(second, 5)
+
+
+async def test_an_answer_to_an_older_question_is_not_shared(kafka, address, name):
+    """Whoever watches another topic while a question is under way gets a picture with that topic in it."""
+    topic = f"{name}-later"
+    kafka.create_topic(topic, 3)
+    async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
+        await cluster.bootstrap()
+        with kafka.proxy.hold_answer(MetadataRequest) as held:
+            earlier = asyncio.create_task(cluster.refresh())
+            await held.took_place()
+            cluster.watch("the leader", [topic])
+            later = [asyncio.create_task(cluster.refresh()) for _ in range(3)]
+            await asyncio.sleep(0)
+            held.release()
+            await asyncio.gather(earlier, *later)
+
+        assert cluster.topology.partitions_of([topic]) == {topic: 3}
+    assert len(asked(kafka, MetadataRequest, name)) == 1 + 2
 
 
 async def test_only_what_is_watched_is_asked_for(kafka, address, name):
@@ -294,6 +315,18 @@ async def test_callers_together_look_a_coordinator_up_once(kafka, address, name)
     assert [(event.group_id, event.reason) for event in events.of(CoordinatorLost)] == [(name, "a test")]
 
 
+async def test_a_coordinator_is_found_though_all_known_brokers_are_gone(kafka, address, name):
+    """Who asks for nothing but the coordinator finds brokers that moved by the bootstrap addresses, too (KIP-899)."""
+    with nobody() as dead:
+        gone = BrokerMetadata(1, *split_address(dead))
+        async with cluster_at(address) as cluster:
+            with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(gone,))):
+                await cluster.bootstrap()
+            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=10, what="the coordinator")
+
+    assert found.address == address
+
+
 async def test_a_coordinator_that_cannot_be_had_is_no_coordinator(kafka, address, name):
     """The broker's reason is a typed error, and nothing is remembered of it."""
 
@@ -349,8 +382,8 @@ class Attempts:
 
 
 async def test_what_may_heal_is_tried_again():
-    """Lost connections and retriable codes are tried again, after pauses that grow."""
-    attempt = Attempts(BrokerConnectionError("x"), broker_error(ErrorCode.NOT_COORDINATOR), NodeNotConnectedError("y"))
+    """Lost connections, broken answers and retriable codes are tried again, after pauses that grow."""
+    attempt = Attempts(BrokerConnectionError("x"), broker_error(ErrorCode.NOT_COORDINATOR), MalformedMessageError("y"))
     async with cluster_at("localhost", retry_backoff_ms=20) as cluster:
         began = time.monotonic()
         assert await cluster.retrying(attempt, timeout_s=10, what="a test") == "done"
@@ -389,8 +422,9 @@ async def test_what_does_not_heal_is_not_tried_again(failure):
             "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
         ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last: gone"),
+        ([MalformedMessageError("torn")] * 99, MalformedMessageError, "a test: tried for 0.3 s; last: torn"),
     ],
-    ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs"],
+    ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs", "torn"],
 )
 async def test_the_deadline_ends_the_trying(failures, kind, told):
     """When the time is over the last failure is told, with what was tried and for how long, in a fitting class."""

@@ -15,7 +15,7 @@ from penstock.consumer.offsets import by_leader, committed_offsets, list_offsets
 from penstock.core.offset_map import decode
 from penstock.core.starts import EARLIEST, LATEST, Start
 from penstock.error_codes import RETRIABLE, ErrorCode
-from penstock.errors import BrokerConnectionError, BrokerError, PenstockError, broker_error
+from penstock.errors import BrokerError, PenstockError, broker_error
 from penstock.messages import ListedOffset
 from penstock.net.cluster import Cluster
 from penstock.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -149,7 +149,7 @@ class Asking:
             try:
                 questions = {partition: wanted[partition] for partition in partitions}
                 listed, refused = await list_offsets(self._cluster, leader_id, questions, isolation_level=level)
-            except BrokerConnectionError as error:
+            except PenstockError as error:
                 failures.append(error)
             else:
                 found.update(listed)

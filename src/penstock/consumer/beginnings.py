@@ -18,7 +18,7 @@ from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.positions import Position, Positions
 from penstock.core.starts import Start, Whence
-from penstock.errors import BrokerConnectionError, BrokerError, OffsetOutOfRangeError
+from penstock.errors import BrokerConnectionError, BrokerError, MalformedMessageError, OffsetOutOfRangeError
 from penstock.messages import ListedOffset
 from penstock.net.cluster import Cluster
 from penstock.observe.events import OffsetReset
@@ -120,7 +120,7 @@ class Beginnings:
                 found, refused = await list_offsets(
                     self._cluster, leader_id, wanted, isolation_level=self._isolation_level
                 )
-            except BrokerConnectionError:
+            except (BrokerConnectionError, MalformedMessageError):
                 is_answered = False
             for partition, offset in found.items():
                 search = searches[partition]

@@ -25,6 +25,7 @@ from penstock.errors import (
     BrokerConnectionError,
     BrokerError,
     ConfigurationError,
+    MalformedMessageError,
     NodeNotConnectedError,
     PenstockError,
     RequestTimedOutError,
@@ -73,6 +74,8 @@ class Cluster:
         self._refreshing = asyncio.Lock()
         self._looking_up = asyncio.Lock()
         self._asked = 0
+        self._asked_for: frozenset[str] | None = frozenset()
+        """The topics that the last picture was asked for; None for all there are."""
         self._failure: PenstockError | None = None
         self._refreshed_at = 0.0
         self._topics: dict[object, frozenset[str] | None] = {}
@@ -125,14 +128,16 @@ class Cluster:
     async def refresh(self) -> None:
         """Ask for a newer picture; callers that come together share what comes of it, and no two follow at once.
 
+        What a question brings that was asked before a topic was watched is not shared with who waits for that topic.
+
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answers.
         """
         seen = self._asked
         async with self._refreshing:
-            if self._asked != seen:
-                if self._failure is not None:
-                    raise copy.copy(self._failure)
+            if self._asked != seen and self._failure is not None:
+                raise copy.copy(self._failure)
+            if self._asked != seen and self._covers_all:
                 return
             too_soon_s = self._backoff.first_s - self.age_s
             if too_soon_s > 0:
@@ -152,12 +157,24 @@ class Cluster:
             await self.bootstrap()
             self._observer.tell(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
 
+    @property
+    def _wanted(self) -> frozenset[str] | None:
+        wanted: set[str] = set()
+        for topics in self._topics.values():
+            if topics is None:
+                return None
+            wanted |= topics
+        return frozenset(wanted)
+
+    @property
+    def _covers_all(self) -> bool:
+        """Whether the last question asked for all that is watched now."""
+        wanted, asked_for = self._wanted, self._asked_for
+        return asked_for is None or (wanted is not None and wanted <= asked_for)
+
     def _question(self) -> MetadataRequest:
-        wanted = self._topics.values()
-        if any(topics is None for topics in wanted):
-            return MetadataRequest(None)
-        names = sorted({name for topics in wanted if topics is not None for name in topics})
-        return MetadataRequest(tuple(MetadataTopic(name) for name in names))
+        wanted = self._asked_for = self._wanted
+        return MetadataRequest(None if wanted is None else tuple(MetadataTopic(name) for name in sorted(wanted)))
 
     def _take(self, answer: MetadataResponse) -> None:
         self.topology = self.topology.updated(answer)
@@ -225,7 +242,13 @@ class Cluster:
         return self.broker(self._coordinators[group_id])
 
     async def _look_up(self, group_id: str) -> None:
-        answer = (await self.send_to_any(FindCoordinatorRequest(group_id))).only
+        question = FindCoordinatorRequest(group_id)
+        try:
+            answer = (await self.send_to_any(question)).only
+        except BrokerConnectionError:
+            # Who fetches nothing would never hear where the brokers have gone.
+            await self.refresh()
+            answer = (await self.send_to_any(question)).only
         if answer.error_code:
             raise broker_error(answer.error_code, answer.error_message or f"no coordinator of group {group_id!r}")
         if answer.node_id not in self._brokers:
@@ -251,6 +274,7 @@ class Cluster:
             BrokerError: one that another try does not heal, or that the last of the tries ended with.
             AuthenticationError: a broker refused us.
             BrokerConnectionError: ``timeout_s`` is over, and the last try did not reach the broker.
+            MalformedMessageError: ``timeout_s`` is over, and the last answer could not be read.
             RequestTimedOutError: ``timeout_s`` is over, and no try came to an end.
         """
         loop = asyncio.get_running_loop()
@@ -266,7 +290,7 @@ class Cluster:
                 raise RequestTimedOutError(f"{what}: not done within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
                 raise
-            except (BrokerConnectionError, BrokerError) as error:
+            except (BrokerConnectionError, BrokerError, MalformedMessageError) as error:
                 failures += 1
                 pause_s = self._backoff.pause_s(failures, random.random())  # noqa: S311
                 if isinstance(error, BrokerError) and not error.retriable:
@@ -292,7 +316,8 @@ class Cluster:
 def _out_of_time(error: PenstockError, what: str, timeout_s: float) -> PenstockError:
     if isinstance(error, BrokerError):
         return type(error)(error.code, f"{error.detail}, still so after {timeout_s:.1f} s of {what}")
-    return BrokerConnectionError(f"{what}: tried for {timeout_s:.1f} s; last: {error}")
+    kind = MalformedMessageError if isinstance(error, MalformedMessageError) else BrokerConnectionError
+    return kind(f"{what}: tried for {timeout_s:.1f} s; last: {error}")
 
 
 def _checked(answer: MetadataResponse, who: str) -> MetadataResponse:
