@@ -183,7 +183,7 @@ def is_loop(node: ast.expr) -> bool:
 
 # What a letter says, of when it failed and when it is due, is said and read on everybody's clock;
 # so is a record's time.
-EVERYBODYS_CLOCK = {f"penstock/app/{name}.py" for name in ("failures", "delays", "transactions/source")}
+EVERYBODYS_CLOCK = {f"penstock/app/{name}.py" for name in ("mail", "delays", "transactions/source")}
 EVERYBODYS_CLOCK.add("penstock/consumer/times.py")
 
 

@@ -24,7 +24,7 @@ from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.line import Line
 from penstock.app.messages import Message
-from penstock.app.plan import Defaults, Plan, planned
+from penstock.app.plan import Plan, planned
 from penstock.app.producer import Producer
 from penstock.app.publisher import Published, Publisher
 from penstock.app.results import outgoing, traced
@@ -32,6 +32,7 @@ from penstock.app.running import Running
 from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource, Source
+from penstock.app.terms import Terms
 from penstock.app.transactions.exactly_once import Delivery, Kafka, check_options, exactly_once, transaction_options
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
@@ -93,7 +94,7 @@ class App(Handlers):
         if on_failure not in {"pause", "stop", "skip"}:
             raise ConfigurationError(f"on_failure={on_failure!r} will not do: it has to be 'pause', 'stop' or 'skip'")
         check_middleware(middleware)
-        self._defaults = Defaults(
+        self._defaults = Terms(
             retry=retry or Retry(),
             on_failure=on_failure,
             dead_letter=dead_letter,
@@ -385,7 +386,7 @@ def standing_in(app: App, instead: StandIn) -> Iterator[None]:
 class Outline:
     """What an app says for all its handlers."""
 
-    defaults: Defaults
+    defaults: Terms
     overrides: Overrides
     is_exactly_once: bool
 

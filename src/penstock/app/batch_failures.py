@@ -1,8 +1,8 @@
 """What becomes of a batch of which records failed, until all of them are done with.
 
-Rule of this file: what to do with a record is ``core.retries``'s to say, and ``app.failures`` does it; this file keeps
-together those that wait. They are tried again as one smaller batch, in the order in which they were; the pause is the
-shortest that one of them is owed.
+Rule of this file: what to do with a record is ``app.outcomes``'s to say, and to do where it is given up; this file
+keeps together those that wait. They are tried again as one smaller batch, in the order in which they were; the pause is
+the shortest that one of them is owed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.batch_run import BatchRun, Failed
-from penstock.app.failures import NEVER_AGAIN, OUTAGES, SAID, Failures
+from penstock.app.outcomes import SAID, Outcomes, is_outage, said
 from penstock.app.together import all_of
-from penstock.core.retries import Decision, OnFailure, Retry, Step, after_failure
+from penstock.core.retries import Decision, Step
 from penstock.observe.events import BatchFailed
 from penstock.observe.hooks import Observer
 from penstock.records import Record
@@ -42,32 +42,20 @@ class BatchFailures:
 
     Args:
         name: the handler's.
-        single: sees to single records that are given up.
-        set_aside: takes a record that nobody takes, and has it come again later; None where it waits here.
+        outcomes: decides about each record, and sees to those that are given up.
         chance: in [0, 1), for the jitter.
     """
 
-    def __init__(  # noqa: PLR0913 - what a failure is about
-        self,
-        name: str,
-        single: Failures,
-        *,
-        retry: Retry,
-        on_failure: OnFailure,
-        has_dead_letters: bool,
-        set_aside: Callable[[Record, float], None] | None = None,
-        observer: Observer,
-        chance: Callable[[], float] = random.random,
+    def __init__(
+        self, name: str, outcomes: Outcomes, observer: Observer, *, chance: Callable[[], float] = random.random
     ) -> None:
-        self._name, self._single = name, single
-        self._retry, self._on_failure, self._has_dead_letters = retry, on_failure, has_dead_letters
-        self._observer, self._chance, self._set_aside = observer, chance, set_aside
+        self._name, self._outcomes, self._observer, self._chance = name, outcomes, observer, chance
         self._parked = 0
 
     @property
     def waiting(self) -> int:
         """Records that nobody takes, and which are tried again now and then."""
-        return self._parked + self._single.waiting
+        return self._parked + self._outcomes.waiting
 
     async def recover(self, line: BatchLine, run: BatchRun, failed: Failed) -> None:
         """Return when all records of a batch are done with, or are another's.
@@ -78,8 +66,8 @@ class BatchFailures:
         """
         failures = outages = 0
         while failed:
-            is_outage = [isinstance(error, OUTAGES) for error in failed.values()]
-            failures, outages = failures + (not all(is_outage)), outages + any(is_outage)
+            are_outages = [is_outage(error) for error in failed.values()]
+            failures, outages = failures + (not all(are_outages)), outages + any(are_outages)
             cases = self._cases(run.records, failures, outages, failed)
             self._tell(failures + outages, len(run.records), cases)
             # What was done of the batch counts from here on, whatever becomes of the rest.
@@ -94,40 +82,30 @@ class BatchFailures:
     def _cases(self, records: Sequence[Record], failures: int, outages: int, failed: Failed) -> list[_Case]:
         chance = self._chance()
         return [
-            _Case(
-                records[index],
-                failed[index],
-                after_failure(
-                    self._retry,
-                    outages if isinstance(failed[index], OUTAGES) else failures,
-                    failed[index],
-                    dead_letter=self._has_dead_letters,
-                    on_failure=self._on_failure,
-                    chance=chance,
-                    never=NEVER_AGAIN,
-                    outages=OUTAGES,
-                ),
-            )
-            for index in sorted(failed)
+            _Case(records[at], failed[at], self._outcomes.decide(records[at], failures, outages, failed[at], chance))
+            for at in sorted(failed)
         ]
 
     async def _give_up(self, line: BatchLine, failures: int, cases: Sequence[_Case]) -> None:
         # What was lost meanwhile is another's to handle, and to bury.
         ours = [case for case in cases if line.is_ours(case.record)]
         if ours:
-            await all_of([self._single.give_up(case.record, failures, case.error, case.decision) for case in ours])
+            await all_of(
+                [self._outcomes.give_up(line, case.record, failures, case.error, case.decision) for case in ours]
+            )
 
     async def _wait(self, line: BatchLine, run: BatchRun, kept: Sequence[_Case]) -> bool:
-        if self._set_aside is not None and any(case.decision.step is Step.PAUSE for case in kept):
+        set_aside = self._outcomes.set_aside
+        if set_aside is not None and any(case.decision.step is Step.PAUSE for case in kept):
             # With the transaction, all of the batch is taken back.
             for case in kept:
                 if case.decision.step is Step.PAUSE:
-                    self._set_aside(case.record, case.decision.pause_s)
+                    set_aside(case.record, case.decision.pause_s)
             return False
         parked = sum(case.decision.step is Step.PAUSE for case in kept)
         self._parked += parked
         try:
-            return await line.pause(run, min(case.decision.pause_s for case in kept))
+            return await line.pause_all(run, min(case.decision.pause_s for case in kept))
         finally:
             self._parked -= parked
 
@@ -143,7 +121,7 @@ class BatchFailures:
                 len(cases),
                 count,
                 failures,
-                f"{type(first.error).__name__}: {first.error}",
+                said(first.error),
                 then,
             )
         )

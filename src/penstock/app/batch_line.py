@@ -216,7 +216,7 @@ class BatchLine:
             self._track(run)
         self._go_on()
 
-    async def pause(self, run: BatchRun, seconds: float) -> bool:
+    async def pause_all(self, run: BatchRun, seconds: float) -> bool:
         """Wait before the next attempt, or until nothing is left of the batch that is ours to run."""
         for partition, held in list(run.batch.sources.items()):
             if held.is_halted:
@@ -225,7 +225,7 @@ class BatchLine:
             await self._wait(run, None, seconds)
         return bool(run.records)
 
-    async def pause_one(self, record: Record, seconds: float) -> bool:
+    async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before one record of a batch is given away again; False when it is another's meanwhile."""
         run = self._run_of(record)
         if run is None:

@@ -1,34 +1,29 @@
 """One consumer group of an app at work: its consumer, a line for each handler, and what goes from one to the other.
 
 Rule of this file: a record goes to the first handler that wants it, and is done when that line says so. The group
-decides nothing else; order is ``app.line``'s, failure ``app.failures``'s, and when to try again ``app.delays``'s.
+decides nothing else; order is ``app.line``'s, failure ``app.outcomes``'s, and when to try again ``app.delays``'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import anyio
 
-from penstock.app.batch_failures import BatchFailures
 from penstock.app.batch_line import BatchLine
-from penstock.app.batch_station import batch_station
-from penstock.app.calling import record_call, wants
-from penstock.app.codecs import AnyCodec
+from penstock.app.calling import wants
 from penstock.app.dead_letters import REPLAY, first_read, handler_of, topic_name
 from penstock.app.delays import Delays, retry_topics_of
-from penstock.app.failures import Failures
-from penstock.app.handlers import Handle, Handler
+from penstock.app.handlers import Handler
 from penstock.app.line import Line
-from penstock.app.plan import Defaults, Ready
+from penstock.app.mail import Mail
+from penstock.app.plan import Ready
 from penstock.app.publisher import Publisher
 from penstock.app.signatures.arguments import Opened
-from penstock.app.signatures.prepared import Prepared
-from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Source
+from penstock.app.stations import Site, Station, station
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
 from penstock.observe.events import LaneFull, UnmatchedRecord
@@ -44,20 +39,11 @@ Connect: TypeAlias = Callable[[str, Sequence[Handler], Iterable[str]], Source]
 """Gives the source of a group's records: for these handlers, and with these topics beside theirs."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Station:
-    """One handler at work."""
-
-    handler: Handler
-    line: Line | BatchLine
-    failures: Failures | BatchFailures
-
-
 class Group:
     """Reads for its handlers and lets each have its records.
 
     Args:
-        handlers: each with its signature read.
+        handlers: each with its signature read, and what holds for it.
         opened: what dependencies of the app's scope have given.
         publisher: for results and dead letters.
         connect: where records come from.
@@ -68,30 +54,25 @@ class Group:
         group_id: str,
         handlers: Sequence[Ready],
         *,
-        defaults: Defaults,
         opened: Opened,
         publisher: Publisher,
         observer: Observer,
         connect: Connect,
     ) -> None:
         self.group_id = group_id
-        self._handlers, self._defaults, self._opened = handlers, defaults, opened
-        self._publisher, self._observer = publisher, observer
+        self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
+        declared = [one.handler for one in handlers]
         replays = {
-            topic_name(REPLAY, topic=topic, group=group_id): topic
-            for handler, _ in handlers
-            for topic in handler.topics
+            topic_name(REPLAY, topic=topic, group=group_id): topic for handler in declared for topic in handler.topics
         }
-        retries = retry_topics_of((handler for handler, _ in handlers), group_id)
+        retries = retry_topics_of(declared, group_id)
         self._origins: Mapping[str, str] = {**replays, **{name: one.origin for name, one in retries.items()}}
         """The first topic of each topic of the group's own: what comes from there goes to whoever had it first."""
         self._delays = Delays(retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on)
-        self.source = connect(group_id, [handler for handler, _ in handlers], self._origins)
+        self.source = connect(group_id, declared, self._origins)
         self._transactions = self.source.transactions
-        if self._transactions is not None:
-            self._publisher = self._transactions
-        self._stations: list[_Station] = []
-        self._of_topic: dict[str, list[_Station]] = {}
+        self._stations: list[Station] = []
+        self._of_topic: dict[str, list[Station]] = {}
         self._progress = Wake()
         self._full_at: dict[TopicPartition, float] = {}
         """When it was told last that a lane of a partition is full."""
@@ -103,7 +84,20 @@ class Group:
             PenstockError: as ``Consumer.start`` does.
         """
         window = await self.source.start(self)
-        self._stations = [self._station(handler, prepared, window) for handler, prepared in self._handlers]
+        publisher = self._publisher if self._transactions is None else self._transactions
+        site = Site(
+            opened=self._opened,
+            publisher=publisher,
+            mail=Mail(self.group_id, publisher),
+            transactions=self._transactions,
+            observer=self._observer,
+            origins=self._origins,
+            delay_of=self._delays.delay_of,
+            window=window,
+            on_progress=self._progressed,
+            on_full=self._lane_is_full,
+        )
+        self._stations = [station(one, site) for one in self._ready]
 
     async def run(self) -> None:
         """Handle records until cancelled.
@@ -181,8 +175,8 @@ class Group:
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""
         self._delays.drop(partition)
-        for station in self._stations:
-            station.line.drop(partition)
+        for one in self._stations:
+            one.line.drop(partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -225,7 +219,7 @@ class Group:
         for number, share in shares.items():
             stations[number].line.add(position, share)
 
-    def _stations_of(self, topic: str) -> list[_Station]:
+    def _stations_of(self, topic: str) -> list[Station]:
         found = self._of_topic.get(topic)
         if found is None:
             origin = self._origins.get(topic, topic)
@@ -246,78 +240,6 @@ class Group:
         if now >= self._full_at.get(partition, now):
             self._full_at[partition] = now + _FULL_TOLD_S
             self._observer.tell(LaneFull(handler.name, partition, record.key, line.lane_limit))
-
-    def _station(self, handler: Handler, prepared: Prepared | PreparedBatch, window: int) -> _Station:
-        if isinstance(prepared, PreparedBatch):
-            return self._batch_station(handler, prepared, window)
-        codec = cast("AnyCodec", handler.codec or self._defaults.codec)
-        middleware = (*self._defaults.middleware, *handler.middleware)
-        handle = record_call(
-            handler,
-            prepared,
-            opened=self._opened,
-            publisher=self._publisher,
-            codec=codec,
-            middleware=middleware,
-        )
-
-        if not prepared.is_simple or middleware or handler.when is not None:
-            handle = _as_first_read(handle, self._origins)
-        transactions = self._transactions
-        if transactions is not None:
-            handle = transactions.around(handle)
-
-        async def pause(record: Record, seconds: float) -> bool:
-            return await line.pause(record, seconds)
-
-        def is_ours(record: Record) -> bool:
-            return line.is_ours(record)
-
-        failures = Failures(
-            handler,
-            group_id=self.group_id,
-            retry=handler.retry or self._defaults.retry,
-            on_failure=handler.on_failure or self._defaults.on_failure,
-            dead_letter_topic=handler.dead_letter or self._defaults.dead_letter,
-            publisher=self._publisher,
-            attempt=handle,
-            pause=pause,
-            is_ours=is_ours,
-            set_aside=None if transactions is None else transactions.set_aside,
-            delay_of=self._delays.delay_of,
-            observer=self._observer,
-        )
-        line = Line(
-            handle,
-            failures.recover,
-            order_by=handler.order_by,
-            concurrency=handler.concurrency,
-            window=window,
-            on_progress=self._progressed,
-            on_full=lambda record: self._lane_is_full(handler, line, record),
-        )
-        return _Station(handler, line, failures)
-
-    def _batch_station(self, handler: Handler, prepared: PreparedBatch, window: int) -> _Station:
-        line, failures = batch_station(
-            handler,
-            prepared,
-            group_id=self.group_id,
-            defaults=self._defaults,
-            opened=self._opened,
-            publisher=self._publisher,
-            transactions=self._transactions,
-            observer=self._observer,
-            origins=self._origins,
-            window=window,
-            on_progress=self._progressed,
-        )
-        return _Station(handler, line, failures)
-
-
-def _as_first_read(handle: Handle, origins: Collection[str]) -> Handle:
-    """For handlers that may see more of a record than its value: from a topic of the group's own it looks as before."""
-    return lambda record: handle(first_read(record) if record.topic in origins else record)
 
 
 def _reads(handler: Handler, topic: str) -> bool:

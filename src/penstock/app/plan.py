@@ -7,31 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
 
-from penstock.app.codecs import AnyCodec
-from penstock.app.handlers import Handler, Handlers, Middleware
+from penstock.app.handlers import Handler, Handlers
 from penstock.app.signatures.dependencies import Dependency, Overrides
 from penstock.app.signatures.prepared import Prepared, prepare
 from penstock.app.signatures.prepared_batch import PreparedBatch, prepare_batch
-from penstock.core.retries import OnFailure, Retry
+from penstock.app.terms import Terms
 from penstock.errors import ConfigurationError
 
-__all__ = ["Defaults", "Plan", "Ready", "planned"]
-
-Ready: TypeAlias = tuple[Handler, Prepared | PreparedBatch]
-"""A handler, and its signature read."""
+__all__ = ["Plan", "Ready", "planned"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Defaults:
-    """What an app says for those of its handlers that say nothing."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A handler, its signature read, and what holds for it."""
 
-    retry: Retry
-    on_failure: OnFailure
-    dead_letter: str | None
-    codec: AnyCodec
-    middleware: tuple[Middleware, ...] = ()
+    handler: Handler
+    prepared: Prepared | PreparedBatch
+    terms: Terms
 
 
 @dataclass(frozen=True)
@@ -39,17 +32,16 @@ class Plan:
     """What to run."""
 
     by_group: Mapping[str, Sequence[Ready]]
-    defaults: Defaults
     starting: Sequence[Callable[[], object]] = ()
     ending: Sequence[Callable[[], object]] = ()
 
     @property
     def dependencies(self) -> Iterable[Dependency]:
         """All of the app's scope; some stand there more than once."""
-        return (one for ready in self.by_group.values() for _, prepared in ready for one in prepared.app_dependencies)
+        return (dep for ready in self.by_group.values() for one in ready for dep in one.prepared.app_dependencies)
 
 
-def planned(handlers: Handlers, group_id: str | None, defaults: Defaults, overrides: Overrides) -> Plan:
+def planned(handlers: Handlers, group_id: str | None, defaults: Terms, overrides: Overrides) -> Plan:
     """Read the signatures, and see who handles what.
 
     Args:
@@ -68,12 +60,13 @@ def planned(handlers: Handlers, group_id: str | None, defaults: Defaults, overri
         group = handler.group_id or group_id
         if group is None:
             raise ConfigurationError(f"{handler.name} has no group - say App(group_id='billing')")
-        codec = cast("AnyCodec", handler.codec or defaults.codec)
+        terms = defaults.of(handler)
         make = prepare if handler.batches is None else prepare_batch
-        by_group.setdefault(group, []).append((handler, make(handler.function, codec, overrides=overrides)))
+        prepared = make(handler.function, terms.codec, overrides=overrides)
+        by_group.setdefault(group, []).append(Ready(handler, prepared, terms))
     for group, ready in by_group.items():
-        _check_routes(group, [handler for handler, _ in ready])
-    return Plan(by_group, defaults, tuple(handlers.starting), tuple(handlers.ending))
+        _check_routes(group, [one.handler for one in ready])
+    return Plan(by_group, tuple(handlers.starting), tuple(handlers.ending))
 
 
 def _check_routes(group_id: str, handlers: Sequence[Handler]) -> None:

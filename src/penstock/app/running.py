@@ -132,7 +132,6 @@ class Running:
                 Group(
                     group_id,
                     ready,
-                    defaults=self._plan.defaults,
                     opened=opened,
                     publisher=self.publisher,
                     observer=self._observer,

@@ -136,21 +136,20 @@ class Work:
 
     def _adapted(self, plan: Plan) -> Plan:
         chosen = {id(self._app.declared[number]) for number in self._shipment.numbers}
+        keeping = (cast("Middleware", self._keeping),) if self._shipment.has_sink else ()
         ready: list[Ready] = []
-        for handler, prepared in plan.by_group[self._shipment.group_id]:
+        for one in plan.by_group[self._shipment.group_id]:
+            handler, terms = one.handler, one.terms
             if id(handler) not in chosen:
                 continue
-            changed = handler
-            if (handler.on_failure or plan.defaults.on_failure) == "pause":
-                changed = replace(changed, on_failure="stop")
-            if changed.batches is not None:
+            if terms.on_failure == "pause":
+                terms = replace(terms, on_failure="stop")
+            if handler.batches is not None:
                 # What there is of a task is there: nobody waits for more.
-                changed = replace(changed, batches=replace(changed.batches, max_wait_ms=0))
-            ready.append((changed, prepared))
-        defaults = plan.defaults
-        if self._shipment.has_sink:
-            defaults = replace(defaults, middleware=(cast("Middleware", self._keeping), *defaults.middleware))
-        return replace(plan, by_group={self._shipment.group_id: ready}, defaults=defaults)
+                handler = replace(handler, batches=replace(handler.batches, max_wait_ms=0))
+            terms = replace(terms, middleware=(*keeping, *terms.middleware))
+            ready.append(Ready(handler, one.prepared, terms))
+        return replace(plan, by_group={self._shipment.group_id: ready})
 
     def _keeping(self, call: Handle) -> Handle:
         results = self._results

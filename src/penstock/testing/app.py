@@ -18,7 +18,7 @@ from penstock.app.app import App, StandIn, running_of, standing_in
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
 from penstock.app.ends import first_of
 from penstock.app.handlers import Handle, Handler
-from penstock.app.plan import Plan
+from penstock.app.plan import Plan, Ready
 from penstock.app.signatures.readers import value_reader
 from penstock.errors import ConfigurationError
 from penstock.observe.events import Event
@@ -194,7 +194,7 @@ class TestApp:
         if clock is None:
             return plan
         by_group = {
-            group_id: [(one if prepared.is_async else _gated(one, clock), prepared) for one, prepared in ready]
+            group_id: [one if one.prepared.is_async else _gated(one, clock) for one in ready]
             for group_id, ready in plan.by_group.items()
         }
         return replace(plan, by_group=by_group)
@@ -204,7 +204,7 @@ class TestApp:
         return wall + asyncio.get_running_loop().time() - loop
 
 
-def _gated(handler: Handler, clock: VirtualTime) -> Handler:
+def _gated(ready: Ready, clock: VirtualTime) -> Ready:
     def around(call: Handle) -> Handle:
         async def called(record: Record) -> object:
             with clock.held():
@@ -212,4 +212,4 @@ def _gated(handler: Handler, clock: VirtualTime) -> Handler:
 
         return called
 
-    return replace(handler, middleware=(*handler.middleware, around))
+    return replace(ready, terms=replace(ready.terms, middleware=(*ready.terms.middleware, around)))

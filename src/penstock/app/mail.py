@@ -1,0 +1,88 @@
+"""Letters on their way: to a retry topic or to the dead letters of one group.
+
+Rule of this file: a letter is sent when the topic has acknowledged it. What follows from a refusal is not decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.app.dead_letters import (
+    Failure,
+    Letter,
+    attempts_before,
+    dead_letter,
+    origin_of,
+    retry_letter,
+    topic_name,
+)
+from penstock.app.delays import retry_topic
+from penstock.app.publisher import Publisher
+from penstock.errors import ProducerFencedError, PublishError, PublishTooLargeError
+from penstock.records import Record
+
+__all__ = ["Addressed", "Mail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """What is to be written about a record, and where."""
+
+    topic: str
+    write: Callable[[], Sequence[Letter]]
+    """Anew for each attempt to send it: a letter, and those to send where the one before is too large."""
+
+
+class Mail:
+    """Writes and sends one group's letters.
+
+    Args:
+        publisher: what they are sent with.
+        wall_clock: seconds since the epoch.
+    """
+
+    def __init__(self, group_id: str, publisher: Publisher, wall_clock: Callable[[], float] = time.time) -> None:
+        self._group_id, self._publisher, self._wall_clock = group_id, publisher, wall_clock
+
+    def for_later(self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int) -> Addressed:
+        """To the retry topic: it is due so long after it is sent."""
+        topic = retry_topic(origin_of(record).topic, self._group_id, delay_ms)
+        failure = self._failure(record, failures, error, handler)
+        return Addressed(topic, lambda: [retry_letter(record, failure, math.ceil(self._now_ms) + delay_ms)])
+
+    def for_the_dead(self, record: Record, failures: int, error: Exception, handler: str, template: str) -> Addressed:
+        """To the dead letters."""
+        topic = topic_name(template, topic=origin_of(record).topic, group=self._group_id)
+        failure = self._failure(record, failures, error, handler)
+        return Addressed(topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)])
+
+    async def send(self, addressed: Addressed) -> PublishError | None:
+        """Send the first letter that is not too large; why not, when the topic takes none.
+
+        Raises:
+            ProducerFencedError: another process publishes in our place.
+        """
+        refused: PublishError | None = None
+        for letter in addressed.write():
+            try:
+                await self._publisher.publish(addressed.topic, letter.value, key=letter.key, headers=letter.headers)
+            except PublishTooLargeError as too_large:
+                refused = too_large
+            except ProducerFencedError:
+                raise
+            except PublishError as other:
+                return other
+            else:
+                return None
+        return refused
+
+    def _failure(self, record: Record, failures: int, error: Exception, handler: str) -> Failure:
+        attempts = attempts_before(record) + failures
+        return Failure(error, attempts, handler, self._group_id, int(self._now_ms))
+
+    @property
+    def _now_ms(self) -> float:
+        return self._wall_clock() * 1000

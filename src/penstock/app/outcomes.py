@@ -1,0 +1,192 @@
+"""What becomes of single records that failed: decided, and done where a record is given up.
+
+Rule of this file: what to do is ``core.retries``'s to say. A record is done with when its handler has succeeded, when
+it stands in a retry topic or among the dead letters (acknowledged, before its offset may be committed), or when the
+user has said that it may be skipped; it is never dropped for any other reason. A topic that does not take it is no
+reason to end the app either, or one record would end every process of the group: its lane waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.app.handlers import Handler
+from penstock.app.mail import Addressed, Mail
+from penstock.app.reject import Reject
+from penstock.app.terms import Terms
+from penstock.core.due import hop_of
+from penstock.core.retries import Decision, Step, after_failure
+from penstock.errors import (
+    DeadLetterError,
+    DecodeError,
+    HandlerFailedError,
+    PublishError,
+    PublishTooLargeError,
+    SchemaRegistryError,
+)
+from penstock.observe.events import LetterRefused, RecordBuried, RecordDelayed, RecordSkipped
+from penstock.observe.hooks import Observer
+from penstock.records import Record
+
+__all__ = ["SAID", "Lane", "Outcomes", "is_outage", "said"]
+
+_NEVER_AGAIN = (Reject, DecodeError)
+"""What would fail in the same way each time."""
+_OUTAGES = (SchemaRegistryError,)
+"""What says nothing of the record."""
+
+SAID = {
+    Step.RETRY: "tried again",
+    Step.RETRY_TOPIC: "tried again later",
+    Step.DEAD_LETTER: "sent to the dead letters",
+    Step.PAUSE: "tried again now and then, with its lane waiting",
+    Step.STOP: "the app stops",
+    Step.SKIP: "skipped",
+}
+
+
+class Lane(Protocol):
+    """Where a record waits that failed."""
+
+    async def pause(self, record: Record, seconds: float) -> bool:
+        """Wait without being in the way; False when the record is another's meanwhile."""
+
+    def is_ours(self, record: Record) -> bool:
+        """Whether the record, which this task runs, is not another's meanwhile."""
+
+
+class Outcomes:
+    """Decides about one handler's failed records, and sees to those that are given up.
+
+    Args:
+        set_aside: takes a record that nobody takes, and has it come again later; None where it waits in its lane.
+        delay_of: the delay of a retry topic in milliseconds; None of other topics.
+
+    Attributes:
+        waiting: records that nobody takes, and which are tried again now and then.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is said of a record, and who is told
+        self,
+        handler: Handler,
+        terms: Terms,
+        *,
+        mail: Mail,
+        observer: Observer,
+        set_aside: Callable[[Record, float], None] | None = None,
+        delay_of: Callable[[str], int | None] = lambda _topic: None,
+    ) -> None:
+        self._handler, self._terms, self._mail, self._observer = handler, terms, mail, observer
+        self._delay_of = delay_of
+        self.set_aside = set_aside
+        self.waiting = 0
+
+    def decide(self, record: Record, failures: int, outages: int, error: Exception, chance: float) -> Decision:
+        """What to do with a record that failed so often, the last time with ``error``.
+
+        Args:
+            record: as it was read.
+            failures: how often, ``error`` included, outages left out.
+            outages: how often something was away that it needs.
+            error: the last one.
+            chance: in [0, 1), for the jitter.
+        """
+        handler, terms = self._handler, self._terms
+        return after_failure(
+            terms.retry,
+            outages if is_outage(error) else failures,
+            error,
+            dead_letter=terms.dead_letter is not None,
+            on_failure=terms.on_failure,
+            chance=chance,
+            retry_topics=handler.retry_topics,
+            attempt_topic_index=hop_of(self._delay_of(record.topic), handler.retry_topics),
+            never=_NEVER_AGAIN,
+            outages=_OUTAGES,
+        )
+
+    async def wait(self, lane: Lane, record: Record, decision: Decision) -> bool:
+        """Wait before a record is tried again; False when that is not to be done here."""
+        if decision.step is not Step.PAUSE:
+            return await lane.pause(record, decision.pause_s)
+        return await self._wait_given_up(lane, record, decision.pause_s)
+
+    async def give_up(self, lane: Lane, record: Record, failures: int, error: Exception, decision: Decision) -> None:
+        """Do with a record what is decided; it is not tried again.
+
+        Raises:
+            HandlerFailedError: it is decided to stop.
+            DeadLetterError: it cannot be written to the dead letters, and ``on_failure="stop"`` says so.
+            ProducerFencedError: another process publishes in our place.
+        """
+        name, partition, offset = self._handler.name, record.topic_partition, record.offset
+        match decision.step:
+            case Step.RETRY_TOPIC:
+                assert decision.retry_topic is not None
+                delay_ms = self._handler.retry_topics[decision.retry_topic]
+                letter = self._mail.for_later(record, failures, error, name, delay_ms)
+                if await self._send(lane, record, letter, error):
+                    told = RecordDelayed(name, partition, offset, said(error), letter.topic, delay_ms / 1000)
+                    self._observer.tell(told)
+            case Step.DEAD_LETTER:
+                assert self._terms.dead_letter is not None
+                letter = self._mail.for_the_dead(record, failures, error, name, self._terms.dead_letter)
+                if await self._send(lane, record, letter, error):
+                    self._observer.tell(RecordBuried(name, partition, offset, said(error), letter.topic))
+            case Step.SKIP:
+                self._observer.tell(RecordSkipped(name, partition, offset, said(error)))
+            case _:
+                raise HandlerFailedError(
+                    f"{name} failed at {partition} offset {offset} ({said(error)}), and on_failure='stop' says to stop"
+                ) from error
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _send(self, lane: Lane, record: Record, letter: Addressed, error: Exception) -> bool:
+        """Send a letter; False when the record is another's meanwhile.
+
+        For as long as the topic takes none, the record waits in its lane.
+        """
+        while lane.is_ours(record):
+            refused = await self._mail.send(letter)
+            if refused is None:
+                return True
+            advice = _advice(letter.topic, refused)
+            if self._terms.on_failure == "stop":
+                raise DeadLetterError(
+                    f"{record.topic_partition} offset {record.offset} failed ({said(error)}) and cannot be written to"
+                    f" {letter.topic!r}: {refused} - it is not committed; {advice}"
+                ) from refused
+            again_s = self._terms.retry.max_backoff_ms / 1000
+            name, partition, offset = self._handler.name, record.topic_partition, record.offset
+            self._observer.tell(LetterRefused(name, partition, offset, letter.topic, str(refused), advice, again_s))
+            if not await self._wait_given_up(lane, record, again_s):
+                return False
+        return False
+
+    async def _wait_given_up(self, lane: Lane, record: Record, seconds: float) -> bool:
+        if self.set_aside is not None:
+            self.set_aside(record, seconds)
+            return False
+        self.waiting += 1
+        try:
+            return await lane.pause(record, seconds)
+        finally:
+            self.waiting -= 1
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether a failure says nothing of the record: something that it needs is away."""
+    return isinstance(error, _OUTAGES)
+
+
+def said(error: BaseException) -> str:
+    """An error in a few words, for events."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _advice(topic: str, refused: PublishError) -> str:
+    if isinstance(refused, PublishTooLargeError):
+        return f"raise max.message.bytes of {topic}"
+    return f"see that {topic} exists, that this app may write to it, and that enough of its replicas are alive"
