@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 from typing import Annotated
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from crew import until
 from letters import letters_in
 
@@ -207,6 +209,25 @@ async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic
 
     assert await witness.ends(f"{topic}.{group}.retry.100ms", 1) == {0: 0}
     assert await witness.ends(f"{topic}.{group}.dead", 1) == {0: 3}
+
+
+@pytest.mark.parametrize("begins_at", ["latest", "none", dt.timedelta(0)])
+async def test_letters_of_the_group_are_never_passed_over(new_app, new_topic, witness, group, begins_at):
+    """What waits in its retry and replay topics before it first reads them is handled, wherever other topics begin."""
+    topic, app, seen = new_topic(), new_app(auto_offset_reset=begins_at), []
+    await witness.commit(group, topic, 0, "")
+    for own in (f"{topic}.{group}.retry.100ms", f"{topic}.{group}.replay"):
+        witness.admin.create_topics([NewTopic(own, 1)])[own].result(20)
+        witness.produce(own, [own.encode()])
+
+    @app.handler(topic, retry=ONCE, retry_topics=[100])
+    async def handle(value: bytes) -> None:
+        seen.append(value.decode())
+
+    async with app:
+        await until(lambda: len(seen) == 2)
+
+    assert sorted(seen) == [f"{topic}.{group}.replay", f"{topic}.{group}.retry.100ms"]
 
 
 async def test_delays_take_no_time_in_a_test():

@@ -77,6 +77,7 @@ class Consumer:
         **options: Unpack[ConsumerOptions],
     ) -> None:
         self._optional: frozenset[str] = frozenset()
+        self._whole: frozenset[str] = frozenset()
         self._cluster = cluster
         self._options = dict(options) if cluster is None else {**cluster.options, **options}
         check_names(self._options)
@@ -129,7 +130,7 @@ class Consumer:
         self._config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
         shared = None if self._cluster is None else opened(self._cluster)
-        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional, shared)
+        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional, shared, self._whole)
         self._supervisor = Supervisor(engine.run, f"penstock consumer {self._what}")
         self._engine = engine
         try:

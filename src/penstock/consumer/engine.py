@@ -60,6 +60,7 @@ class Engine:
         observer: Observer,
         optional: frozenset[str] = frozenset(),
         shared: Cluster | None = None,
+        whole: frozenset[str] = frozenset(),
     ) -> None:
         self.config, self.topics, self._pattern = config, topics, pattern
         self._pulse = Pulse()
@@ -69,7 +70,7 @@ class Engine:
         self._optional = optional
         """Topics that need not be there yet."""
         self._consumer = consumer
-        self.policy = Policy.of_option(config.begins_at)
+        self.policy = Policy.of_option(config.begins_at, whole)
         self.failure: PenstockError | None = None
         self._failed = asyncio.Event()
         self.cluster = shared or Cluster(config, observer)

@@ -242,14 +242,14 @@ class Fetcher:
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return
-        position.reset(self._policy.reset, position.fetched)
+        position.reset(self._policy.again(position.partition), position.fetched)
         self._on_reset()
 
     def _go_back(self, position: Position, end_offset: int) -> None:
         """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
         topic, number = position.partition
         before, (after, lost) = position.delivered, position.diverged(end_offset)
-        if lost and self._policy.reset.whence is Whence.NONE:
+        if lost and self._policy.again(position.partition).whence is Whence.NONE:
             self._reader.put(
                 position.partition, Chunk(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
             )

@@ -89,30 +89,39 @@ class Ownership:
         """
         self._remember(kept)
         self._positions.add(added)
-        epochs = {position.partition: position.epoch for position in self._positions.of(added)}
+        # What the user knows of has its place, though the takeover that gave it that was cut short.
+        news = added - self._announced
+        epochs = {position.partition: position.epoch for position in self._positions.of(news)}
         committed = await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, self._group_id, added),
+            partial(committed_offsets, self._cluster, self._group_id, news),
             timeout_s=self._config.max_poll_interval_ms / 1000,
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
-        for position in self._positions.of(added):
+        for position in self._positions.of(news):
             # Who sought a partition as soon as it was assigned has said where to begin.
             if position.epoch == epochs[position.partition]:
                 self._place(position, committed.get(position.partition))
-        if self._starts_anew and added:
-            await self._start_anew(added)
+        if self._starts_anew and news:
+            await self._start_anew(news)
         self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
-        news = added - self._announced
-        self._announced |= news
-        await self._tell_listener("on_partitions_assigned", news)
+        await self._announce(news)
         await self._ask_callback()
         for position in self._positions.of(added):
             position.is_fetchable = True
         self._before.clear()
         self._on_taken()
 
+    async def _announce(self, news: Partitions) -> None:
+        self._announced |= news
+        try:
+            await self._tell_listener("on_partitions_assigned", news)
+        except asyncio.CancelledError:
+            # The next rebalance has come before the listener was done: what is left of them is news again.
+            self._announced -= news
+            raise
+
     def _place(self, position: Position, committed: OffsetAndMetadata | None) -> None:
-        if self._starts_anew:
+        if self._starts_anew and self._policy.speaks_of(position.partition):
             position.reset(self._policy.reset, None)
         elif committed is None:
             position.reset(self._policy.of(position.partition), None)

@@ -16,7 +16,8 @@ __all__ = ["hand_over", "read_too"]
 
 
 def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Have a consumer that names its topics read these too, from when they are there on; before it is started."""
+    """Before its start: have a consumer read these too, from when they are there on, and from their first record."""
+    consumer._whole = frozenset(topics)  # noqa: SLF001 - this room's own
     if consumer._pattern is None:  # noqa: SLF001 - this room's own
         consumer._optional = frozenset(topics) - consumer._topics  # noqa: SLF001
         consumer._topics |= consumer._optional  # noqa: SLF001
