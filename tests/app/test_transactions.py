@@ -317,7 +317,7 @@ async def test_a_refused_record_takes_its_transaction_with_it(ledger):
 
 async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monkeypatch):
     """A topic or partition that is not there, or what is no record, is an error of ours; the rest is committed."""
-    monkeypatch.setattr("penstock.app.transactions.producer._TOPIC_GRACE_S", 1.0)
+    monkeypatch.setattr("penstock.app.transactions.places._TOPIC_GRACE_S", 1.0)
     topic = ledger.topic()
 
     async with ledger.producer() as producer:

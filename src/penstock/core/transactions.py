@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.core.backoff import Backoff
+from penstock.core import transaction_words as words
 from penstock.core.open_transaction import Transaction
+from penstock.core.transaction_asking import Asking
 from penstock.core.transaction_errors import worst_of
 from penstock.core.transaction_events import (
     Abort,
@@ -55,7 +56,7 @@ from penstock.core.transaction_events import (
     Unanswered,
 )
 from penstock.core.transaction_states import ASKING, ENDING, OPEN, OVER, State
-from penstock.errors import PenstockError, ProducerFencedError, PublishError
+from penstock.errors import PenstockError, PublishError
 from penstock.records import TopicPartition
 
 __all__ = ["TABLE", "Rule", "TransactionalMember"]
@@ -89,15 +90,9 @@ class TransactionalMember:
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
-        self._settings, self._chance = settings, chance
-        self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
-        self._soon = Backoff(settings.soon_s, settings.retry_longest_s)
+        self._settings = settings
+        self._asking = Asking(settings, chance)
         self._effects: deque[Effect] = deque()
-        self._awaited: Question | None = None
-        self._retry_at: float | None = None
-        self._deadline = 0.0
-        self._failures = 0
-        self._trouble = "no answer"
         self._sequences: dict[TopicPartition, int] = {}
         self._needs_new_epoch = False
         self._transaction = Transaction(self._sequences)
@@ -144,17 +139,18 @@ class TransactionalMember:
 
     def handle_timer(self, now: float) -> None:
         """Time has passed: it is time to ask again, or too late."""
-        if self._retry_at is None or now < min(self._retry_at, self._deadline):
+        due_at = self._asking.due_at
+        if due_at is None or now < due_at:
             return
-        self._retry_at = None
-        if now >= self._deadline:
+        self._asking.forget()
+        if self._asking.is_too_late(now):
             self.receive(TimeOver(), now)
         else:
             self._proceed(now)
 
     def next_deadline(self) -> float | None:
         """When ``handle_timer`` has something to do; None while a question is under way, and when all is done."""
-        return None if self._retry_at is None else min(self._retry_at, self._deadline)
+        return self._asking.due_at
 
     def effects(self) -> Iterator[Effect]:
         """What is to be done now, each once."""
@@ -169,14 +165,13 @@ class TransactionalMember:
     def resume(self, event: TransactionEvent, now: float) -> None:
         """Go on with what is unfinished."""
         assert isinstance(event, Settle | Flush | Commit | Abort)
-        self._deadline = now + event.within_s
-        self._failures = 0
+        self._asking.begin(event.within_s, now)
         self._proceed(now)
 
     def adopt(self, event: TransactionEvent, _now: float) -> None:
         """Be whom the coordinator says; a new epoch begins all sequences anew."""
         assert isinstance(event, ProducerIdGiven)
-        self._heard()
+        self._asking.heard()
         self.producer = event.producer
         self._sequences.clear()
         self._needs_new_epoch = False
@@ -209,7 +204,7 @@ class TransactionalMember:
     def abort_for(self, event: TransactionEvent, now: float) -> None:
         """Take it all back, and tell why."""
         assert isinstance(event, MustAbort)
-        self._heard()
+        self._asking.heard()
         self._needs_new_epoch |= event.needs_new_epoch
         self._take_back(event.error, self._settings.abort_s, now)
 
@@ -224,7 +219,7 @@ class TransactionalMember:
         assert isinstance(event, BatchesAnswered)
         self._transaction.written(event.written)
         if event.written:
-            self._failures = 0
+            self._asking.progressed()
         self._needs_new_epoch |= any(isinstance(one, Unanswered) for one in event.troubles)
         trouble = worst_of(event.troubles)
         if trouble is None:
@@ -244,7 +239,7 @@ class TransactionalMember:
 
     def end(self, _event: TransactionEvent, _now: float) -> None:
         """The transaction is over, as it was asked for."""
-        self._heard()
+        self._asking.heard()
         if (cause := self._transaction.cause) is not None:
             self._effects.append(Tell(cause))
         self.state = State.UNINITIALISED if self._needs_new_epoch else State.READY
@@ -268,49 +263,39 @@ class TransactionalMember:
     def try_later(self, event: TransactionEvent, now: float) -> None:
         """Ask again after a pause that grows."""
         assert isinstance(event, TryAgain | Moved | Unanswered)
-        if isinstance(event, Moved | Unanswered) and self._awaited is not None:
-            self._effects.append(LookUpAgain(self._awaited, event.reason))
+        if isinstance(event, Moved | Unanswered) and self._asking.awaited is not None:
+            self._effects.append(LookUpAgain(self._asking.awaited, event.reason))
         self._needs_new_epoch |= isinstance(event, Unanswered)
-        self._awaited = None
-        self._trouble = event.reason
-        self._failures += 1
-        backoff = self._soon if isinstance(event, TryAgain) and event.is_soon else self._backoff
-        self._retry_at = now + backoff.pause_s(self._failures, self._chance())
+        self._asking.came_to_nothing(event, now)
 
     def give_up(self, _event: TransactionEvent, now: float) -> None:
         """It took too long: what can be taken back is, what cannot is left as it stands."""
         if self.state is State.IN_TRANSACTION or (self.state is State.COMMITTING and not self._transaction.is_end_sent):
-            error = PublishError(f"the transaction was aborted: it was not through in time; last: {self._trouble}")
-            self._take_back(error, self._settings.abort_s, now)
+            self._take_back(words.not_in_time(self._asking.trouble), self._settings.abort_s, now)
         elif self.state is State.COMMITTING:
-            self._effects.append(
-                Tell(
-                    PublishError(
-                        "the commit was sent and not answered in time, so it is not known whether it is done"
-                        f" - commit() again, or begin(), finds out; last: {self._trouble}"
-                    )
-                )
-            )
+            self._effects.append(Tell(words.not_known(self._asking.trouble)))
         else:
-            what = "no producer id was given" if self.state is State.UNINITIALISED else "the abort was not acknowledged"
+            what = words.not_begun if self.state is State.UNINITIALISED else words.not_aborted
             cause, self._transaction.cause = self._transaction.cause, None
-            self._effects.append(Tell(cause or PublishError(f"{what} in time; last: {self._trouble}")))
+            self._effects.append(Tell(cause or what(self._asking.trouble)))
 
     def interrupt(self, _event: TransactionEvent, _now: float) -> None:
         """Forget what is under way; it is asked again when somebody waits again, but for a commit not sent yet."""
-        self._needs_new_epoch |= self._awaited is not None
-        self._awaited = self._retry_at = None
+        self._needs_new_epoch |= self._asking.awaited is not None
+        self._asking.forget()
         self._effects.clear()
         self._transaction.cause = None
         if self.state is State.COMMITTING and not self._transaction.is_end_sent:
             self._needs_new_epoch |= self._transaction.drop()
-            self.aborted_by = PublishError("the transaction was aborted: its commit was cancelled")
+            self.aborted_by = words.not_committed()
             self.state = State.ABORTING
 
     def fence(self, event: TransactionEvent, now: float) -> None:
         """Somebody is ahead of us: the transaction is theirs to end, or the broker has ended it."""
         assert isinstance(event, Fenced)
-        self._stop(ProducerFencedError(f"{self._blame(now)}{self._in_doubt()} ({event.reason})"), State.FENCED)
+        known_at = self._transaction.known_at
+        open_s = None if known_at is None else now - known_at
+        self._stop(words.fenced(self._settings, open_s, self._in_doubt(), event.reason), State.FENCED)
 
     def fail(self, event: TransactionEvent, _now: float) -> None:
         """No other try would help."""
@@ -320,24 +305,18 @@ class TransactionalMember:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _heard(self) -> None:
-        self._awaited = None
-        self._failures = 0
-
     def _go_on(self, now: float) -> None:
-        self._heard()
+        self._asking.heard()
         self._proceed(now)
 
     def _proceed(self, now: float) -> None:
         """Ask what is to be asked next, if anything is."""
-        timeout_s = min(self._settings.request_timeout_s, self._deadline - now)
-        if timeout_s <= 0:
-            self._retry_at = now
-        elif (question := self._next_question(timeout_s)) is not None:
+        timeout_s = self._asking.timeout_s(now)
+        if timeout_s is not None and (question := self._next_question(timeout_s)) is not None:
             if isinstance(question, SendAddPartitions | SendAddOffsets) and self._transaction.known_at is None:
                 self._transaction.known_at = now
             self._transaction.is_end_sent |= isinstance(question, SendEnd)
-            self._awaited = question
+            self._asking.awaited = question
             self._effects.append(question)
 
     def _next_question(self, timeout_s: float) -> Question | None:
@@ -354,7 +333,7 @@ class TransactionalMember:
     def _take_back(self, error: PenstockError | None, within_s: float, now: float) -> None:
         self.aborted_by = self._transaction.cause = error
         self._needs_new_epoch |= self._transaction.drop()
-        self._awaited = self._retry_at = None
+        self._asking.forget()
         if self._transaction.known_at is None:
             self.end(Ended(), now)
             return
@@ -362,25 +341,12 @@ class TransactionalMember:
         self.resume(Abort(within_s), now)
 
     def _stop(self, error: PenstockError, state: State) -> None:
-        self._awaited = self._retry_at = None
+        self._asking.forget()
         self.error, self.state = error, state
         self._effects.append(Tell(error))
 
-    def _blame(self, now: float) -> str:
-        limit_s = self._settings.transaction_timeout_s
-        known_at = self._transaction.known_at
-        if known_at is not None and now - known_at >= limit_s:
-            return (
-                f"the transaction took {now - known_at:.1f} s, and the broker aborts those that take longer than"
-                f" {limit_s:g} s - raise transaction_timeout_ms, or do less in one, and start this producer anew"
-            )
-        return (
-            f"another process has the same transactional_id {self._settings.transactional_id!r} and took this one's"
-            " place - give each process one of its own"
-        )
-
     def _in_doubt(self) -> str:
-        return "; whether the commit that was sent before is done is not known" if self.is_in_doubt else ""
+        return words.DOUBT if self.is_in_doubt else ""
 
 
 def _table() -> dict[tuple[State, type[TransactionEvent]], Rule]:

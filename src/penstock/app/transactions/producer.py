@@ -12,14 +12,14 @@ import copy
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import Literal, Self, TypeAlias, cast
+from typing import Self, cast
 
 from penstock.app.transactions.outbox import Outbox
+from penstock.app.transactions.places import Places
 from penstock.app.transactions.requests import TransactionRequests
+from penstock.app.transactions.settings import A_MOMENT_S, Compression, check_options, settings_of
 from penstock.config import ConsumerConfig
 from penstock.core.membership import Identity
-from penstock.core.partitioning import Partitioner
-from penstock.core.topology import Leadership
 from penstock.core.transaction_events import (
     Abort,
     BatchesAnswered,
@@ -33,37 +33,26 @@ from penstock.core.transaction_events import (
     Settle,
     Tell,
     TransactionEvent,
-    TransactionSettings,
 )
 from penstock.core.transaction_states import OPEN, State
 from penstock.core.transactions import TransactionalMember
-from penstock.error_codes import ErrorCode
 from penstock.errors import (
     BrokerConnectionError,
-    BrokerError,
     ConfigurationError,
     ConsumerStateError,
     MalformedMessageError,
     PenstockError,
     PublishError,
-    broker_error,
 )
 from penstock.messages import CommitOffset
 from penstock.net.cluster import Cluster
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import OffsetAndMetadata, TopicPartition
-from penstock.wire.produce import COMPRESSIONS
 
-__all__ = ["Compression", "TransactionalProducer"]
-
-Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+__all__ = ["TransactionalProducer"]
 
 _FLUSH_BYTES = 1_048_576
 """So much waits before it is written while the transaction is still open."""
-_TOPIC_GRACE_S = 5.0
-"""How long a topic that nobody knows may take to appear; it may have been made just now."""
-_A_MOMENT_S = 5.0
-"""For an abort that nobody waits for."""
 
 _NOTHING: Mapping[TopicPartition, OffsetAndMetadata] = MappingProxyType({})
 _NOBODY = Identity()
@@ -101,27 +90,17 @@ class TransactionalProducer:
         max_batch_bytes: int = 262_144,
         cluster: Cluster | None = None,
     ) -> None:
-        _check(transactional_id, transaction_timeout_ms, compression, max_batch_bytes)
+        check_options(transactional_id, transaction_timeout_ms, compression, max_batch_bytes)
         self._config = config
         self._owns_cluster = cluster is None
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._cluster = cluster or Cluster(config, observer)
-        timeout_s = transaction_timeout_ms / 1000
-        self._patience_s = min(config.default_api_timeout_ms / 1000, timeout_s)
-        settings = TransactionSettings(
-            transactional_id,
-            transaction_timeout_s=timeout_s,
-            # So that another broker can still be asked before the transaction is over.
-            request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-            abort_s=min(_A_MOMENT_S, self._patience_s),
-            retry_first_s=config.retry_backoff_ms / 1000,
-            retry_longest_s=config.retry_backoff_max_ms / 1000,
-        )
+        settings = settings_of(config, transactional_id, transaction_timeout_ms)
+        self._patience_s = min(config.default_api_timeout_ms / 1000, settings.transaction_timeout_s)
         self._member = TransactionalMember(settings, random.random)
         self._outbox = Outbox(max_batch_bytes, compression)
         self._requests = TransactionRequests(self._cluster, settings, self._outbox.content)
-        self._partitioner = Partitioner(random.random)
-        self._topics: set[str] = set()
+        self._places = Places(self._cluster)
         self._one_at_a_time = asyncio.Lock()
         self._is_running = self._was_started = False
 
@@ -188,7 +167,7 @@ class TransactionalProducer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(None if error is None else min(_A_MOMENT_S, self._config.stop_timeout_ms / 1000))
+        await self.close(None if error is None else min(A_MOMENT_S, self._config.stop_timeout_ms / 1000))
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
@@ -231,12 +210,7 @@ class TransactionalProducer:
             PublishError: the topic or partition does not exist, the record cannot be one, or what was sent before
                 was refused or not acknowledged in time; if so, the transaction was aborted.
         """
-        partitions = await self._partitions_of(topic)
-        if partition is None:
-            partition = self._partitioner.choose(topic, key, partitions)
-        elif partition not in partitions:
-            raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
-        place = TopicPartition(topic, partition)
+        place = await self._place_of(topic, key, partition)
         self._check(Filled)
         try:
             filled = self._outbox.add(place, key, value, headers, timestamp_ms)
@@ -244,7 +218,7 @@ class TransactionalProducer:
             raise PublishError(f"{topic}: {error}") from error
         if filled is not None:
             self._tell(filled)
-            self._partitioner.move_on(topic)
+            self._places.move_on(topic)
             if self._outbox.closed_bytes >= _FLUSH_BYTES:
                 await self._flush()
         return place
@@ -255,9 +229,7 @@ class TransactionalProducer:
         Raises:
             PublishError: the topic or partition does not exist.
         """
-        partitions = await self._partitions_of(topic)
-        if partition is not None and partition not in partitions:
-            raise PublishError(f"{topic} has no partition {partition}; it has {len(partitions)}")
+        await self._place_of(topic, None, partition)
 
     async def commit(
         self,
@@ -374,34 +346,14 @@ class TransactionalProducer:
         finally:
             if member.state not in OPEN:
                 self._outbox.clear()
-                self._partitioner.move_on()
+                self._places.move_on()
         if told is not None:
             raise copy.copy(told)
 
-    async def _partitions_of(self, topic: str) -> Mapping[int, Leadership]:
-        if topic not in self._topics:
+    async def _place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        if not self._places.knows(topic):
             self._check(Filled)
-            self._topics.add(topic)
-            self._cluster.watch(self, self._topics)
-        known = self._cluster.topology.topics.get(topic)
-        if known is not None and known.partitions:
-            return known.partitions
-        try:
-            return await self._cluster.retrying(
-                lambda: self._look_for(topic), timeout_s=_TOPIC_GRACE_S, what=f"finding topic {topic!r}"
-            )
-        except (BrokerError, BrokerConnectionError) as error:
-            self._topics.discard(topic)
-            self._cluster.watch(self, self._topics)
-            raise PublishError(str(error)) from error
-
-    async def _look_for(self, topic: str) -> Mapping[int, Leadership]:
-        await self._cluster.refresh()
-        topology = self._cluster.topology
-        known = topology.topics.get(topic)
-        if known is None or not known.partitions:
-            raise broker_error(topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
-        return known.partitions
+        return await self._places.place_of(topic, key, partition)
 
     def _group_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: Identity, group_id: str | None
@@ -420,7 +372,7 @@ class TransactionalProducer:
     def _end(self) -> None:
         self._is_running = False
         self._outbox.clear()
-        self._cluster.unwatch(self)
+        self._places.close()
         self._requests.close()
         if self._owns_cluster:
             self._cluster.close()
@@ -433,18 +385,3 @@ _ADVICE: Mapping[State, str] = {
     State.ABORTING: " - abort() again, or begin() the next transaction",
     State.UNINITIALISED: ", no transaction is open - begin() one first",
 }
-
-
-def _check(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
-    if not transactional_id:
-        raise ConfigurationError("transactional_id: an empty name will not do - give each process a name of its own")
-    if transaction_timeout_ms < 1:
-        raise ConfigurationError(
-            f"transaction_timeout_ms={transaction_timeout_ms} will not do: it has to be at least 1"
-        )
-    if compression not in COMPRESSIONS:
-        raise ConfigurationError(
-            f"compression={compression!r} will not do: it has to be one of {', '.join(COMPRESSIONS)}"
-        )
-    if max_batch_bytes < 1:
-        raise ConfigurationError(f"max_batch_bytes={max_batch_bytes} will not do: it has to be at least 1")
