@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock import App, ConfigurationError, OffsetOutOfRangeError, Record, TopicPartition
+from penstock import App, ConfigurationError, HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
 from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
 from penstock.spark import SparkPipeline
@@ -17,7 +19,7 @@ from penstock.spark.choosing import choose
 from penstock.spark.group_desk import remaining
 from penstock.spark.kafka_options import check_source_options, source_options
 from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
-from penstock.spark.rows import row_type, rows_of
+from penstock.spark.rows import arrow_of, row_type, rows_of
 from penstock.spark.shipping import pack, unpacked
 from penstock.spark.streaming import trigger_of
 
@@ -216,6 +218,23 @@ def test_a_handler_without_a_type_has_no_columns():
 
     with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
         row_type(choose(app_with(handle), "handle", "g").handlers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [(int, "a text"), (int, 2**70), (Decimal, Decimal("0.0000000000000000001")), (str, 5), (dict[str, int], object())],
+)
+def test_a_result_that_is_no_row_is_told_with_its_place(kind, result):
+    """Whatever Arrow makes of a value that its column has no room for, the handler's error names the record."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": kind}
+    schema = to_arrow_schema(row_type(choose(app_with(handle), "handle", "g").handlers))
+    places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
+
+    with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: what the handler returned is not"):
+        arrow_of(rows_of([(places[0], None), (places[1], result)], ["value"]), schema)
 
 
 # ---- offsets ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import enum
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 import msgspec
@@ -21,18 +22,21 @@ from penstock.app.handlers import Handler
 from penstock.app.messages import Message
 from penstock.app.signatures.annotations import described, split_none
 from penstock.errors import ConfigurationError, HandlerFailedError
-from penstock.records import Record
+from penstock.records import Record, TopicPartition
 from penstock.spark.tallies import COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["PLACE", "row_type", "rows_of"]
+__all__ = ["PLACE", "arrow_of", "row_type", "rows_of"]
 
 PLACE = ("topic", "partition", "offset")
 """The columns that say which record a row came from."""
 _VALUE = "value"
 """The one column of a result that has no fields."""
+
+_UNFIT = (OverflowError, TypeError, ValueError)
+"""What pyarrow, whose own errors are of these kinds, and msgspec raise."""
 
 _PYTHONS_OWN = (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, decimal.Decimal)
 
@@ -76,10 +80,37 @@ def rows_of(results: Iterable[tuple[Record, object]], names: Sequence[str]) -> l
     rows = []
     for record, result in results:
         for one in result if isinstance(result, list | tuple) else (result,):
-            row = _row(one, names)
+            try:
+                row = _row(one, names)
+            except _UNFIT as error:
+                raise _refusal(TopicPartition(record.topic, record.partition), record.offset, error) from error
             row["topic"], row["partition"], row["offset"] = record.topic, record.partition, record.offset
             rows.append(row)
     return rows
+
+
+def arrow_of(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:  # noqa: ANN401 - pyarrow is untyped
+    """The rows as one batch of Arrow's.
+
+    Raises:
+        HandlerFailedError: a value has no room in its column, as it is not what the annotation says.
+    """
+    pa: Any = import_module("pyarrow")  # an extra
+    try:
+        return pa.RecordBatch.from_pylist(rows, schema=schema)
+    except _UNFIT:
+        for row in rows:
+            try:
+                pa.RecordBatch.from_pylist([row], schema=schema)
+            except _UNFIT as error:
+                raise _refusal(TopicPartition(row["topic"], row["partition"]), row["offset"], error) from error
+        raise
+
+
+def _refusal(partition: TopicPartition, offset: int, error: Exception) -> HandlerFailedError:
+    return HandlerFailedError(
+        f"{partition} offset {offset}: what the handler returned is not what its annotation says: {error}"
+    )
 
 
 def _row(result: object, names: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +118,7 @@ def _row(result: object, names: Sequence[str]) -> dict[str, Any]:
     if list(names) == [_VALUE] and not (isinstance(plain, dict) and plain.keys() == {_VALUE}):
         return {_VALUE: plain}
     if not isinstance(plain, dict):
-        raise HandlerFailedError(f"a handler returned {type(result).__name__}, and its annotation says something else")
+        raise TypeError(f"it is {type(result).__name__}")
     return {name: plain.get(name) for name in names}
 
 

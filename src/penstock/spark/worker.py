@@ -15,7 +15,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +23,7 @@ from penstock.errors import PenstockError
 from penstock.records import TopicPartition
 from penstock.spark.loops import LoopThread
 from penstock.spark.records import slices_of
-from penstock.spark.rows import PLACE, rows_of
+from penstock.spark.rows import PLACE, arrow_of, rows_of
 from penstock.spark.shipping import Shipment, unpacked
 from penstock.spark.tallies import COLUMN, Tally, is_told
 from penstock.spark.work import Work
@@ -76,7 +75,6 @@ def run_task(  # noqa: PLR0913 - what is sent along
     Raises:
         BrokerConnectionError: no broker answers; Spark may run the task again.
     """
-    pa: Any = import_module("pyarrow")  # untyped, and an extra
     schema = _arrow_schema(columns)
     names = [one for one in columns.names if one not in {*PLACE, COLUMN}]
     with _BENCH.turn():
@@ -85,19 +83,19 @@ def run_task(  # noqa: PLR0913 - what is sent along
             for batch in batches:
                 results = _BENCH.call(work.take(slices_of(batch, topic, is_of_one=is_of_one), done))
                 if results:
-                    yield pa.RecordBatch.from_pylist(rows_of(results, names), schema=schema)
+                    yield arrow_of(rows_of(results, names), schema)
             results, tally = _BENCH.call(work.finish())
-            rows = rows_of(results, names)
+            last = arrow_of([*rows_of(results, names), {COLUMN: tally.to_text()}], schema)
         except Exception as error:
             _BENCH.clear()
             if not is_told(error):
                 raise
-            rows, tally = [], Tally(error=type(error).__name__, reason=str(error))
+            last = arrow_of([{COLUMN: Tally(error=type(error).__name__, reason=str(error)).to_text()}], schema)
         except GeneratorExit:
             # Whoever reads has gone, and what is under way is of no use any more.
             _BENCH.clear()
             raise
-    yield pa.RecordBatch.from_pylist([*rows, {COLUMN: tally.to_text()}], schema=schema)
+    yield last
 
 
 def _arrow_schema(columns: StructType) -> Any:  # noqa: ANN401 - pyarrow is untyped
