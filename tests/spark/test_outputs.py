@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from penstock import Depends, Handlers, Record, Retry
+from penstock import Depends, HandlerFailedError, Handlers, Record, Retry
 from penstock.app.dead_letters import read_dead_letter
 from penstock.spark import SparkPipeline, overwritten_folders
 from penstock.spark.shipping import place_of
@@ -43,6 +43,45 @@ def test_results_and_dead_letters_go_to_kafka(world):
     said = read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, headers))
     assert (said.reason, said.attempts, said.group_id, said.value) == ("no sevens", 2, world.group, b"7")
     assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
+
+
+@pytest.mark.parametrize("chosen", ["true", "value > 3"])
+def test_what_fails_when_it_is_run_again_for_the_sink_fails_the_batch(world, chosen):
+    """Where the kept rows are lost, tasks run again for the sink; an error of theirs ends the batch uncommitted."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(10)])
+    app, seen, table = world.app(retry=Retry(attempts=1), on_failure="stop"), world.folder / "seen", world.folder / "t"
+
+    @app.handler(world.topic)
+    async def once(number: int) -> int:
+        if number == 5:
+            seen.touch(exist_ok=False)
+        return number
+
+    def loses_what_was_kept(rows, batch_id: int) -> None:
+        world.spark.catalog.clearCache()
+        rows.filter(chosen).write.parquet(str(table))
+
+    with pytest.raises(HandlerFailedError, match="offset 5"):
+        world.pipeline(app).backfill(once, sink=loses_what_was_kept)
+
+    assert world.committed == {0: 0}
+
+
+def test_a_result_of_another_kind_ends_the_batch_with_its_place(world):
+    """What has no room in the column that the annotation made is an error of the handler's, told with the record."""
+    world.make_topic()
+    world.produce([b"1", b"2", b"3"])
+    app = world.app()
+
+    @app.handler(world.topic)
+    async def double(number: int) -> int:
+        return 2**64 if number == 2 else 2 * number
+
+    with pytest.raises(HandlerFailedError, match=rf"{world.topic}\[0\] offset 1: .* not what its annotation says"):
+        world.pipeline(app).backfill(double, sink=overwritten_folders(str(world.folder / "table")))
+
+    assert world.committed == {0: 0}
 
 
 def test_rows_are_written_once_though_the_batch_is_handled_again(world):

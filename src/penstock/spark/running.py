@@ -1,7 +1,8 @@
 """One batch on Spark: read by Spark's own source, handled in its workers, counted, and given to a sink.
 
 Rule of this file: handlers run once a batch. Without a sink there is one job, whose rows are the workers' tallies; with
-one, the rows are kept until it has written them.
+one, the rows are kept until it has written them. What is lost with an executor is made again, so the tallies are looked
+at behind the sink, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ __all__ = ["Batches", "Sink"]
 
 Sink: TypeAlias = "Callable[[DataFrame, int], object]"
 """Writes the rows of one batch; the number is the batch's, and the same when the batch is handled again."""
+
+
+_IS_RESULT = f"""
+    CASE WHEN {COLUMN} IS NULL THEN true WHEN get_json_object({COLUMN}, '$.error') = '' THEN false
+    ELSE raise_error({COLUMN}) END
+"""
+"""A task that failed has no rows, and whoever writes them may not take that for all there are."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,14 @@ class Batches:
             return Tally.summed(row[COLUMN] for row in rows.collect())
         kept = rows.persist()
         try:
-            tally = Tally.summed(row[COLUMN] for row in kept.filter(f"{COLUMN} IS NOT NULL").select(COLUMN).collect())
-            self.sink(kept.filter(f"{COLUMN} IS NULL").drop(COLUMN), batch_id)
+            tally = _tally_of(kept)
+            try:
+                self.sink(kept.filter(_IS_RESULT).drop(COLUMN), batch_id)
+            except Exception:
+                _tally_of(kept)
+                raise
+            # Rows that were lost meanwhile, with their executor, were made by other runs of their tasks.
+            _tally_of(kept)
         finally:
             kept.unpersist()
         return tally
@@ -77,3 +91,7 @@ class Batches:
         if orders == {"none"}:
             return records.repartition(self.parallelism)
         return records.repartition(self.parallelism, *together).sortWithinPartitions("topic", "partition", "offset")
+
+
+def _tally_of(rows: DataFrame) -> Tally:
+    return Tally.summed(row[COLUMN] for row in rows.filter(f"{COLUMN} IS NOT NULL").select(COLUMN).collect())
