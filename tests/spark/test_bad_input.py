@@ -90,6 +90,29 @@ def test_an_app_of_a_script_arrives_with_its_types():
     assert arrived.options["bootstrap_servers"] == ("localhost:9",)
 
 
+def test_a_module_that_workers_lack_is_told():
+    """Where an executor cannot import the app's module, the error says how it gets there, and names the module."""
+
+    async def handle(value: bytes) -> None: ...
+
+    app = app_with(handle)
+    shipment = pack(app, "no_such_shop:billing", choose(app, "handle", "g"), resolve(app.options), has_sink=False)
+
+    with pytest.raises(ConfigurationError, match=r"workers cannot import .*'no_such_shop'.* spark\.submit\.pyFiles"):
+        unpacked(shipment)
+
+
+def test_the_drivers_own_folder_is_looked_at_too(monkeypatch, tmp_path):
+    """What the driver imports from the folder that it was started in is looked for there by workers on its machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+
+    async def handle(value: bytes) -> None: ...
+
+    assert str(tmp_path) in packed(app_with(handle), "handle").path
+    assert "" not in packed(app_with(handle), "handle").path
+
+
 # ---- which handler ---------------------------------------------------------------------------------------------
 
 

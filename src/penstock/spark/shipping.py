@@ -13,12 +13,14 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from penstock.app.app import App
-from penstock.app.loading import load_app
+from penstock.app.loading import check_place, load_app
 from penstock.app.signatures.parameters import Depends
 from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError
@@ -79,7 +81,7 @@ def pack(app: App, place: str | None, chosen: Chosen, config: ConsumerConfig, *,
         chosen.group_id,
         chosen.topics,
         has_sink,
-        tuple(one for one in sys.path if one),
+        tuple(dict.fromkeys(one or str(Path.cwd()) for one in sys.path)),
     )
 
 
@@ -95,6 +97,8 @@ def unpacked(shipment: Shipment) -> App:
     try:
         app, options = cloudpickle.loads(shipment.pickled)
         if shipment.place is not None:
+            # By itself first: what it says is another thing here than where somebody calls a command.
+            import_module(check_place(shipment.place)[0])
             app = load_app(shipment.place)
     except ImportError as error:
         raise ConfigurationError(
