@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import anyio
 import pytest
 from crew import until
 from recorder import Recorder
@@ -190,6 +191,53 @@ async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, gro
                 break
 
     assert [("assigned", 2), *(("record", n) for n in range(10)), ("revoked", 2)] == told
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {
+            "group_protocol": "classic",
+            "partition_assignment_strategy": ["cooperative-sticky"],
+            "heartbeat_interval_ms": 200,
+        },
+        {},
+    ],
+    ids=["classic", "consumer"],
+)
+async def test_a_listener_that_a_rebalance_cuts_short_is_asked_anew(quick, group, kind):
+    """What stays is assigned once more, when the call that was cut short has ended, and begins where it says."""
+    topic, told = quick.topic(2), []
+    options = {"group_id": group, **kind}
+    for partition in range(2):
+        quick.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+
+    class Listener:
+        async def on_partitions_assigned(self, partitions):
+            told.append(("begins", len(partitions)))
+            if told == [("begins", 2)]:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await asyncio.sleep(0.2)
+                    told.append(("ends", len(partitions)))
+            for one in partitions:
+                await consumer.seek(one, 7)
+
+        async def on_partitions_revoked(self, partitions):
+            told.append(("revoked", len(partitions)))
+
+    consumer = quick.consumer(topic, rebalance_listener=Listener(), **options)
+    async with consumer:
+        await until(lambda: bool(told))
+        async with quick.consumer(topic, **options):
+            first = await consumer.getone(timeout_ms=20_000)
+        heard = list(told)
+
+    assert first is not None
+    assert first.offset == 7
+    assert heard[:3] == [("begins", 2), ("ends", 2), ("begins", 1)]
 
 
 async def test_partitions_that_are_lost_are_told_as_lost(new_topic, new_consumer, witness, group, kafka_server):

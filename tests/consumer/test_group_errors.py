@@ -29,6 +29,7 @@ from penstock.messages import (
     JoinGroupRequest,
     LeaveGroupRequest,
     OffsetCommitRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from penstock.observe.events import (
@@ -96,6 +97,22 @@ async def test_a_coordinator_that_loads_or_moved_is_asked_again(witness_of, grou
     assert not events.of(PartitionsLost) + events.of(CommitFailed) + events.of(ConsumerFailed)
     if kind is not OffsetCommitRequest:
         assert name_of(code) in events.of(GroupRequestFailed)[-1].error
+
+
+async def test_a_takeover_that_cannot_read_what_is_committed_is_begun_again(witness_of, group):
+    """A hanging transaction keeps the committed offsets back (KIP-447) for longer than a takeover waits: no matter."""
+    topic, events, proxy = witness_of.topic_with(3), Recorder(), witness_of.proxy
+    options = {**QUICK, "max_poll_interval_ms": 1_000, "group_id": group, "hooks": [events]}
+
+    with proxy.edit_answer(OffsetFetchRequest, refusing(88), times=None) as refused:
+        async with witness_of.consumer(topic, **options) as consumer:
+            reading = asyncio.create_task(consumer.getone())
+            await events.wait_for(GroupRequestFailed, where=lambda event: event.request == "TakeOver")
+            refused.end()
+            record = await asyncio.wait_for(reading, 10)
+
+    assert record.offset == 0
+    assert len(events.of(GroupJoined)) == 1
 
 
 def asked_again(proxy, kind, client):

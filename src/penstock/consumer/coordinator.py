@@ -25,6 +25,7 @@ from penstock.consumer.reactions import Reactions
 from penstock.consumer.reader import Reader
 from penstock.consumer.stall_watch import run_stall_watch
 from penstock.consumer.wake import Wake
+from penstock.core.backoff import Backoff
 from penstock.core.classic import ClassicMember
 from penstock.core.group_errors import Asked
 from penstock.core.membership import (
@@ -105,8 +106,10 @@ class Coordinator:
         self._news = Wake()
         self._newer_picture = Wake()
         self._is_joining = False
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._own_work: anyio.CancelScope | None = None
         """The takeover or release that is going on; a later one ends it."""
+        self._working = asyncio.Lock()
 
     @property
     def identity(self) -> Identity:
@@ -231,7 +234,9 @@ class Coordinator:
     async def _work(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
         """Take partitions over or give them back; whoever comes later waits for the end of the one before."""
         with scope:
-            event = await outcome_of(self._take_over(effect) if isinstance(effect, TakeOver) else self._release(effect))
+            async with self._working:
+                work = self._take_over(effect) if isinstance(effect, TakeOver) else self._release(effect)
+                event = await outcome_of(work)
             if self._own_work is scope:
                 self._own_work = None
             if self._machine.awaits(effect) or isinstance(event, Failed):
@@ -243,6 +248,17 @@ class Coordinator:
     async def _take_over(self, effect: TakeOver) -> GroupEvent:
         self._is_joining, me = False, effect.identity
         self._observer.tell(GroupJoined(self._group_id, me.generation, me.member_id, effect.protocol, effect.is_leader))
+        failures = 0
+        while isinstance(event := await outcome_of(self._own(effect)), CoordinatorGone | NotNow):
+            # Heartbeats go well, so the group deals nothing anew: nobody else would begin this again.
+            self._note(effect, event)
+            failures += 1
+            await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
+            if not self._machine.awaits(effect):
+                break
+        return event
+
+    async def _own(self, effect: TakeOver) -> GroupEvent:
         await self._ownership.take_over(effect.added, effect.kept)
         return TakenOver()
 

@@ -157,6 +157,7 @@ class _Membership:
         self._times_asked = 0
         self._own_work: anyio.CancelScope | None = None
         """The callback that runs; a later one ends it."""
+        self._working = asyncio.Lock()
 
     # ---- for the user ------------------------------------------------------------------------------------------
 
@@ -258,7 +259,8 @@ class _Membership:
 
     async def _work(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
         with scope:
-            event = await outcome_of(self._begin() if isinstance(effect, TakeOver) else self._end())
+            async with self._working:
+                event = await outcome_of(self._begin() if isinstance(effect, TakeOver) else self._end())
             if self._own_work is scope:
                 self._own_work = None
             if self._machine.awaits(effect) or isinstance(event, Failed):

@@ -77,6 +77,8 @@ class Ownership:
         """What was owned before the rebalance that is going on, and where each partition stood."""
         self._announced: Partitions = frozenset()
         """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
+        self._unsought: dict[TopicPartition, int] = {}
+        """The epoch that a partition has for as long as nobody has sought it."""
 
     # ---- taking over -------------------------------------------------------------------------------------------
 
@@ -88,10 +90,9 @@ class Ownership:
             BrokerError: the committed offsets may not be read.
         """
         self._remember(kept)
-        self._positions.add(added)
+        self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
         # What the user knows of has its place, though the takeover that gave it that was cut short.
         news = added - self._announced
-        epochs = {position.partition: position.epoch for position in self._positions.of(news)}
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, news),
             timeout_s=self._config.max_poll_interval_ms / 1000,
@@ -99,8 +100,9 @@ class Ownership:
         )
         for position in self._positions.of(news):
             # Who sought a partition as soon as it was assigned has said where to begin.
-            if position.epoch == epochs[position.partition]:
+            if position.epoch == self._unsought[position.partition]:
                 self._place(position, committed.get(position.partition))
+                self._unsought[position.partition] = position.epoch
         if self._starts_anew and news:
             await self._start_anew(news)
         self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
