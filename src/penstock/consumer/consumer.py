@@ -143,6 +143,8 @@ class Consumer:
     async def stop(self, *, commit: bool = True) -> None:
         """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
 
+        When this is cancelled meanwhile, it ends at once: what was not committed by then is delivered again.
+
         Args:
             commit: False leaves out the last automatic commit; what was not committed yet is delivered again.
 

@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from penstock.errors import ConsumerStateError, PenstockError
+
 __all__ = ["Supervisor"]
+
+_ENDING_S = 5.0
+_CANCELLATIONS = 2
+"""Each cuts one wait short: that of the work, and that of a clean-up which hangs as well."""
 
 
 class Supervisor:
@@ -30,23 +36,28 @@ class Supervisor:
         self._body, self._name = body, name
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Run the body until it is ready.
+    async def start(self, given_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
+        """Run the body until it is ready, or the start is given up: then it is to be stopped.
 
         Raises:
+            ConsumerStateError: somebody has stopped it meanwhile.
             Exception: what the body raised before it was ready.
         """
         self._task = asyncio.create_task(self._run(), name=self._name)
-        ready = asyncio.ensure_future(self.ready.wait())
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.ready, given_up) if event is not None]
         try:
-            await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            await self._end()
+            await asyncio.wait({self._task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as cancelled:
+            if not await self._ended(ending_s):
+                cancelled.add_note(self._left_behind(ending_s))
             raise
         finally:
-            ready.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await ready
+            for one in waiting:
+                one.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await one
+        if self._task.cancelled():
+            raise ConsumerStateError(f"{self._name} was stopped before it had started")
         if self._task.done():
             self._task.result()
 
@@ -55,22 +66,42 @@ class Supervisor:
         """Whether the body was run and has ended."""
         return self._task is not None and self._task.done()
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ask the body to end; after ``timeout_s`` it is cancelled. Whoever calls this is not cancelled meanwhile."""
+    async def stop(self, timeout_s: float, *, ending_s: float = _ENDING_S) -> None:
+        """Ask the body to end; after ``timeout_s``, or when this is cancelled itself, it is cancelled.
+
+        A scope or task group around it that is cancelled does not hurry it.
+
+        Raises:
+            PenstockError: it goes on in spite of that, ``ending_s`` later, and is left behind.
+        """
         self.stopping.set()
         if self._task is None:
             return
         with anyio.CancelScope(shield=True):
-            await asyncio.wait({self._task}, timeout=timeout_s)
-            await self._end()
+            try:
+                await asyncio.wait({self._task}, timeout=timeout_s)
+            except asyncio.CancelledError as cancelled:
+                if not await self._ended(ending_s):
+                    cancelled.add_note(self._left_behind(ending_s))
+                raise
+            if not await self._ended(ending_s):
+                raise PenstockError(self._left_behind(ending_s))
 
     async def _run(self) -> None:
         await self._body(self)
 
-    async def _end(self) -> None:
+    async def _ended(self, within_s: float) -> bool:
+        """Cancel the body, again when it goes on; whether it has ended in time."""
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        for _ in range(_CANCELLATIONS):
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=within_s / _CANCELLATIONS)
+        if not self._task.done():
+            return False
         if not self._task.cancelled():
             # The body has told its error where it belongs already.
             self._task.exception()
+        return True
+
+    def _left_behind(self, within_s: float) -> str:
+        return f"{self._name} has not ended {within_s:g} s after it was cancelled, and is left behind"
