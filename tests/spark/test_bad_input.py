@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,6 +19,7 @@ from penstock.spark import SparkPipeline
 from penstock.spark.choosing import choose
 from penstock.spark.group_desk import remaining
 from penstock.spark.kafka_options import check_source_options, source_options
+from penstock.spark.places import Places, ends_at
 from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
 from penstock.spark.rows import arrow_of, row_type, rows_of
 from penstock.spark.shipping import pack, unpacked
@@ -306,3 +308,10 @@ def test_a_map_goes_on_behind_a_later_offset():
     assert remaining(done, 20) == OffsetMap(20, 40, (20, 30))
     assert remaining(done, 25) == OffsetMap(25, 40, (30,))
     assert remaining(done, 40) is None
+
+
+@pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "yesterday", True])  # noqa: DTZ001 - that is the mistake
+def test_a_moment_that_says_no_instant_is_refused(until):
+    """A time without a zone would be another one on each machine; it is refused, as all that is no time is."""
+    with pytest.raises(ConfigurationError, match=r"^until=.* will not do: give a datetime with a time zone"):
+        ends_at(None, Places({}, {}, {}, 0, {}), until)

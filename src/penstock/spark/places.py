@@ -151,9 +151,9 @@ def _moment(
             if unknown := sorted(offsets.keys() - set(partitions)):
                 raise ConfigurationError(f"{name}= names {unknown[0]}, and the handler reads no such partition")
             return offsets
-        case dt.datetime() | int() if not isinstance(moment, bool):
+        case dt.datetime(tzinfo=dt.tzinfo()) | int() if not isinstance(moment, bool):
             return _since(desk, moment, logs)
         case _:
             raise ConfigurationError(
-                f"{name}={moment!r} will not do: give a datetime, milliseconds since the epoch, or offsets"
+                f"{name}={moment!r} will not do: give a datetime with a time zone, milliseconds since 1970, or offsets"
             )
