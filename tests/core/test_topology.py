@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -125,12 +126,13 @@ def test_a_topology_is_never_changed():
 
 def test_a_newer_leader_is_learnt_by_the_way():
     """The broker that refuses a fetch says who leads now: no look-up is needed, and replicas stay as they were."""
-    topology = Topology().updated(answer((1, 5), (2, 5)))
+    topology = Topology(hides_internal=False).updated(answer((1, 5), (2, 5)))
 
     learnt = topology.with_leader(ONE, 3, 6)
 
     assert learnt.leader(ONE) == Leadership(3, 6, (1, 2, 3), (3,))
     assert learnt.leader(TopicPartition("t", 1)) == topology.leader(TopicPartition("t", 1))
+    assert replace(learnt, topics=topology.topics) == topology, "nothing else is other than before"
     # An answer from before that does not take it back.
     assert learnt.updated(answer((1, 5), (2, 5))).leader(ONE).leader_id == 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from uuid import UUID
 
@@ -114,14 +114,9 @@ class Topology:
         if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
             return self
         newer = Leadership(leader_id, epoch, known.replicas, known.offline)
-        changed = TopicInfo(
-            topic.name,
-            topic.topic_id,
-            topic.is_internal,
-            MappingProxyType({**topic.partitions, partition.partition: newer}),
-        )
+        changed = replace(topic, partitions=MappingProxyType({**topic.partitions, partition.partition: newer}))
         topics = MappingProxyType({**self.topics, topic.name: changed})
-        return Topology(self.brokers, topics, self.errors, self.cluster_id, self.controller_id)
+        return replace(self, topics=topics)
 
 
 def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
