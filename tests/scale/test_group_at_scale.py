@@ -2,10 +2,12 @@
 
 The laws of ``group_world`` are looked at whenever a member is told anything: one owner for each partition (A), nothing
 left to whom the group may have given up (Z). Here is looked at whether so large a group comes to rest, and rests (R).
+PENSTOCK_TEST_SEEDS=20 has it live twenty lives instead of one.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -176,7 +178,7 @@ WAVES = [(40, 0, 0, 0), (0, 40, 0, 0), (0, 0, 20, 0), (30, 30, 0, 20), (20, 20, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("PENSTOCK_TEST_SEEDS", "1"))))
 def test_a_thousand_members(seed):
     """Whatever happens to it, a large group comes to rest within a few generations, and then rests."""
     crowd = Crowd(Random(seed))
