@@ -177,22 +177,27 @@ async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixture
 
 
 async def test_a_letter_that_is_too_large_is_cut(new_app, new_topic, witness, recorder, group):
-    """A record that its dead-letter topic only just takes goes without the traceback; its own bytes are all there."""
+    """A record that its dead-letter topic only just takes goes without the traceback; its own bytes are all there.
+
+    The letters before it and behind it in the same partition are whole.
+    """
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     dead, value = f"{topic}.{group}.dead", b"x" * 2_000
 
     @app.handler(topic, retry=ONCE)
-    async def handle(value: bytes) -> None:
-        raise ValueError("poison " * 300)
+    async def handle(given: bytes) -> None:
+        raise ValueError("poison " * 300 if given == value else "poison")
 
     async with app:
         set_limit(witness, dead, 3_200)
-        witness.produce(topic, [value])
-        await recorder.wait_for(RecordBuried)
+        for count, given in enumerate([b"before", value, b"behind"], 1):
+            witness.produce(topic, [given])
+            await recorder.wait_for(RecordBuried, count)
 
-    (letter,) = await letters_in(witness, dead)
+    before, letter, behind = await letters_in(witness, dead)
     headers = dict(letter.headers())
-    assert letter.value() == value
+    assert [one.value() for one in (before, letter, behind)] == [b"before", value, b"behind"]
+    assert all("penstock-error-traceback" in dict(one.headers()) for one in (before, behind))
     assert "penstock-error-traceback" not in headers
     assert headers["penstock-error-type"] == b"ValueError"
     assert headers["penstock-error-message"].startswith(b"poison poison")

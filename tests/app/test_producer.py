@@ -12,6 +12,7 @@ from penstock import (
     Consumer,
     ConsumerStateError,
     PublishError,
+    PublishTooLargeError,
     TopicPartition,
 )
 from penstock.app.producer import Producer, Published
@@ -76,16 +77,66 @@ async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer,
     assert {p: [one.value for one in records if one.partition == p] for p in range(3)} == values
 
 
-async def test_a_refused_record_is_an_error(kafka_server, new_producer, topic):
-    """A record that the broker does not take is told to whoever published it, and the producer goes on."""
-    small = f"{topic}-small"
-    kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
+@pytest.mark.parametrize(
+    ("config", "value", "said"),
+    [
+        ({"max.message.bytes": 1_000}, b"x" * 10_000, "MESSAGE_TOO_LARGE"),
+        ({"cleanup.policy": "compact"}, b"no key", "has the record no key"),
+    ],
+)
+async def test_a_refused_record_is_an_error_and_no_more(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
+    """A record that the broker does not take is told to whoever published it; its partition takes the next ones."""
+    kafka_server.create_topic(strict := f"{topic}-strict", config=config)
 
     async with new_producer() as producer:
-        with pytest.raises(PublishError, match=f"{small}.*MESSAGE_TOO_LARGE"):
-            await producer.publish(small, b"x" * 10_000)
+        places = [await producer.publish(strict, b"0", key=b"k")]
+        for n in (1, 2):
+            with pytest.raises(PublishError, match=f"{strict}.*{said}"):
+                await producer.publish(strict, value)
+            places.append(await producer.publish(strict, b"%d" % n, key=b"k"))
 
-        assert (await producer.publish(topic, b"x", partition=0)).offset == 0
+    assert [place.offset for place in places] == [0, 1, 2]
+    assert [record.value for record in await read_all(kafka_server, strict, 3)] == [b"0", b"1", b"2"]
+
+
+async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
+    """Records that come together travel together: all arrive, once, but those that are too large by themselves."""
+    kafka_server.create_topic(strict := f"{topic}-strict", config={"max.message.bytes": 10_000})
+    values = {n: b"%d " % n + b"x" * (20_000 if n % 50 == 7 else 1_000) for n in range(300)}
+
+    async with new_producer() as producer:
+        await producer.publish(strict, b"first")
+        told = await asyncio.gather(*(producer.publish(strict, one) for one in values.values()), return_exceptions=True)
+        last = await producer.publish(strict, b"last")
+
+    refused = [n for n, one in enumerate(told) if isinstance(one, PublishTooLargeError)]
+    placed = {one.offset: values[n] for n, one in enumerate(told) if isinstance(one, Published)}
+    records = await read_all(kafka_server, strict, 296)
+    assert refused == [7, 57, 107, 157, 207, 257]
+    assert last.offset == 295
+    assert {one.offset: one.value for one in records} == {0: b"first", **placed, 295: b"last"}
+
+
+async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, topic):
+    """While records are refused again and again, all others arrive once, those of each task in its order."""
+    kafka_server.create_topic(strict := f"{topic}-strict", 2, config={"max.message.bytes": 1_000})
+    refused = 0
+
+    async def publish(key: int) -> None:
+        for n in range(150):
+            await producer.publish(topic if key % 2 else strict, b"%d" % n, key=b"%d" % key)
+
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        publishing = [tasks.create_task(publish(key)) for key in range(20)]
+        while not all(task.done() for task in publishing):
+            with pytest.raises(PublishTooLargeError):
+                await producer.publish(strict, b"x" * 2_000, partition=refused % 2)
+            refused += 1
+
+    records = [*await read_all(kafka_server, topic, 1_500), *await read_all(kafka_server, strict, 1_500)]
+    values = {key: [int(one.value) for one in records if one.key == b"%d" % key] for key in range(20)}
+    assert refused > 10
+    assert values == {key: list(range(150)) for key in range(20)}
 
 
 async def test_what_cannot_be_published_is_an_error(new_producer, topic):
@@ -98,13 +149,23 @@ async def test_what_cannot_be_published_is_an_error(new_producer, topic):
 
 
 async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
-    """Leaving the producer raises when some of publish_many was refused."""
+    """Leaving the producer raises when some of publish_many was refused; its partition takes the next record."""
     small = f"{topic}-small"
     kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
+    places = []
+
+    async def publish() -> None:
+        async with new_producer() as producer:
+            places.append(await producer.publish(small, b"0"))
+            await producer.publish_many(small, 0, [(None, b"x" * 10_000)])
+            with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
+                await producer.flush()
+            places.append(await producer.publish(small, b"1"))
 
     with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
-        async with new_producer() as producer:
-            await producer.publish_many(small, 0, [(None, b"x" * 10_000)])
+        await publish()
+
+    assert [place.offset for place in places] == [0, 1]
 
 
 @pytest.mark.parametrize("security", ["SCRAM-SHA-512", "OAUTHBEARER"])

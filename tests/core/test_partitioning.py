@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.partitioning import Partitioner, murmur2
+from penstock.core.partitioning import Partitioner, murmur2, partition_of
 from penstock.core.topology import Leadership
 
 
@@ -38,6 +38,11 @@ def counting() -> Partitioner:
 def test_a_key_hashes_as_with_kafkas_own_clients(key, expected):
     """The numbers that Kafka's own test of its Utils.murmur2 has."""
     assert expected % (1 << 32) == murmur2(key)
+
+
+def test_the_sign_of_a_hash_is_left_out():
+    """A hash that is negative in Java gives the partition that it gives there: murmur2(b"21") has its first bit set."""
+    assert partition_of(b"21", 10) == (-973932308 & 0x7FFFFFFF) % 10 == 0
 
 
 @given(st.binary(max_size=40), st.integers(1, 100))

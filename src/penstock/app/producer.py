@@ -1,23 +1,36 @@
 """Publishing: aiokafka's producer, idempotent, with our options, our errors and an end to every wait.
 
-Rule of this file: the one door to ``AIOKafkaProducer``. Idempotent, it tries a batch again for ever, so each wait for
-it has a deadline here; and it has no way to give up, so ``close`` takes its sender from it when the time is over.
+Rule of this file: the one door to ``AIOKafkaProducer``, and what it lacks. Idempotent, it tries a batch again for ever,
+so each wait for it has a deadline here. It cannot give up, so ``close`` takes its sender from it when the time is over.
+A batch that is refused leaves a gap in its sequence numbers, behind which the broker takes nothing more of it for that
+partition, so it goes on under a new producer id then. And when its sender fails, another takes its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.errors import BrokerResponseError, KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
+from aiokafka.errors import (
+    BrokerResponseError,
+    InvalidTimestampError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    RecordListTooLargeError,
+    UnknownError,
+)
+from aiokafka.producer.transaction_manager import TransactionManager
 
 from penstock.app.publisher import Published
 from penstock.config import ConsumerConfig, TokenProvider
+from penstock.core.partitioning import partition_of
 from penstock.errors import (
     BrokerConnectionError,
     ConsumerStateError,
@@ -40,6 +53,23 @@ _LARGEST_RECORD_BYTES = 2**31 - 1
 # It asserts what its callers may get wrong, such as a partition that the topic has not.
 _REFUSALS = (KafkaError, TimeoutError, AssertionError)
 
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+# Also what it has no name for, among it INVALID_RECORD: one without a key, for a compacted topic.
+_OF_ONE_RECORD = (*_TOO_LARGE, InvalidTimestampError, UnknownError)
+"""For which a whole batch is refused, however many good records are in it, or because there are so many."""
+
+
+class _Content(NamedTuple):
+    value: bytes | None
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither key nor value, which aiokafka's ``send`` refuses."""
+        return self.value is None and self.key is None
+
 
 class Producer:
     """Publishes for as long as an ``async with`` lasts.
@@ -60,6 +90,9 @@ class Producer:
         self._config, self._max_batch_bytes, self._linger_ms = config, max_batch_bytes, linger_ms
         self._timeout_s = config.default_api_timeout_ms / 1000
         self._producer: Any = None
+        self._replacing = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """To travel alone to a topic: of many that wait for a place at once, aiokafka gives up most."""
         self._waiting: set[asyncio.Future[Any]] = set()
         self._refused: BaseException | None = None
 
@@ -75,24 +108,7 @@ class Producer:
         Raises:
             BrokerConnectionError: none answers in ``start_timeout_ms``.
         """
-        producer = AIOKafkaProducer(
-            **_connection_options(self._config),
-            enable_idempotence=True,
-            max_batch_size=self._max_batch_bytes,
-            max_request_size=_LARGEST_RECORD_BYTES,
-            linger_ms=self._linger_ms,
-        )
-        try:
-            async with asyncio.timeout(self._config.start_timeout_ms / 1000):
-                await producer.start()
-        except BaseException as error:
-            await producer.stop()
-            if isinstance(error, KafkaError | TimeoutError):
-                raise BrokerConnectionError(
-                    f"no producer on {', '.join(self._config.bootstrap_servers)}: {str(error) or 'no answer in time'}"
-                ) from error
-            raise
-        self._producer = producer
+        self._producer = await self._opened()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait until all is acknowledged, ``stop_timeout_ms`` at most, and close the connections."""
@@ -136,20 +152,18 @@ class Producer:
     ) -> Published:
         """Publish one record and wait until all replicas have it; calls that come together travel together.
 
-        Without ``partition`` the key decides, as with Kafka's own clients.
+        Without ``partition`` the key decides, as with Kafka's own clients. A record stands behind all that were
+        acknowledged before it was published; of those that are under way at once any may be first. One that is
+        refused fails alone: what travelled with it, and what is published next, arrives.
 
         Raises:
             PublishTooLargeError: it is larger than the topic allows.
             PublishError: it was refused, or not acknowledged in ``default_api_timeout_ms``; it may still arrive then.
         """
-        started = self._started
+        content = _Content(value, key, list(headers), timestamp_ms)
         try:
             async with asyncio.timeout(self._timeout_s):
-                if key is None and value is None:
-                    acknowledged = await self._send_empty(topic, partition, timestamp_ms, headers)
-                else:
-                    acknowledged = await started.send(topic, value, key, partition, timestamp_ms, list(headers))
-                placed = await acknowledged
+                placed = await self._acknowledged(topic, partition, content)
         except _REFUSALS as error:
             raise self._refusal(topic, error) from error
         return Published(TopicPartition(topic, placed.partition), placed.offset)
@@ -167,11 +181,11 @@ class Producer:
         batch = self._started.create_batch()
         for key, value in records:
             if batch.append(timestamp=None, key=key, value=value) is None:
-                await self._send(topic, partition, batch)
+                await self._send_batch(topic, partition, batch)
                 batch = self._started.create_batch()
                 batch.append(timestamp=None, key=key, value=value)
         if batch.record_count():
-            await self._send(topic, partition, batch)
+            await self._send_batch(topic, partition, batch)
 
     async def flush(self) -> None:
         """Wait until all that ``publish_many`` took is acknowledged.
@@ -194,21 +208,67 @@ class Producer:
             raise ConsumerStateError("this producer is not started - use it in an `async with`")
         return self._producer
 
-    async def _send_empty(
-        self,
-        topic: str,
-        partition: int | None,
-        timestamp_ms: int | None,
-        headers: Sequence[tuple[str, bytes | None]],
-    ) -> Any:  # noqa: ANN401
-        """A record with neither key nor value: ``send`` refuses it, a batch of it alone is sent."""
-        if partition is None:
-            partition = random.choice(list(await self._started.partitions_for(topic)))  # noqa: S311 - any will do
-        batch = self._started.create_batch()
-        batch.append(timestamp=timestamp_ms, key=None, value=None, headers=list(headers))
-        return await self._started.send_batch(batch, topic, partition=partition)
+    async def _at_work(self) -> Any:  # noqa: ANN401
+        """The producer; another one, if it has failed, and with it all that was under way."""
+        producer = self._started
+        if not producer._sender.sender_task.done():  # noqa: SLF001 - it tells nobody
+            return producer
+        async with self._replacing:
+            if self._started is not producer:
+                return self._producer
+            try:
+                another = await self._opened()
+            except BrokerConnectionError as error:
+                raise PublishError(str(error)) from error
+            if self._producer is not producer:
+                await another.stop()
+                return self._started
+            self._producer = another
+            await _give_up(producer)
+        return another
 
-    async def _send(self, topic: str, partition: int, batch: Any) -> None:  # noqa: ANN401
+    async def _opened(self) -> Any:  # noqa: ANN401 - aiokafka is untyped
+        producer = AIOKafkaProducer(
+            **_connection_options(self._config),
+            enable_idempotence=True,
+            max_batch_size=self._max_batch_bytes,
+            max_request_size=_LARGEST_RECORD_BYTES,
+            linger_ms=self._linger_ms,
+        )
+        try:
+            async with asyncio.timeout(self._config.start_timeout_ms / 1000):
+                await producer.start()
+        except BaseException as error:
+            await producer.stop()
+            if isinstance(error, KafkaError | TimeoutError):
+                raise BrokerConnectionError(
+                    f"no producer on {', '.join(self._config.bootstrap_servers)}: {str(error) or 'no answer in time'}"
+                ) from error
+            raise
+        return producer
+
+    async def _acknowledged(self, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
+        """Where the record is now."""
+        is_alone = content.is_empty
+        while True:
+            producer = await self._at_work()
+            if is_alone:
+                async with self._turns[topic]:
+                    acknowledged = await _send_alone(producer, topic, partition, content)
+            else:
+                acknowledged = await _send(producer, topic, partition, content)
+            try:
+                return await acknowledged
+            except KafkaError as error:
+                _begin_anew(producer)
+                if isinstance(error, OutOfOrderSequenceNumber):
+                    # It came behind the gap that another has left.
+                    continue
+                if is_alone or not isinstance(error, _OF_ONE_RECORD):
+                    raise
+                is_alone = True
+
+    async def _send_batch(self, topic: str, partition: int, batch: Any) -> None:  # noqa: ANN401
         if self._refused is not None:
             raise self._refusal(topic, self._refused) from self._refused
         try:
@@ -223,19 +283,25 @@ class Producer:
         self._waiting.discard(acknowledged)
         if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
             self._refused = self._refused or error
+            if self._producer is not None:
+                _begin_anew(self._producer)
 
     def _refusal(self, what: str, error: BaseException) -> PublishError:
-        if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
+        if isinstance(error, _TOO_LARGE):
             return PublishTooLargeError(
                 f"{what}: {broker_error(error.errno, 'larger than the topic allows')} - max.message.bytes of the topic"
             )
         match error:
+            case UnknownError():
+                reason = (
+                    "refused by the broker, it is not known why - has the record no key, and is the topic compacted?"
+                )
             case BrokerResponseError():
                 reason = str(broker_error(error.errno, "refused by the broker"))
             case TimeoutError():
                 reason = f"no acknowledgement within {self._timeout_s:.0f} s - are enough replicas alive?"
             case AssertionError():
-                reason = str(error)
+                reason = "it has no such partition"
             case _:
                 reason = f"{type(error).__name__}: {error}"
         return PublishError(f"{what}: {reason}")
@@ -281,3 +347,31 @@ async def _give_up(producer: Any) -> None:  # noqa: ANN401
         sender.cancel()
         await asyncio.wait({sender}, timeout=_GIVING_UP_S)
     await producer.client.close()
+
+
+async def _send(producer: Any, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
+    value, key, headers, timestamp_ms = content
+    return await producer.send(topic, value, key, partition, timestamp_ms, headers)
+
+
+async def _send_alone(producer: Any, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
+    """Send it in a batch that no other joins; also a record with neither key nor value."""
+    value, key, headers, timestamp_ms = content
+    if partition is None:
+        count = len(await producer.partitions_for(topic))
+        partition = random.randrange(count) if key is None else partition_of(key, count)  # noqa: S311 - any will do
+    batch = producer.create_batch()
+    batch.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
+    batch.close()
+    return await producer.send_batch(batch, topic, partition=partition)
+
+
+def _begin_anew(producer: Any) -> None:  # noqa: ANN401
+    """Have it ask for a producer id before it sends another batch, and count from nought again.
+
+    What is under way keeps the old id. It was sent before, and each partition has one batch under way at most: nothing
+    is there twice, and nothing overtakes.
+    """
+    sequence = producer._txn_manager  # noqa: SLF001 - it has no other way
+    if sequence.has_pid():
+        TransactionManager.__init__(sequence, None, sequence.transaction_timeout_ms)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.core.topology import Leadership
 
-__all__ = ["Partitioner", "murmur2"]
+__all__ = ["Partitioner", "murmur2", "partition_of"]
 
 _SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 _WORD = struct.Struct("<I")
@@ -32,6 +32,11 @@ def murmur2(data: bytes) -> int:
     return value ^ value >> 15
 
 
+def partition_of(key: bytes, count: int) -> int:
+    """The partition of a key, in a topic of so many."""
+    return (murmur2(key) & 0x7FFFFFFF) % count
+
+
 class Partitioner:
     """Chooses partitions for one producer.
 
@@ -46,7 +51,7 @@ class Partitioner:
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
         """The partition of ``topic`` for a record with that key; ``partitions`` are all it has, at least one."""
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % len(partitions)
+            return partition_of(key, len(partitions))
         current = self._current.get(topic)
         if current is None or current not in partitions:
             led = [number for number, one in partitions.items() if one.leader_id >= 0] or list(partitions)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.app.publisher import Published
-from penstock.core.partitioning import murmur2
+from penstock.core.partitioning import partition_of
 from penstock.errors import PublishError
 from penstock.records import Record, TopicPartition
 
@@ -62,7 +62,7 @@ class Log:
             PublishError: there is no such partition.
         """
         count = len(self.partitions(topic))
-        chosen = (0 if key is None else murmur2(key) % count) if partition is None else partition
+        chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
         if not 0 <= chosen < count:
             raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
         place = TopicPartition(topic, chosen)
