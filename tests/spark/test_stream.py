@@ -73,6 +73,23 @@ def test_the_lag_falls_with_each_micro_batch(world):
     assert world.ledger.counts() == {(p, n): 1 for p, end in world.ends.items() for n in range(end)}
 
 
+def test_a_stop_with_grace_cuts_no_batch(world):
+    """The batch under way comes to its end and no other is begun, though there is more: all that was handled counts."""
+    world.make_topic()
+    world.produce([b"a"] * 1_000, keys=map(str.encode, map(str, range(1_000))))
+
+    async def slow(_record: Record) -> None:
+        await asyncio.sleep(0.01)
+
+    query = world.pipeline(world.entering(first=slow)).start("enter", max_records_per_batch=50)
+    while not (last := sum(world.committed.values())):
+        assert not query.await_termination(0.2)
+    query.stop(grace_s=60)
+
+    assert 0 < last <= world.committed[0] < 1_000
+    assert world.ledger.counts() == {(0, n): 1 for n in range(world.committed[0])}
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_live_member_is_refused(world, protocol):
     """While a member of the group is live, whichever protocol it speaks, nothing of it is handled on Spark."""

@@ -78,11 +78,12 @@ class SparkPipeline:
         where = "" if self._checkpoint is None else f" checkpoint={self._checkpoint.place}"
         return f"<SparkPipeline of {self.app!r}{where}>"
 
-    def start(
+    def start(  # noqa: PLR0913 - what bounds it
         self,
         handler: Wanted,
         *,
         trigger: Trigger = None,
+        max_records_per_batch: int = 200_000,
         sink: Sink | None = None,
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
@@ -93,6 +94,8 @@ class SparkPipeline:
             handler: the decorated function, or its name. Handlers of its group that share a topic with it run too.
             trigger: when a micro-batch is begun: ``"5 seconds"``, ``"available_now"``, or by the names of Spark's own
                 ``trigger``; by default when the one before is through.
+            max_records_per_batch: so many at most are handled again when the driver is killed; a
+                ``maxOffsetsPerTrigger`` among the options says it instead.
             sink: is given a DataFrame of what handlers returned, with ``topic``, ``partition`` and ``offset`` of the
                 record, and the batch's number.
             parallelism: so many tasks instead of one for each partition, with the handler's order kept.
@@ -106,7 +109,10 @@ class SparkPipeline:
         """
         if self._checkpoint is None:
             raise ConfigurationError("a stream needs a folder for Spark's checkpoint - say SparkPipeline(checkpoint=)")
+        _check_at_least_one("max_records_per_batch", max_records_per_batch)
         chosen, batches, source = self._prepared(handler, sink, parallelism, options)
+        if "maxoffsetspertrigger" not in map(str.lower, source):
+            source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
         state = self._checkpoint.load(chosen.group_id, chosen.name)
         desk = self._desk(chosen)
         try:
@@ -159,8 +165,7 @@ class SparkPipeline:
             OffsetOutOfRangeError: where the group stands was removed, and ``auto_offset_reset="none"``.
             PenstockError: no broker answers, or we may not.
         """
-        if max_records_per_batch < 1:
-            raise ConfigurationError(f"max_records_per_batch={max_records_per_batch} will not do: at least 1")
+        _check_at_least_one("max_records_per_batch", max_records_per_batch)
         if sink is not None and self._checkpoint is None:
             raise ConfigurationError(
                 "sink= needs a folder in which batches are numbered - say SparkPipeline(checkpoint=)"
@@ -250,8 +255,7 @@ class SparkPipeline:
 
         planned(self.app, self._config.group_id, self._outline.defaults, self._outline.overrides)
         chosen = choose(self.app, handler, self._config.group_id)
-        if parallelism is not None and parallelism < 1:
-            raise ConfigurationError(f"parallelism={parallelism} will not do: at least 1")
+        _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
         check_source_options(options or {}, keeps_order=chosen.keeps_order)
         if chosen.keeps_order and self._spark.conf.get("spark.speculation", "false") == "true":
             raise ConfigurationError(
@@ -280,3 +284,8 @@ class SparkPipeline:
         texts = (found.said.user_text for found in places.found.values())
         known += [int(match[1]) + 1 for text in texts if (match := _OUR_BATCH.match(text))]
         state.next_batch_id = max(known)
+
+
+def _check_at_least_one(name: str, number: int) -> None:
+    if number < 1:
+        raise ConfigurationError(f"{name}={number} will not do: at least 1")

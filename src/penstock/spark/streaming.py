@@ -34,6 +34,9 @@ Trigger: TypeAlias = str | Mapping[str, Any] | None
 _AGAIN_S = 600.0
 """A query that has nothing to do commits again so often, lest the broker forget the group."""
 
+_LOOK_S = 0.2
+_STANDS_MS = 10_000
+
 
 def said_of(query_id: str, batch_id: int) -> str:
     """The text beside a commit."""
@@ -120,6 +123,8 @@ class SparkQuery:
         self._committed: tuple[int, Offsets] | None = None
         self._committed_at = stage.desk.now
         self._is_over = False
+        self._is_asked = False
+        self._stands = threading.Event()
         self._listener: Any = None
         self.run_id = ""
         """Of Spark's; empty before it was started."""
@@ -157,12 +162,20 @@ class SparkQuery:
         self._raise_from(None)
         return True
 
-    def stop(self) -> None:
+    def stop(self, *, grace_s: float = 0.0) -> None:
         """End it, and commit what is done; what of a batch is under way is handled again by whoever goes on.
+
+        Args:
+            grace_s: so many seconds the batch under way may take to its end; no other is begun meanwhile.
 
         Raises:
             GroupNotEmptyError: a live member has joined, and the last batch is not committed.
         """
+        ends_at = self._stage.desk.now + grace_s
+        self._is_asked = grace_s > 0
+        while self._stage.desk.now < ends_at and self.is_active and self.query.status["isTriggerActive"]:
+            if self._stands.wait(_LOOK_S):
+                break
         self.query.stop()
         self._end()
         self._raise_from(None)
@@ -171,6 +184,8 @@ class SparkQuery:
 
     def handle(self, records: DataFrame, number: int) -> None:
         """One micro-batch, as ``foreachBatch`` has it."""
+        if self._is_asked:
+            self._stand()
         try:
             self._raise_from(None)
             self._stage.desk.check_idle()
@@ -179,6 +194,21 @@ class SparkQuery:
             self._failure = self._failure or error
             raise
         self.counted += tally
+
+    def _stand(self) -> None:
+        """Wait to be stopped: in Java, in Spark's own thread, where its stop interrupts, and takes that for an end."""
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - an extra
+
+        inside: Any = self._stage.spark.sparkContext
+        java = inside._gateway  # noqa: SLF001 - there is no other way into that thread
+        self._stands.set()
+        try:
+            java.jvm.java.lang.Thread.sleep(_STANDS_MS)
+        except Py4JJavaError as error:
+            # Spark finds the interrupt in the text by a pattern that the stack of Java is too small for.
+            error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
+            raise
+        raise PenstockError("the query was asked to end, and is not stopped yet")
 
     def progressed(self, number: int, ends: Offsets) -> None:
         """Spark's commit log has this batch."""
