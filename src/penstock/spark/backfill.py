@@ -6,13 +6,15 @@ its offsets are written down; begun again, it has the same ones and the same num
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.errors import PenstockError
 from penstock.records import TopicPartition
 from penstock.spark.checkpoints import Checkpoint, Planned, State, key_of, partition_of
-from penstock.spark.group_desk import GroupDesk
+from penstock.spark.going_on import said_at_start, said_by_backfill
+from penstock.spark.group_desk import GroupDesk, Log
 from penstock.spark.places import Places
 from penstock.spark.ranges import Offsets, left_between, next_ends, spark_assign, spark_json
 from penstock.spark.reports import BackfillProgress, BackfillReport, OnProgress
@@ -33,6 +35,8 @@ class Backfill:
         options: of Spark's Kafka source.
         checkpoint: where batches are written down, if they are.
         most: so many offsets in one batch.
+        overtaken: given the beginning and how far it has come, where to go on when retention has removed what is next;
+            None when it has not.
     """
 
     spark: SparkSession
@@ -42,12 +46,15 @@ class Backfill:
     checkpoint: Checkpoint | None
     state: State | None
     most: int
+    overtaken: Callable[[Places, Offsets], Places | None]
 
     def run(self, places: Places, ends: Offsets, on_progress: OnProgress) -> BackfillReport:
         """Work off what lies between.
 
         Raises:
             GroupNotEmptyError: the group has live members.
+            CommitFailedError: somebody else has moved the group meanwhile.
+            OffsetOutOfRangeError: what was next was removed, and ``auto_offset_reset="none"``.
             HandlerFailedError: a handler failed for good, and nothing says what else to do.
             PenstockError: as a worker raises it.
         """
@@ -55,13 +62,26 @@ class Backfill:
         batches = self.batches.beginning_at(places.done)
         total = left_between(at, ends)
         # Where nothing is committed the beginning is: the live app has to find the same one.
-        self.desk.commit(places.commits(places.unsaid), "spark begins", may_go_back=True)
+        self.desk.commit(places.commits(places.unsaid), said_at_start(), may_go_back=True)
         on_progress(BackfillProgress(0, total, 0.0))
         while left_between(at, ends):
-            batch_id, following = self._plan(at, ends)
-            self.desk.check_idle()
-            tally = batches.run(self._read(at, following), batch_id)
-            self.desk.commit(places.commits(following), f"spark backfill batch={batch_id}")
+            batch_id, following = self._plan(at, ends, places.logs)
+            self.desk.check_untouched()
+            try:
+                tally = batches.run(self._read(at, following), batch_id)
+            except PenstockError:
+                raise
+            except Exception:
+                again = self.overtaken(places, at)
+                if again is None:
+                    raise
+                moved = {one: offset for one, offset in again.at.items() if offset != at[one]}
+                self.desk.commit(again.commits(moved), said_at_start(), may_go_back=True)
+                places, at, batches = again, dict(again.at), self.batches.beginning_at(again.done)
+                ends = {one: min(offset, places.logs[one].end) for one, offset in ends.items()}
+                continue
+            self.desk.commit(places.commits(following), said_by_backfill(batch_id))
+            self._forget_plan()
             at, count = following, count + 1
             whole += tally
             on_progress(BackfillProgress(total - left_between(at, ends), total, self.desk.now - began_at))
@@ -76,13 +96,15 @@ class Backfill:
             batches=count,
         )
 
-    def _plan(self, at: Offsets, ends: Offsets) -> tuple[int, Offsets]:
+    def _plan(self, at: Offsets, ends: Offsets, logs: Mapping[TopicPartition, Log]) -> tuple[int, Offsets]:
         """The number and the ends of the next batch; those of one that was begun here before and is not committed."""
         if self.state is None or self.checkpoint is None:
             return 0, next_ends(at, ends, self.most)
         planned = self.state.planned
         if planned is not None and planned.start == {key_of(one): offset for one, offset in at.items()}:
-            return planned.batch_id, {partition_of(one): offset for one, offset in planned.end.items()}
+            end = {partition_of(one): offset for one, offset in planned.end.items()}
+            if all(offset <= logs[one].end for one, offset in end.items()):
+                return planned.batch_id, end
         following = next_ends(at, ends, self.most)
         batch_id = self.state.next_batch_id
         self.state.next_batch_id += 1
@@ -93,6 +115,12 @@ class Backfill:
         )
         self.checkpoint.save(self.state)
         return batch_id, following
+
+    def _forget_plan(self) -> None:
+        """The batch is committed: whoever sets the group back to its beginning wants another one."""
+        if self.state is not None and self.checkpoint is not None:
+            self.state.planned = None
+            self.checkpoint.save(self.state)
 
     def _read(self, at: Offsets, following: Offsets) -> DataFrame:
         moved: list[TopicPartition] = [one for one, offset in following.items() if offset > at[one]]

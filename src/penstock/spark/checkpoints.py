@@ -7,6 +7,8 @@ the next one begins there.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +20,7 @@ from penstock.spark.ranges import Offsets, offsets_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Checkpoint", "Planned", "State", "key_of", "partition_of"]
+__all__ = ["Checkpoint", "Planned", "State", "Written", "check_same", "key_of", "partition_of"]
 
 _FILE = "penstock.json"
 _DRAFT = "penstock.json.draft"
@@ -37,15 +39,52 @@ class State(msgspec.Struct):
 
     group_id: str
     handler: str
+    cluster_id: str = ""
+    topics: dict[str, str] = {}
+    """The id that each had when it was first read here, or when the generation began; empty where brokers have none."""
     generation: int = 0
-    start: dict[str, tuple[int, str]] = {}
-    """Where the generation began: of each partition what was committed, and the text beside it."""
+    start: dict[str, int] = {}
+    """Where the generation began, of each partition."""
+    begun: str = ""
+    """The text that stood beside the group's offsets then."""
     first_batch_id: int = 0
     """Of the generation; ids go on from one to the next, so that no sink sees one twice."""
     next_batch_id: int = 0
     """Of whatever comes after it."""
     planned: Planned | None = None
     """The batch of a backfill that may not be through."""
+
+    @property
+    def has_backfilled(self) -> bool:
+        """Whether a backfill has begun a batch since the generation began: its number may be in sinks."""
+        return self.next_batch_id > self.first_batch_id
+
+    def note(self, cluster_id: str, topics: Mapping[str, str]) -> None:
+        """What is read is of this cluster, and has these ids; a topic that is known keeps the one it had."""
+        self.cluster_id, self.topics = self.cluster_id or cluster_id, {**topics, **self.topics}
+
+    def begin(self, topics: Mapping[str, str], at: Offsets, said: str) -> None:
+        """A new generation begins; what a backfill had begun is nobody's any more."""
+        self.generation, self.first_batch_id, self.planned = self.generation + 1, self.next_batch_id, None
+        self.topics, self.begun = dict(topics), said
+        self.start = {key_of(one): offset for one, offset in at.items()}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What Spark has written down of a generation.
+
+    Attributes:
+        query_id: of its query; empty before the first run.
+        last: the last batch in the commit log; None before the first.
+        begun: the last that was begun.
+        ends_of: where a batch ends; None when nothing is kept of it.
+    """
+
+    query_id: str
+    last: int | None
+    begun: int | None
+    ends_of: Callable[[int], Offsets | None]
 
 
 class Checkpoint:
@@ -107,7 +146,7 @@ class Checkpoint:
         """The last batch that Spark has seen through."""
         return max(self._numbers(generation, "commits"), default=None)
 
-    def last_planned(self, generation: int) -> int | None:
+    def last_begun(self, generation: int) -> int | None:
         """The last batch that Spark has begun."""
         return max(self._numbers(generation, "offsets"), default=None)
 
@@ -118,6 +157,15 @@ class Checkpoint:
             return None
         # A version, the batch's own metadata, and a line for each source.
         return offsets_of(text.splitlines()[2])
+
+    def written(self, generation: int) -> Written:
+        """What Spark has written down of a generation."""
+        return Written(
+            self.query_id(generation),
+            self.last_commit(generation),
+            self.last_begun(generation),
+            lambda batch: self.ends_of(generation, batch),
+        )
 
     def query_id(self, generation: int) -> str:
         """The id that Spark gave its query, the same in each of its runs; empty before the first."""
@@ -154,6 +202,30 @@ class Checkpoint:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
+
+
+def check_same(place: str, state: State, cluster_id: str, topics: Mapping[str, str]) -> None:
+    """Refuse a checkpoint of another cluster, or of an app that reads other topics.
+
+    Args:
+        place: where it is.
+        state: what stands there.
+        cluster_id: of the cluster that is there now.
+        topics: that are read now.
+
+    Raises:
+        ConfigurationError: naming what differs.
+    """
+    if state.cluster_id and cluster_id and state.cluster_id != cluster_id:
+        raise ConfigurationError(
+            f"{place} is a checkpoint of the cluster {state.cluster_id}, and this one is {cluster_id}"
+            " - give each a folder of its own"
+        )
+    if state.topics and not state.topics.keys() & topics.keys():
+        raise ConfigurationError(
+            f"{place} is the checkpoint of an app that reads {', '.join(sorted(state.topics))}, and this one reads"
+            f" {', '.join(sorted(topics))} - give each a folder of its own; where to go on the group knows"
+        )
 
 
 def key_of(partition: TopicPartition) -> str:

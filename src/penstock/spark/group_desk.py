@@ -1,14 +1,16 @@
 """What the driver asks of Kafka, and commits there: the one place in which a pipeline speaks to brokers itself.
 
 Rule of this file: offsets are committed by a plain commit, as of no member, and never below what is committed already.
-So the broker itself refuses when a live member has joined.
+So the broker itself refuses when a live member has joined. One that has come and gone shows in what the group has
+committed: where that is not what was seen or committed here before, nothing more is.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,19 +20,20 @@ from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offs
 from penstock.admin.topics import partitions_of, watched
 from penstock.app.handlers import Handler
 from penstock.app.own_topics import make_own_topics
+from penstock.app.routes import Routes
 from penstock.config import ConsumerConfig
-from penstock.core.offset_map import OffsetMap, encode
+from penstock.core.offset_map import Envelope, OffsetMap, encode
 from penstock.error_codes import ErrorCode
 from penstock.errors import CommitFailedError, UnknownGroupError, UnknownTopicError, broker_error
-from penstock.messages import CommitOffset, OffsetCommitRequest
+from penstock.messages import NO_TOPIC_ID, CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
-from penstock.observe.events import OffsetsCommitted
+from penstock.observe.events import OffsetMapDropped, OffsetsCommitted
 from penstock.observe.hooks import Observer
 from penstock.records import TopicPartition
 from penstock.spark.loops import LoopThread
 from penstock.spark.ranges import Offsets
 
-__all__ = ["Commit", "GroupDesk", "Log", "remaining"]
+__all__ = ["Commit", "GroupDesk", "Log", "Seen", "beside", "remaining"]
 
 _LIVE = {
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -51,6 +54,22 @@ class Log:
     end: int
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What brokers say before anything runs.
+
+    Attributes:
+        topics: the id of each that is read; empty where brokers have none.
+        logs: from where to where the log of each partition goes.
+        found: what the group has committed of them.
+    """
+
+    cluster_id: str
+    topics: Mapping[str, str]
+    logs: Mapping[TopicPartition, Log]
+    found: Mapping[TopicPartition, GroupOffset]
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What to commit of one partition."""
@@ -65,6 +84,16 @@ def remaining(done: OffsetMap | None, offset: int) -> OffsetMap | None:
     if done is None or done.limit <= offset:
         return None
     return OffsetMap(offset, done.limit, tuple(one for one in done.unfinished if one >= offset))
+
+
+def beside(commit: Commit, said: str, limit: int, writer: str) -> Envelope:
+    """The text beside a commit: what is finished behind it goes before who wrote it and what he says."""
+    said = said if limit >= _LEAST_FOR_TEXT else ""
+    for text, name in ((said, writer), ("", writer), ("", "")):
+        envelope = encode(commit.done, text, limit, writer=name)
+        if not envelope.is_map_dropped:
+            return envelope
+    return replace(encode(None, said, limit, writer=writer), is_map_dropped=True)
 
 
 class GroupDesk(AbstractContextManager["GroupDesk"]):
@@ -83,6 +112,9 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         self._cluster = Cluster(config, observer)
         self._timeout_s = config.default_api_timeout_ms / 1000
         self._is_open = True
+        self._turn = asyncio.Lock()
+        self._known: dict[TopicPartition, set[tuple[int, str]]] = {}
+        """What was seen or committed here last, with its text; two where nobody knows whether a commit came through."""
         try:
             start = self._cluster.retrying(
                 self._cluster.bootstrap, timeout_s=config.start_timeout_ms / 1000, what="reaching the cluster"
@@ -126,6 +158,31 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         """
         self._thread.call(self._check_idle())
 
+    def check_untouched(self) -> None:
+        """Refuse a group that has live members, or had some since it was looked at: all they did would be done again.
+
+        Raises:
+            GroupNotEmptyError: naming them.
+            CommitFailedError: the group was moved.
+        """
+        self._thread.call(self._check_untouched())
+
+    def look(self, topics: Sequence[str], patterns: Sequence[Any]) -> Seen:
+        """What there is: partitions, how far their logs go, and where the group stands.
+
+        Raises:
+            UnknownTopicError: a topic does not exist.
+        """
+        partitions = self.partitions(topics, patterns)
+        topology = self._cluster.topology
+        ids = {one.topic: topology.topic_id(one.topic) for one in partitions}
+        return Seen(
+            topology.cluster_id or "",
+            {topic: "" if one == NO_TOPIC_ID else str(one) for topic, one in ids.items()},
+            self.logs(partitions),
+            self.committed(partitions),
+        )
+
     def partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         """All partitions of the topics, and of those whose whole name a pattern matches.
 
@@ -134,11 +191,9 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         """
         return self._thread.call(self._partitions(topics, patterns))
 
-    def committed(self) -> dict[TopicPartition, GroupOffset]:
-        """What the group has committed."""
-        return self._thread.call(
-            committed_offsets(self._cluster, self.group_id, stable=True, timeout_s=self._timeout_s)
-        )
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        """What the group has committed; from now on nobody else may move it."""
+        return self._thread.call(self._look_at_group(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Log]:
         """Where the logs begin and end now; the end is that of the app's ``isolation_level``."""
@@ -170,7 +225,8 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         Raises:
             BrokerError: a retry topic may not be made.
         """
-        self._thread.call(make_own_topics(self._config, handlers, dead_letter, self._observer))
+        routes = Routes(self.group_id, [(one, one.dead_letter or dead_letter) for one in handlers])
+        self._thread.call(make_own_topics(self._config, routes, self._observer))
 
     def commit(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool = False) -> None:
         """Commit, but for partitions of which the group has committed more.
@@ -182,7 +238,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
 
         Raises:
             GroupNotEmptyError: somebody joined the group.
-            CommitFailedError: it was refused.
+            CommitFailedError: it was refused, or somebody else has moved the group.
             BrokerConnectionError: the coordinator does not answer in time.
         """
         self._thread.call(self._commit(offsets, said, may_go_back=may_go_back))
@@ -195,6 +251,32 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         except UnknownGroupError:
             return
         check_idle(group, _WHAT)
+
+    async def _check_untouched(self) -> None:
+        await self._check_idle()
+        async with self._turn:
+            if self._known:
+                self._check_known(await self._committed(self._known))
+
+    async def _look_at_group(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        async with self._turn:
+            found = await self._committed(partitions)
+            self._known = {one: {(at.offset, at.metadata)} for one, at in found.items()}
+            return found
+
+    async def _committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        return await committed_offsets(
+            self._cluster, self.group_id, list(partitions), stable=True, timeout_s=self._timeout_s
+        )
+
+    def _check_known(self, found: Mapping[TopicPartition, GroupOffset]) -> None:
+        """What is absent was not moved, but forgotten."""
+        for one, known in self._known.items():
+            if one in found and (found[one].offset, found[one].metadata) not in known:
+                raise CommitFailedError(
+                    f"somebody else has moved group {self.group_id!r}, which stands at {found[one].offset} in {one} now"
+                    " - start once more, and it goes on from there"
+                )
 
     async def _partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         names = set(topics)
@@ -211,11 +293,13 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         return sorted(TopicPartition(name, number) for name, count in counts.items() for number in range(count))
 
     async def _commit(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool) -> None:
-        if not offsets:
-            return
-        before = await committed_offsets(
-            self._cluster, self.group_id, list(offsets), stable=True, timeout_s=self._timeout_s
-        )
+        if offsets:
+            async with self._turn:
+                await self._commit_in_turn(offsets, said, may_go_back=may_go_back)
+
+    async def _commit_in_turn(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool) -> None:
+        before = await self._committed(offsets.keys() | self._known.keys())
+        self._check_known(before)
         forward = {
             one: commit
             for one, commit in offsets.items()
@@ -223,16 +307,16 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         }
         if not forward:
             return
+        texts = {one: self._text(one, commit, said) for one, commit in forward.items()}
+        for one, commit in forward.items():
+            self._known.setdefault(one, set()).add((commit.offset, texts[one]))
         what = f"committing offsets of group {self.group_id!r}"
         answer = await ask_coordinator(
             self._cluster,
             self.group_id,
             OffsetCommitRequest(
                 self.group_id,
-                tuple(
-                    CommitOffset(*one, commit.offset, metadata=self._metadata(commit, said))
-                    for one, commit in forward.items()
-                ),
+                tuple(CommitOffset(*one, commit.offset, metadata=texts[one]) for one, commit in forward.items()),
             ),
             lambda answer: [one.error_code for one in answer.partitions],
             timeout_s=self._timeout_s,
@@ -248,10 +332,13 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         for one in forward:
             if code := codes.get(one, ErrorCode.UNKNOWN_SERVER_ERROR):
                 raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
+        self._known |= {one: {(commit.offset, texts[one])} for one, commit in forward.items()}
         self._observer.tell(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
 
-    def _metadata(self, commit: Commit, said: str) -> str:
+    def _text(self, partition: TopicPartition, commit: Commit, said: str) -> str:
         limit = self._config.offset_metadata_max_bytes
-        if limit < _LEAST_FOR_TEXT:
-            return ""
-        return encode(commit.done, said, limit, writer=self._config.client_id).text
+        envelope = beside(commit, said, limit, self._config.client_id)
+        if envelope.is_map_dropped:
+            reason = f"it does not fit into offset_metadata_max_bytes={limit}"
+            self._observer.tell(OffsetMapDropped(partition, commit.offset, reason))
+        return envelope.text

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError
 
-__all__ = ["check_source_options", "source_options"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_source", "check_source_options", "source_options"]
 
 _OURS = {
-    "assign", "endingoffsets", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level",
-    "startingoffsets", "startingtimestamp", "subscribe", "subscribepattern",
+    "assign", "endingoffsets", "failondataloss", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id",
+    "kafka.isolation.level", "startingoffsets", "startingtimestamp", "subscribe", "subscribepattern",
 }  # fmt: skip
 _SPLITTING = {"minpartitions", "maxrecordsperpartition"}
 
@@ -60,12 +64,38 @@ def check_source_options(more: Mapping[str, str], *, keeps_order: bool) -> None:
     """
     for name in more:
         if name.lower() in _OURS:
-            raise ConfigurationError(f"{name!r} is the pipeline's to say - it follows the app and its group")
+            raise ConfigurationError(
+                f"{name!r} is the pipeline's to say - it follows the app, its group and its auto_offset_reset"
+            )
         if keeps_order and name.lower() in _SPLITTING:
             raise ConfigurationError(
                 f"{name!r} reads one partition in several tasks at once, and the handler keeps an order"
                 ' - say order_by="none", or parallelism=, which keeps it'
             )
+
+
+def check_source(spark: SparkSession, options: Mapping[str, str], source: str = "kafka") -> None:
+    """Refuse a session without Spark's Kafka connector, and options that this does not take.
+
+    Raises:
+        ConfigurationError: with the connector's name, or in Spark's own words.
+    """
+    from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
+
+    try:
+        # It is only looked at: nobody is asked before it is read.
+        spark.read.format(source).options(**options).option("subscribe", "any").load()
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"this Spark session cannot read from Kafka ({_first_line(error)}) - take penstock.spark.spark_session(),"
+            f" or have yours load spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+        ) from error
+    except PySparkException as error:
+        raise ConfigurationError(f"Spark's Kafka source refuses these options: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:

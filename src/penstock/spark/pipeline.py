@@ -6,22 +6,22 @@ for the live app and for Spark alike; whatever else knows of offsets follows the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock.app.app import App, outline_of
 from penstock.app.loading import load_app
 from penstock.app.plan import planned
-from penstock.config import resolve
+from penstock.config import ConsumerConfig, resolve
 from penstock.errors import ConfigurationError
 from penstock.observe.hooks import Hook, Observer
 from penstock.spark.backfill import Backfill
-from penstock.spark.checkpoints import Checkpoint, State
+from penstock.spark.checkpoints import Checkpoint, State, check_same
 from penstock.spark.choosing import Chosen, choose
-from penstock.spark.group_desk import GroupDesk
-from penstock.spark.kafka_options import check_source_options, source_options
-from penstock.spark.places import Places, Since, Until, ends_at, places_of
+from penstock.spark.going_on import going_on, next_number
+from penstock.spark.group_desk import GroupDesk, Seen
+from penstock.spark.kafka_options import check_source, check_source_options, source_options
+from penstock.spark.places import Since, Until, ends_at, places_after, places_of
 from penstock.spark.reports import BackfillReport, OnProgress, Standing, shown
 from penstock.spark.rows import row_type
 from penstock.spark.running import Batches, Sink
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["SparkPipeline"]
 
 Wanted: TypeAlias = Callable[..., object] | str
-
-_OUR_BATCH = re.compile(r"spark (?:query=\S+|backfill) batch=(\d+)")
 
 
 class SparkPipeline:
@@ -114,18 +112,18 @@ class SparkPipeline:
         if "maxoffsetspertrigger" not in map(str.lower, source):
             source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
         state = self._checkpoint.load(chosen.group_id, chosen.name)
-        desk = self._desk(chosen)
+        config = self._config_of(chosen)
+        desk = GroupDesk(config, chosen.group_id, self._observer)
         try:
-            places = self._places(desk, chosen, None)
-            self._count_on(state, places)
+            seen = self._look(desk, chosen, state)
+            goes = going_on(state, self._checkpoint.written(state.generation), seen)
+            state.note(seen.cluster_id, seen.topics)
+            places = places_of(desk, seen, config, self._observer, stands=goes.stands)
+            if not goes.is_same:
+                self._count_on(state, seen)
+            batches = batches.beginning_at(places.done)
             stage = Stage(
-                self._spark,
-                desk,
-                batches.beginning_at(places.done),
-                self._checkpoint,
-                state,
-                places,
-                self._observer,
+                self._spark, desk, batches, self._checkpoint, state, seen, places, goes, config, self._observer
             )
             return begin_stream(stage, source, trigger)
         except BaseException:
@@ -161,6 +159,7 @@ class SparkPipeline:
         Raises:
             ConfigurationError: the handler is unknown, cannot be sent to workers, or the checkpoint is another's.
             GroupNotEmptyError: the group has live members, or one joins; they are named.
+            CommitFailedError: somebody else has moved the group meanwhile.
             HandlerFailedError: a handler failed for good, and nothing says what else to do.
             OffsetOutOfRangeError: where the group stands was removed, and ``auto_offset_reset="none"``.
             PenstockError: no broker answers, or we may not.
@@ -172,11 +171,26 @@ class SparkPipeline:
             )
         chosen, batches, source = self._prepared(handler, sink, parallelism, options)
         state = None if self._checkpoint is None else self._checkpoint.load(chosen.group_id, chosen.name)
-        with self._desk(chosen) as desk, shown(f"{chosen.name} on Spark", on_progress) as tell:
-            places = self._places(desk, chosen, since)
+        config = self._config_of(chosen)
+        with (
+            GroupDesk(config, chosen.group_id, self._observer) as desk,
+            shown(f"{chosen.name} on Spark", on_progress) as tell,
+        ):
+            seen = self._look(desk, chosen, state)
             if state is not None:
-                self._count_on(state, places)
-            run = Backfill(self._spark, desk, batches, source, self._checkpoint, state, max_records_per_batch)
+                state.note(seen.cluster_id, seen.topics)
+                self._count_on(state, seen)
+            places = places_of(desk, seen, config, self._observer, since=since)
+            run = Backfill(
+                self._spark,
+                desk,
+                batches,
+                source,
+                self._checkpoint,
+                state,
+                max_records_per_batch,
+                lambda before, at: places_after(desk, before, at, config, self._observer),
+            )
             return run.run(places, ends_at(desk, places, until), tell)
 
     def handoff(  # noqa: PLR0913 - a backfill's own
@@ -235,9 +249,9 @@ class SparkPipeline:
             PenstockError: no broker answers, or we may not.
         """
         chosen = choose(self.app, handler, self._config.group_id)
-        with self._desk(chosen) as desk:
+        with GroupDesk(self._config_of(chosen), chosen.group_id, self._observer) as desk:
             partitions = desk.partitions(chosen.topics, chosen.patterns)
-            committed, logs = desk.committed(), desk.logs(partitions)
+            committed, logs = desk.committed(partitions), desk.logs(partitions)
             return Standing(
                 chosen.group_id,
                 {one: committed[one].offset for one in partitions if one in committed},
@@ -263,27 +277,30 @@ class SparkPipeline:
                 ' - say order_by="none", or switch it off'
             )
         source = source_options(self._config, options or {})
+        check_source(self._spark, source)
         columns = StructType([StructField(COLUMN, StringType())]) if sink is None else row_type(chosen.handlers)
         shipment = pack(self.app, self._place, chosen, self._config, has_sink=sink is not None)
         return chosen, Batches(chosen, shipment, columns, sink, parallelism), source
 
-    def _desk(self, chosen: Chosen) -> GroupDesk:
-        return GroupDesk(self._config, chosen.group_id, self._observer)
+    def _config_of(self, chosen: Chosen) -> ConsumerConfig:
+        """As a member of the handler's group has it."""
+        return resolve({**self.app.options, "group_id": chosen.group_id})
 
-    def _places(self, desk: GroupDesk, chosen: Chosen, since: Since) -> Places:
+    def _look(self, desk: GroupDesk, chosen: Chosen, state: State | None) -> Seen:
         desk.check_idle()
         desk.make_topics(chosen.handlers, self._outline.defaults.dead_letter)
-        return places_of(desk, desk.partitions(chosen.topics, chosen.patterns), self._config, self._observer, since)
+        seen = desk.look(chosen.topics, chosen.patterns)
+        if state is not None and self._checkpoint is not None:
+            check_same(self._checkpoint.place, state, seen.cluster_id, seen.topics)
+        return seen
 
-    def _count_on(self, state: State, places: Places) -> None:
+    def _count_on(self, state: State, seen: Seen) -> None:
         """Give batches numbers that none had before, as far as the checkpoint or the group knows."""
         assert self._checkpoint is not None
         known = [state.next_batch_id]
-        if state.generation and (last := self._checkpoint.last_planned(state.generation)) is not None:
+        if state.generation and (last := self._checkpoint.last_begun(state.generation)) is not None:
             known.append(state.first_batch_id + last + 1)
-        texts = (found.said.user_text for found in places.found.values())
-        known += [int(match[1]) + 1 for text in texts if (match := _OUR_BATCH.match(text))]
-        state.next_batch_id = max(known)
+        state.next_batch_id = next_number(known, (found.said.user_text for found in seen.found.values()))
 
 
 def _check_at_least_one(name: str, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 from penstock.admin.offsets import GroupOffset
@@ -14,10 +14,10 @@ from penstock.errors import ConfigurationError
 from penstock.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from penstock.observe.hooks import Observer
 from penstock.records import TopicPartition
-from penstock.spark.group_desk import Commit, GroupDesk, Log, remaining
+from penstock.spark.group_desk import Commit, GroupDesk, Log, Seen, remaining
 from penstock.spark.ranges import Offsets, beginning
 
-__all__ = ["Moment", "Places", "Since", "Until", "ends_at", "places_of"]
+__all__ = ["Moment", "Places", "Since", "Until", "ends_at", "places_after", "places_of"]
 
 Moment: TypeAlias = dt.datetime | int | Mapping[TopicPartition, int]
 """A time, also as milliseconds since the epoch, or an offset of each partition."""
@@ -55,32 +55,43 @@ class Places:
         }
 
 
-def places_of(
+def places_of(  # noqa: PLR0913 - all that it depends on
     desk: GroupDesk,
-    partitions: Collection[TopicPartition],
+    seen: Seen,
     config: ConsumerConfig,
     observer: Observer,
+    *,
     since: Since = None,
+    stands: Mapping[TopicPartition, int] | None = None,
 ) -> Places:
     """Where the group stands, or where it begins when it stands nowhere.
+
+    Args:
+        desk: asked where logs begin by time.
+        seen: what there is.
+        config: says where to begin else.
+        observer: told what was found, and what is lost.
+        since: where to begin in partitions of which the group has nothing.
+        stands: where it stands all the same, whatever it has committed.
 
     Raises:
         OffsetOutOfRangeError: that is not in the log, and ``auto_offset_reset="none"``.
         ConfigurationError: ``since`` names what is not there.
     """
-    logs, found = desk.logs(partitions), desk.committed()
-    wanted = _moment(desk, since, partitions, logs, "since")
-    policy = _by_policy(desk, config.offset_reset, logs)
+    logs, found = seen.logs, seen.found
+    offsets = {**{one: at.offset for one, at in found.items()}, **(stands or {})}
+    wanted = _moment(desk, since, logs.keys(), logs, "since")
+    policy = _by_policy(desk, config.begins_at, logs)
     at: Offsets = {}
     done: dict[TopicPartition, OffsetMap] = {}
     lost = 0
-    for one in partitions:
+    for one in logs:
         committed = found.get(one)
         said = committed.said if committed is not None else None
         begun = beginning(
             one,
-            committed=None if committed is None else committed.offset,
-            done=None if said is None else said.offset_map,
+            committed=offsets.get(one),
+            done=None if said is None else remaining(said.offset_map, offsets[one]),
             since=wanted.get(one),
             otherwise=policy.get(one),
             begin=logs[one].begin,
@@ -94,9 +105,24 @@ def places_of(
             observer.tell(OffsetMapFound(one, begun.offset, beyond, "" if said is None else said.writer))
         elif said is not None and said.problem:
             observer.tell(OffsetMapIgnored(one, begun.offset, said.problem))
-        if begun.is_by_policy:
-            observer.tell(OffsetReset(one, begun.before, begun.offset, str(config.offset_reset), begun.lost))
-    return Places(at, done, {one: found[one] for one in partitions if one in found}, lost, logs)
+        if begun.before is not None:
+            observer.tell(OffsetReset(one, begun.before, begun.offset, str(config.begins_at), begun.lost))
+    return Places(at, done, found, lost, logs)
+
+
+def places_after(
+    desk: GroupDesk, places: Places, at: Mapping[TopicPartition, int], config: ConsumerConfig, observer: Observer
+) -> Places | None:
+    """Where to go on when retention has overtaken what was read from ``places`` to ``at``; None when it has not.
+
+    Raises:
+        OffsetOutOfRangeError: ``auto_offset_reset="none"``.
+    """
+    logs = desk.logs(places.logs.keys())
+    if all(logs[one].begin <= offset <= logs[one].end for one, offset in at.items()):
+        return None
+    found = places_of(desk, Seen("", {}, logs, places.found), config, observer, stands=at)
+    return replace(found, lost=places.lost + found.lost)
 
 
 def ends_at(desk: GroupDesk, places: Places, until: Until) -> Offsets:

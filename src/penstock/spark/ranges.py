@@ -30,7 +30,6 @@ class Beginning:
     """What the group had committed, where the log has it no more."""
     lost: int | None = None
     """So many offsets were removed before anybody read them; None where nobody knows."""
-    is_by_policy: bool = False
 
 
 def beginning(  # noqa: PLR0913 - all that it depends on
@@ -58,7 +57,7 @@ def beginning(  # noqa: PLR0913 - all that it depends on
     lost = None
     if committed is not None and committed <= after:
         lost = after - committed
-    return Beginning(after, None, committed, lost, is_by_policy=True)
+    return Beginning(after, None, committed, lost)
 
 
 def next_ends(at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int) -> Offsets:

@@ -8,15 +8,18 @@ whatever was not told is found in the checkpoint, at the end and at the next sta
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.config import ConsumerConfig
+from penstock.errors import BrokerConnectionError, ConfigurationError, OffsetOutOfRangeError, PenstockError
 from penstock.observe.events import CommitFailed
 from penstock.observe.hooks import Observer
-from penstock.spark.checkpoints import Checkpoint, State, key_of
-from penstock.spark.group_desk import GroupDesk
+from penstock.spark.checkpoints import Checkpoint, State
+from penstock.spark.going_on import GoingOn, said_at_start, said_by_stream
+from penstock.spark.group_desk import GroupDesk, Seen
 from penstock.spark.places import Places
 from penstock.spark.ranges import Offsets, offsets_of, spark_json
 from penstock.spark.running import Batches
@@ -25,8 +28,9 @@ from penstock.spark.tallies import Tally
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["SparkQuery", "Stage", "Trigger", "begin_stream", "generation_for", "said_of", "trigger_of"]
+__all__ = ["SparkQuery", "Stage", "Trigger", "begin_stream", "trigger_of"]
 
 Trigger: TypeAlias = str | Mapping[str, Any] | None
 """``"5 seconds"``, ``"available_now"``, or what Spark's own ``trigger`` takes, by name."""
@@ -36,41 +40,6 @@ _AGAIN_S = 600.0
 
 _LOOK_S = 0.2
 _STANDS_MS = 10_000
-
-
-def said_of(query_id: str, batch_id: int) -> str:
-    """The text beside a commit."""
-    return f"spark query={query_id} batch={batch_id}"
-
-
-# ---- where to go on ------------------------------------------------------------------------------------------
-
-
-def generation_for(checkpoint: Checkpoint, state: State, places: Places) -> tuple[bool, Offsets | None]:
-    """Whether Spark's checkpoint goes on from where the group stands; and what the group has still to be told.
-
-    Where the two differ the group wins: somebody else has worked for it, or has moved it.
-    """
-    last = checkpoint.last_commit(state.generation) if state.generation else None
-    stands = {one: (found.offset, found.metadata) for one, found in places.found.items()}
-    is_as_begun = {key_of(one): what for one, what in stands.items()} == state.start
-    if not state.generation:
-        return False, None
-    if last is None:
-        return is_as_begun, None
-    ends = checkpoint.ends_of(state.generation, last)
-    if ends is None or any(ends[one] < log.begin for one, log in places.logs.items() if one in ends):
-        return False, None
-    if {one: offset for one, (offset, _) in stands.items()} == ends:
-        return True, None
-    if last == 0:
-        return is_as_begun, ends
-    said = said_of(checkpoint.query_id(state.generation), state.first_batch_id + last - 1)
-    was = checkpoint.ends_of(state.generation, last - 1)
-    is_one_behind = was == {one: offset for one, (offset, _) in stands.items()} and all(
-        found.said.user_text == said for found in places.found.values()
-    )
-    return is_one_behind, ends
 
 
 def trigger_of(trigger: Trigger) -> dict[str, Any]:
@@ -102,7 +71,10 @@ class Stage:
     batches: Batches
     checkpoint: Checkpoint
     state: State
+    seen: Seen
     places: Places
+    goes: GoingOn
+    config: ConsumerConfig
     observer: Observer
 
 
@@ -120,14 +92,15 @@ class SparkQuery:
         self.counted = Tally()
         self._failure: Exception | None = None
         self._lock = threading.Lock()
-        self._committed: tuple[int, Offsets] | None = None
+        self._committed: tuple[int, Offsets] = (-1, {})
+        """The last batch of which the group was told, and where it stands since."""
         self._committed_at = stage.desk.now
         self._is_over = False
         self._is_asked = False
         self._stands = threading.Event()
         self._listener: Any = None
-        self.run_id = ""
-        """Of Spark's; empty before it was started."""
+        self.query_id = self.run_id = ""
+        """Spark's; empty before it was started for the first time, and before it is started."""
 
     def __repr__(self) -> str:
         return f"<SparkQuery {self._stage.batches.chosen.name} group={self._stage.desk.group_id}>"
@@ -142,7 +115,11 @@ class SparkQuery:
 
         Raises:
             GroupNotEmptyError: a live member of the group was there, or joined.
+            CommitFailedError: somebody else has moved the group meanwhile.
             HandlerFailedError: a handler failed for good, and nothing says what else to do.
+            OffsetOutOfRangeError: what was still to read was removed, and ``auto_offset_reset="none"``.
+            BrokerConnectionError: no broker answered when the last batch was to be committed.
+            PenstockError: what was still to read was removed; the next start goes on by policy and counts what is lost.
             StreamingQueryException: Spark's own.
         """
         try:
@@ -153,7 +130,7 @@ class SparkQuery:
                 else self.query.awaitTermination(cast("int", timeout_s))
             )
         except Exception as error:
-            self._end()
+            self._end(error)
             self._raise_from(error)
             raise
         if has_ended is False:
@@ -170,6 +147,8 @@ class SparkQuery:
 
         Raises:
             GroupNotEmptyError: a live member has joined, and the last batch is not committed.
+            CommitFailedError: it was refused.
+            BrokerConnectionError: no broker answers, so that it is not committed; the next start does it.
         """
         ends_at = self._stage.desk.now + grace_s
         self._is_asked = grace_s > 0
@@ -188,7 +167,7 @@ class SparkQuery:
             self._stand()
         try:
             self._raise_from(None)
-            self._stage.desk.check_idle()
+            self._stage.desk.check_untouched()
             tally = self._stage.batches.run(records, self._stage.state.first_batch_id + number)
         except Exception as error:
             self._failure = self._failure or error
@@ -213,46 +192,78 @@ class SparkQuery:
     def progressed(self, number: int, ends: Offsets) -> None:
         """Spark's commit log has this batch."""
         with self._lock:
-            if not self._is_over and (self._committed is None or number > self._committed[0]):
+            if not self._is_over and number > self._committed[0]:
                 self._commit(number, ends)
 
     def idle(self) -> None:
         """There is nothing to do."""
         with self._lock:
-            if not self._is_over and self._committed and self._stage.desk.now - self._committed_at > _AGAIN_S:
+            if not self._is_over and self._stage.desk.now - self._committed_at > _AGAIN_S:
                 self._commit(*self._committed)
 
+    def tell_group(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
+        """Commit that a batch is through; -1 is the beginning.
+
+        Raises:
+            PenstockError: as ``GroupDesk.commit`` does.
+        """
+        state = self._stage.state
+        said = said_by_stream(self.query_id, state.first_batch_id + number) if number >= 0 else state.begun
+        self._stage.desk.commit(self._stage.places.commits(ends), said, may_go_back=may_go_back)
+        self._committed, self._committed_at = (number, ends), self._stage.desk.now
+
     def _commit(self, number: int, ends: Offsets) -> None:
-        stage = self._stage
+        desk, observer = self._stage.desk, self._stage.observer
         try:
-            batch_id = stage.state.first_batch_id + number
-            stage.desk.commit(stage.places.commits(ends), said_of(str(self.query.id), batch_id))
+            self.tell_group(number, ends)
         except BrokerConnectionError as error:
-            # The next batch's commit says it, too.
-            stage.observer.tell(CommitFailed(stage.desk.group_id, str(error), will_retry=True))
+            # The next batch's commit says it, too, if there is one.
+            observer.tell(CommitFailed(desk.group_id, str(error), will_retry=not self._is_over))
+            if self._is_over:
+                self._failure = self._failure or error
         except PenstockError as error:
             self._failure = self._failure or error
-            stage.observer.tell(CommitFailed(stage.desk.group_id, str(error), will_retry=False))
-            # Not from Spark's own thread, which its end waits for.
-            threading.Thread(target=self.query.stop, name="penstock stop", daemon=True).start()
-        else:
-            self._committed, self._committed_at = (number, ends), stage.desk.now
+            observer.tell(CommitFailed(desk.group_id, str(error), will_retry=False))
+            if not self._is_over:
+                # Not from Spark's own thread, which its end waits for.
+                threading.Thread(target=self.query.stop, name="penstock stop", daemon=True).start()
 
     # ---- its end -----------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def _end(self, error: Exception | None = None) -> None:
         with self._lock:
             if self._is_over:
                 return
             self._is_over = True
             stage = self._stage
-            self.unlisten()
-            last = stage.checkpoint.last_commit(stage.state.generation)
-            if last is not None and (self._committed is None or self._committed[0] < last):
-                ends = stage.checkpoint.ends_of(stage.state.generation, last)
-                if ends is not None:
-                    self._commit(last, ends)
-            stage.desk.close()
+            try:
+                self.unlisten()
+                last = stage.checkpoint.last_commit(stage.state.generation)
+                if last is not None and last > self._committed[0]:
+                    ends = stage.checkpoint.ends_of(stage.state.generation, last)
+                    if ends is not None:
+                        self._commit(last, ends)
+                if error is not None and not isinstance(self._failure, PenstockError):
+                    self._failure = self._overtaken()
+            finally:
+                stage.desk.close()
+
+    def _overtaken(self) -> PenstockError | None:
+        """What ended it when retention has removed what it was to read; else nothing."""
+        _, ends = self._committed
+        try:
+            logs = self._stage.desk.logs(ends)
+        except PenstockError:
+            return None  # Spark's own error is told then
+        for one, offset in sorted(ends.items()):
+            if not logs[one].begin <= offset <= logs[one].end:
+                if self._stage.config.begins_at == "none":
+                    return OffsetOutOfRangeError(*one, offset)
+                return PenstockError(
+                    f"offset {offset} of {one} was removed before Spark had read it - start once more: it goes on by"
+                    " auto_offset_reset, and counts what is lost"
+                )
+        return None
 
     def _raise_from(self, error: Exception | None) -> None:
         if isinstance(self._failure, PenstockError):
@@ -300,33 +311,41 @@ def begin_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     Raises:
         ConfigurationError: there is no such trigger.
         GroupNotEmptyError: the group has live members.
+        CommitFailedError: somebody else has moved the group since it was looked at.
     """
-    when, state, checkpoint, places = trigger_of(trigger), stage.state, stage.checkpoint, stage.places
-    goes_on, behind = generation_for(checkpoint, state, places)
-    if goes_on and behind is not None:
-        last = state.first_batch_id + (checkpoint.last_commit(state.generation) or 0)
-        stage.desk.commit(places.commits(behind), said_of(checkpoint.query_id(state.generation), last))
-    if not goes_on:
-        stage.desk.commit(places.commits(places.unsaid), "spark begins", may_go_back=True)
-        state.generation += 1
-        state.first_batch_id = state.next_batch_id
-        state.start = {key_of(one): (found.offset, found.metadata) for one, found in stage.desk.committed().items()}
-        state.start = {name: state.start[name] for name in map(key_of, places.at)}
-        checkpoint.save(state)
+    state, goes, places = stage.state, stage.goes, stage.places
     query = SparkQuery(stage)
-    reader = stage.spark.readStream.format("kafka").options(**options)
-    records = (
-        reader.option("subscribe", ",".join(sorted({one.topic for one in places.at})))
-        .option("startingOffsets", spark_json(places.at))
-        .load()
-    )
-    writer = records.writeStream.foreachBatch(query.handle)
-    writer = writer.option("checkpointLocation", checkpoint.folder_of(state.generation))
+    generation = state.generation if goes.is_same else state.generation + 1
+    writer = _writer(stage, options, trigger).foreachBatch(query.handle)
+    writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
+    # From here on somebody else may see it.
+    if not goes.is_same:
+        state.begin(stage.seen.topics, places.at, said_at_start(uuid.uuid4().hex[:12]))
+        stage.checkpoint.save(state)
+        query.tell_group(-1, places.at, may_go_back=True)
+    else:
+        query.query_id = stage.checkpoint.query_id(generation)
+        query.tell_group(-1 if goes.last is None else goes.last, goes.stands)
     query.listen()
     try:
-        query.query = (writer.trigger(**when) if when else writer).start()
+        query.query = writer.start()
     except BaseException:
         query.unlisten()
         raise
+    query.query_id = str(query.query.id)
     query.run_id = str(query.query.runId)
     return query
+
+
+def _writer(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> DataStreamWriter:
+    """The stream, but for what becomes of it; what Spark does not understand is told here."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
+
+    when, at = trigger_of(trigger), stage.places.at
+    reader = stage.spark.readStream.format("kafka").options(**options)
+    reader = reader.option("subscribe", ",".join(sorted({one.topic for one in at})))
+    writer = reader.option("startingOffsets", spark_json(at)).load().writeStream
+    try:
+        return writer.trigger(**when) if when else writer
+    except (PySparkException, TypeError, ValueError) as error:
+        raise ConfigurationError(f"trigger={trigger!r} will not do: {error} - say '5 seconds', for example") from error
