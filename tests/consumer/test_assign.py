@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from crew import until
@@ -14,9 +15,11 @@ from penstock import (
     ConfigurationError,
     Consumer,
     ConsumerStateError,
+    GroupAuthorizationFailedError,
     TopicPartition,
     UnknownTopicError,
 )
+from penstock.messages import OffsetFetchRequest
 
 
 @pytest.fixture
@@ -248,3 +251,20 @@ async def test_a_consumer_of_nothing_says_so(new_consumer, group):
         with pytest.raises(ConfigurationError, match="which topics"):
             await consumer.subscribe()
         await until(lambda: consumer.assignment() == frozenset())
+
+
+async def test_an_assignment_that_fails_is_none(witness_of, group):
+    """Where the committed offsets may not be read, nothing is assigned, and subscribing is as free as before."""
+    topic = witness_of.topic_with(3)
+
+    def refused(answer):
+        return replace(answer, error_code=30, partitions=())
+
+    async with witness_of.consumer(group_id=group, auto_offset_reset="earliest") as consumer, asyncio.timeout(15):
+        with witness_of.proxy.edit_answer(OffsetFetchRequest, refused), pytest.raises(GroupAuthorizationFailedError):
+            await consumer.assign(topic)
+        with pytest.raises(ConsumerStateError, match="reads nothing"):
+            await consumer.getone()
+        await consumer.subscribe(topic)
+
+        assert (await consumer.getone()).offset == 0

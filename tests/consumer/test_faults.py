@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from crew import Crew, until
@@ -11,9 +12,16 @@ from proxied import ProxiedWitness, numbers
 from recorder import Recorder
 from witness import Witness
 
-from penstock import BrokerConnectionError, Consumer
-from penstock.messages import FetchRequest
-from penstock.observe.events import ClusterRebootstrapped, CoordinatorLost, FetchFailed, GroupJoined, PartitionsAssigned
+from penstock import BrokerConnectionError, Consumer, UnsupportedVersionError
+from penstock.messages import ApiVersionsRequest, FetchRequest
+from penstock.observe.events import (
+    ClusterRebootstrapped,
+    CoordinatorLost,
+    FetchFailed,
+    GroupJoined,
+    GroupLeft,
+    PartitionsAssigned,
+)
 from penstock.testing import KafkaServer
 
 
@@ -239,3 +247,24 @@ async def test_the_cluster_is_found_again_when_all_known_brokers_are_gone(kafka_
         got += [await consumer.getone() for _ in range(10)]
 
     assert list(range(20)) == numbers(got)
+
+
+async def test_what_ends_the_consumer_in_the_background_leaves_the_group_in_order(quick, group):
+    """The reader is told at once; what is done is committed, the group need not miss the member, nothing more hangs."""
+    topic, proxy, events = quick.topic_with(10), quick.proxy, Recorder()
+
+    def without_fetch(answer):  # of connections that are new; the others go on
+        return replace(answer, api_keys=tuple(one for one in answer.api_keys if one.api_key != 1))
+
+    async with quick.consumer(topic, group_id=group, auto_commit_interval_ms=600_000, hooks=[events]) as consumer:
+        for _ in range(10):
+            await consumer.getone()
+        with proxy.edit_answer(ApiVersionsRequest, without_fetch, times=None), proxy.reset_on_answer(FetchRequest):
+            with pytest.raises(UnsupportedVersionError):
+                await consumer.getone(timeout_ms=10_000)
+            await events.wait_for(GroupLeft, timeout_s=5)
+            with pytest.raises(UnsupportedVersionError):
+                await asyncio.wait_for(consumer.unsubscribe(), 5)
+
+        assert await quick.members(group) == {}
+        assert await quick.committed(group, topic, 1) == {0: 10}

@@ -6,7 +6,7 @@ is dropped before it is known that the new one is good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from penstock.config import ConsumerConfig
@@ -71,8 +71,8 @@ class Assigning:
         await self._asking.check(found)
         return found
 
-    async def replace(self, chosen: dict[TopicPartition, Wished]) -> None:
-        """Read ``chosen`` and nothing else.
+    async def prepare(self, chosen: dict[TopicPartition, Wished]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Commit what is done of the choice before, and find out what is committed where ``chosen`` does not say more.
 
         Raises:
             BrokerError: the committed offsets may not be read.
@@ -80,9 +80,13 @@ class Assigning:
         """
         if self._committer is not None and self._config.commits_automatically:
             await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=False)
-        starts_anew = self._is_first and self._config.reset_offset_on_start
-        unsaid = [partition for partition, begin in chosen.items() if begin is None and not starts_anew]
-        committed = await self._committed(unsaid)
+        return await self._committed([one for one, begin in chosen.items() if begin is None and not self._starts_anew])
+
+    async def replace(
+        self, chosen: dict[TopicPartition, Wished], committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """Read ``chosen`` and nothing else, from where it says or ``committed`` does."""
+        starts_anew = self._starts_anew
         self.clear()
         for position in self._positions.add(chosen):
             self._place(position, chosen[position.partition], committed.get(position.partition))
@@ -119,6 +123,10 @@ class Assigning:
             position.begin(begin)
         else:
             position.reset(begin, None)
+
+    @property
+    def _starts_anew(self) -> bool:
+        return self._is_first and self._config.reset_offset_on_start
 
     @property
     def _timeout_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 
 import anyio
@@ -60,7 +60,7 @@ class Engine:
         observer: Observer,
         optional: frozenset[str] = frozenset(),
         shared: Cluster | None = None,
-        whole: frozenset[str] = frozenset(),
+        whole: Container[str] = frozenset(),
     ) -> None:
         self.config, self.topics, self._pattern = config, topics, pattern
         self._pulse = Pulse()
@@ -72,7 +72,6 @@ class Engine:
         self._consumer = consumer
         self.policy = Policy.of_option(config.begins_at, whole)
         self.failure: PenstockError | None = None
-        self._failed = asyncio.Event()
         self.cluster = shared or Cluster(config, observer)
         self._is_shared = shared is not None
         self._name = f"{config.client_id}-{next(_numbers)}"
@@ -233,32 +232,42 @@ class Engine:
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
         self._picture_changed()
+        beside = [self.picture.run_refreshes, self.fetcher.run_fetches, self.beginnings.run_resets]
+        if self.committer is not None:
+            beside.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.picture.run_refreshes)
-            tasks.start_soon(self.fetcher.run_fetches)
-            tasks.start_soon(self.beginnings.run_resets)
-            if self.committer is not None:
-                tasks.start_soon(self.committer.run_commits)
-            tasks.start_soon(self._leave_when, stopping)
+            for run in beside:
+                tasks.start_soon(self._run_beside, run, stopping)
+            tasks.start_soon(self._leave_when, stopping, tasks.cancel_scope)
             await self._be_whatever_is_asked(stopping)
             tasks.cancel_scope.cancel()
 
-    async def _leave_when(self, stopping: asyncio.Event) -> None:
+    async def _run_beside(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+        try:
+            await run()
+        except Exception as error:  # noqa: BLE001 - told to whoever reads
+            # The user hears of it at once; what is done is committed all the same, and the group need not miss us.
+            self.fail(_told(error))
+            stopping.set()
+
+    async def _leave_when(self, stopping: asyncio.Event, everything: anyio.CancelScope) -> None:
         await stopping.wait()
         if self.coordinator is not None:
             self.coordinator.stop()
         self._news.set()
+        await asyncio.sleep(self.config.stop_timeout_ms / 1000)
+        everything.cancel()
 
     async def _be_whatever_is_asked(self, stopping: asyncio.Event) -> None:
         """Be a member of the group whenever there is one to be a member of; gives everything back in the end."""
         while True:
             if self.coordinator is not None:
-                await self.coordinator.run_membership()
-                self.coordinator = None
-                self._left.set()
-            if self.failure is not None:
-                raise self.failure
-            if stopping.is_set():
+                try:
+                    await self.coordinator.run_membership()
+                finally:
+                    self.coordinator = None
+                    self._left.set()
+            if self.failure is not None or stopping.is_set():
                 break
             await self._news.wait()
         if self.is_assigning and self.committer is not None and self.config.commits_automatically:
@@ -303,13 +312,19 @@ class Engine:
             self._news.set()
 
     async def unsubscribe(self) -> None:
-        """Read nothing: leave the group, or let go what was assigned; what is done is committed."""
+        """Read nothing: leave the group, or let go what was assigned; what is done is committed.
+
+        Raises:
+            PenstockError: what has ended the consumer, before or meanwhile.
+        """
         if self.coordinator is not None:
             self._left.clear()
             self.coordinator.stop()
             await self._left.wait()
+        if self.failure is not None:
+            raise self.failure
         if self.is_assigning:
-            await self.assigning.replace({})
+            await self.assigning.prepare({})
             self.is_assigning = False
         self.topics, self._pattern, self._solo = frozenset(), None, None
         self.assigning.clear()
@@ -321,16 +336,19 @@ class Engine:
         Raises:
             ConsumerStateError: topics are subscribed to.
             UnknownTopicError: a topic or a partition does not exist; nothing has changed then.
+            BrokerError: the committed offsets may not be read; nothing has changed then.
+            BrokerConnectionError: nobody says in time what is committed; nothing has changed then.
         """
         if self.coordinator is not None or self._solo is not None:
             raise ConsumerStateError("this consumer subscribes to topics - unsubscribe() first, then assign()")
         chosen = await self.assigning.find(wishes)
         if not chosen and not self.is_assigning:
             return
+        committed = await self.assigning.prepare(chosen)
         self.topics = frozenset(partition.topic for partition in chosen)
         self.cluster.watch(self, self.topics)
         self.is_assigning = True
-        await self.assigning.replace(chosen)
+        await self.assigning.replace(chosen, committed)
 
     def fail(self, error: PenstockError) -> None:
         """The consumer cannot go on; the next call raises ``error``."""
