@@ -25,6 +25,7 @@ from penstock import (
     UnknownTopicError,
 )
 from penstock.observe.events import WorkerEnded, WorkerStarted
+from penstock.testing import FaultProxy
 
 LAYOUTS = ["group", "assigned"]
 
@@ -329,6 +330,27 @@ async def test_a_reader_that_dies_again_and_again_ends_the_reading(new_pool, new
         status = pool.health().status
 
     assert status == "failed"
+
+
+async def test_a_reader_that_starts_while_no_broker_answers_is_started_again(new_pool, new_topic, witness, recorder):
+    """An outage ends no reading, however often a reader dies of it: when it is over, all goes on where it was."""
+    topic, (host, port) = new_topic(1), witness.bootstrap_servers.split(":")
+    fill(witness, topic, 1, 5)
+
+    with FaultProxy(host, int(port)) as proxy:
+        async with new_pool(
+            topic, workers=1, layout="assigned", bootstrap_servers=proxy.address, start_timeout_ms=300
+        ) as pool:
+            records = await taken(pool, 5)
+            proxy.refuse()
+            os.kill(pool.pids[0], signal.SIGKILL)
+            refused = await recorder.wait_for(WorkerEnded, 2)
+            proxy.restore()
+            fill(witness, topic, 1, 15)
+            records += await taken(pool, 15)
+
+    assert "no broker" in refused.error.lower()
+    assert in_order(records) == {0: list(range(20))}
 
 
 async def test_without_a_group_it_reads_from_where_it_is_told(new_pool, new_topic, witness):

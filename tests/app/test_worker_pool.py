@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections import Counter
@@ -30,6 +31,12 @@ app = App(group_id="{group}", bootstrap_servers="{servers}", auto_commit_interva
 async def note(record: Record) -> None:
     with LEDGER.open("a") as ledger:
         ledger.write(f"{{os.environ['PENSTOCK_WORKER']}} {{record.partition}} {{record.offset}}\\n")
+"""
+
+
+HANG_ONCE = """    if not LEDGER.exists():
+        LEDGER.touch()
+        __import__("time").sleep(600)
 """
 
 
@@ -216,6 +223,50 @@ async def test_a_worker_that_dies_again_and_again_degrades_the_pool(new_shop, re
     first, _, third = recorder.of(WorkerEnded)[:3]
     assert first.exit_code == 3
     assert 0 < first.restarts_after_s < third.restarts_after_s
+
+
+async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, group, witness, recorder):
+    """It cannot say so itself: the pool is not live while it is silent, then it is killed and started anew."""
+    topic = new_topic(2)
+    source = SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
+    shop = new_shop(source.replace("    with LEDGER", f"{HANG_ONCE}    with LEDGER"))
+    options = {"session_timeout_ms": 6_000, "stop_timeout_ms": 1_000}
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder], **options) as pool:
+        await pool.wait_ready()
+        (hanging,) = pool.pids
+        witness.produce(topic, [b"x"], partition=0)
+        async with asyncio.timeout(20):
+            while pool.health().is_live:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.05)
+        (check,) = pool.health().checks
+        ended = await recorder.wait_for(WorkerEnded)
+        await shop.until(1)
+
+    assert "event loop has not turned" in check.detail
+    assert ended.exit_code == -signal.SIGKILL
+    assert "event loop had not turned" in ended.error
+    assert not psutil.pid_exists(hanging)
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder, monkeypatch):
+    """No room for a process is a death of that worker, and no end of the pool: the others would all be killed."""
+    shop, start, refusals = new_shop("import os\nos._exit(3)\n"), asyncio.create_subprocess_exec, [1, 1]
+
+    async def refuse_some(*args, **options):
+        if recorder.of(WorkerEnded) and refusals:
+            refusals.pop()
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        return await start(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_some)
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
+        await recorder.wait_for(WorkerStarted, 2)
+        assert pool.health().is_live
+
+    _, first, second = recorder.of(WorkerEnded)[:3]
+    assert "no more processes" in first.error
+    assert first.restarts_after_s < second.restarts_after_s
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,12 @@ class Ready(_Message, frozen=True, tag=11):
 
 
 class Told(_Message, frozen=True, tag=12):
-    """How it is."""
+    """How it is, and that its event loop turns."""
 
     status: str
     detail: str
+    silence_s: float
+    """It says so every second from now on; after so long without a word it is lost."""
 
 
 class Failed(_Message, frozen=True, tag=13):

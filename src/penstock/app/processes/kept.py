@@ -1,13 +1,15 @@
 """A process that is kept running: started again when it dies, ended when it is asked to.
 
 Rule of this file: when to start again is ``core.worker_plan``'s to say, and whether at all is the owner's. This one
-does what they say, and sees to it that no child outlives it.
+does what they say, and sees to it that no child outlives it. A child that has promised to say how it is, and does not,
+hangs: that is seen soon, and after its own word's time it is killed, which is a death like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,11 @@ __all__ = ["Death", "Kept", "Owner"]
 _UNREAD_S = 1.0
 """How long is waited for the rest of what a dead child has said."""
 
+_BEAT_S = 1.0
+"""How often it is looked whether a child has said something; it does as often."""
+_BEATS = 3
+"""After so many looks in vain it counts as hanging. Looks are counted and not seconds: we may have slept ourselves."""
+
 _STATUSES: dict[str, Status] = {"starting": "starting", "ok": "ok", "degraded": "degraded", "failed": "failed"}
 
 
@@ -41,10 +48,17 @@ class Death:
     exit_code: int
     error: PenstockError | None
     """What it said; None when it could not say anything."""
+    trouble: str = ""
+    """What was seen from outside: why it could not be started, or had to be killed."""
+
+    @property
+    def reason(self) -> str:
+        """Why, as far as it is known."""
+        return self.trouble if self.error is None else str(self.error)
 
     def __str__(self) -> str:
         how = f"killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
-        return how if self.error is None else f"{how}: {self.error}"
+        return f"{how}: {self.reason}" if self.reason else how
 
 
 class Owner(Protocol):
@@ -90,6 +104,10 @@ class Kept:
         self._told: tuple[Status, str] = "starting", ""
         self._error: PenstockError | None = None
         """What it said of its end."""
+        self._trouble = ""
+        self._silence_s: float | None = None
+        """How long it may be silent; None while it has promised nothing."""
+        self._silent_looks = 0
 
     # ---- for its owner -----------------------------------------------------------------------------------------
 
@@ -106,6 +124,9 @@ class Kept:
         """How it is."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
         status, detail = self._told
+        if self._silent_looks >= _BEATS:
+            status, detail = "failed", f"its event loop has not turned for {self._silent_looks * _BEAT_S:.0f} s"
+            return Check(name, status, f"{detail}; after {self._silence_s:g} s it is killed and started again")
         if self.restarts.is_unwell(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
             return Check(name, "degraded", f"{words}; {detail}" if detail else words)
@@ -128,7 +149,7 @@ class Kept:
             pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", started again after {pause_s:.1f} s"
             self._told = "degraded", f"{death}{then}"
-            self._observer.tell(WorkerEnded(self.worker, death.exit_code, str(death.error or ""), pause_s))
+            self._observer.tell(WorkerEnded(self.worker, death.exit_code, death.reason, pause_s))
             self.settled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -137,10 +158,15 @@ class Kept:
 
     async def _live(self) -> Death | None:
         """One life of it; None when its end was asked for."""
-        self.start, self._error = self._next_start(), None
-        child = await Child.start(
-            self._module, self._owner.spec(self.worker, self.start), {"PENSTOCK_WORKER": str(self.worker)}
-        )
+        self.start, self._error, self._trouble = self._next_start(), None, ""
+        self._silence_s, self._silent_looks = None, 0
+        try:
+            child = await Child.start(
+                self._module, self._owner.spec(self.worker, self.start), {"PENSTOCK_WORKER": str(self.worker)}
+            )
+        except OSError as error:
+            # No memory, no more processes, no more files: it may pass.
+            return Death(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
         self.child = child
         self._told = "starting", ""
         self.restarts.started(asyncio.get_running_loop().time())
@@ -148,11 +174,11 @@ class Kept:
         try:
             exit_code = await self._accompany(child)
         finally:
-            self.child = None
+            self.child, self._silent_looks = None, 0
             await child.bury()
         if self._asked.is_set():
             return None
-        return Death(self.worker, self.start, exit_code, self._error)
+        return Death(self.worker, self.start, exit_code, self._error, self._trouble)
 
     async def _accompany(self, child: Child) -> int:
         async with anyio.create_task_group() as tasks:
@@ -169,6 +195,7 @@ class Kept:
                 await child.ended_within(self.stop_timeout_s + MARGIN_S)
 
             tasks.start_soon(notice_end)
+            tasks.start_soon(self._run_looks, child)
             tasks.start_soon(end_when_asked)
             with reading:
                 while (message := await child.next_message()) is not None:
@@ -177,13 +204,28 @@ class Kept:
             tasks.cancel_scope.cancel()
         return exit_code
 
+    async def _run_looks(self, child: Child) -> None:
+        """See whether it says what it has promised to, and end it when it has not for too long."""
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            if self._silence_s is None:
+                continue
+            self._silent_looks += 1
+            silent_s = self._silent_looks * _BEAT_S
+            if self._silent_looks > _BEATS and silent_s >= self._silence_s and not self._asked.is_set():
+                self._trouble = f"its event loop had not turned for {silent_s:.0f} s, so it was killed"
+                child.kill()
+                return
+
     def _take(self, message: FromChild) -> None:
+        self._silent_looks = 0
         match message:
             case Ready(stop_timeout_s=stop_timeout_s):
                 self.stop_timeout_s = stop_timeout_s
                 self.settled.set()
-            case Told(status=status, detail=detail):
+            case Told(status=status, detail=detail, silence_s=silence_s):
                 self._told = _STATUSES.get(status, "degraded"), detail
+                self._silence_s = silence_s
                 if status in {"ok", "degraded"}:
                     self.ready.set()
             case Failed(error=error, text=text):

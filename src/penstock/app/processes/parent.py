@@ -67,8 +67,22 @@ class Parent:
 
     def send(self, message: FromChild) -> None:
         """Say something; a parent that is gone hears nothing."""
+        self._send(encode(message))
+
+    def beat(self, message: FromChild) -> None:
+        """The same, but say nothing where that would have to wait: a parent that sleeps must not hold its child up."""
+        said = encode(message)
         try:
-            self._socket.sendall(encode(message))
+            sent = self._socket.send(said, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if sent < len(said):
+            # What is begun has to be finished, or all that comes later could not be read.
+            self._send(said[sent:])
+
+    def _send(self, said: bytes) -> None:
+        try:
+            self._socket.sendall(said)
         except OSError:
             return  # the listener sees to the end
 

@@ -39,7 +39,7 @@ from penstock.core.process_messages import (
 )
 from penstock.core.worker_plan import deal, member_name, workers_for
 from penstock.error_codes import ErrorCode
-from penstock.errors import BrokerConnectionError, CommitFailedError, PenstockError, broker_error
+from penstock.errors import AuthenticationError, BrokerConnectionError, CommitFailedError, PenstockError, broker_error
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
 from penstock.observe.events import CommitFailed
@@ -234,12 +234,8 @@ class Readers:
 
     def died(self, death: Death, pause_s: float) -> float | None:
         """Start it again where it was; one that says why, or dies again and again, ends the reading."""
-        dying = self.kept[death.worker]
-        if death.error is not None:
-            self._fail(death.error)
-            return None
-        if dying.restarts.deaths(asyncio.get_running_loop().time()) >= _MOST_DEATHS:
-            self._fail(PenstockError(f"reader {death.worker} has died {_MOST_DEATHS} times in a row, last: {death}"))
+        if (failure := self._failure_of(death)) is not None:
+            self._fail(failure)
             return None
         for waiting in self._commits.values():
             if not waiting.done():
@@ -322,6 +318,19 @@ class Readers:
             self._committed[partition] = offset
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _failure_of(self, death: Death) -> PenstockError | None:
+        """Why a death ends the reading; None when it does not."""
+        assert self._supervisor is not None
+        is_outage = isinstance(death.error, BrokerConnectionError) and not isinstance(death.error, AuthenticationError)
+        if self._supervisor.ready.is_set() and (is_outage or death.trouble):
+            # Brokers that are away, and a system without room for a process, are waited for, as a consumer waits.
+            return None
+        deaths = self.kept[death.worker].restarts.deaths(asyncio.get_running_loop().time())
+        if death.error is None and (death.trouble or deaths >= _MOST_DEATHS):
+            often = f" has died {deaths} times in a row, last" if deaths >= _MOST_DEATHS else ""
+            return PenstockError(f"reader {death.worker}{often}: {death}")
+        return death.error
 
     async def _run_tells(self) -> None:
         """Have the processes, or the broker, know now and then what is done."""

@@ -29,7 +29,7 @@ from penstock.errors import ConfigurationError, PenstockError
 __all__ = ["main"]
 
 _LOOK_S = 1.0
-"""How often it looks at its own health."""
+"""How often it says how it is, and with that that its event loop turns."""
 
 
 class _Worker:
@@ -38,6 +38,7 @@ class _Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = asyncio.Event()
         self._is_asked = threading.Event()
+        self._silence_s = 45.0
 
     def run(self) -> int:
         self._parent.listen(self._take)
@@ -72,7 +73,10 @@ class _Worker:
         if given is None and "leave_on_stop" not in options and "PENSTOCK_LEAVE_ON_STOP" not in os.environ:
             # The name is of this pool's life, so nobody comes back by it.
             app.configure(leave_on_stop=True)
-        self._parent.stop_timeout_s = resolve(options).stop_timeout_ms / 1000
+        config = resolve(options)
+        self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
+        # By then its groups have given its partitions to others, so that nothing is lost with it.
+        self._silence_s = config.session_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,11 +105,8 @@ class _Worker:
             await app.wait_ready()
         except PenstockError:
             return  # run() raises it as well
-        before: tuple[str, str] | None = None
         while True:
-            if (now := _summary(app.health())) != before:
-                self._parent.send(Told(*now))
-                before = now
+            self._parent.beat(Told(*_summary(app.health()), self._silence_s))
             await asyncio.sleep(_LOOK_S)
 
     def _take(self, message: ToChild) -> None:
