@@ -163,31 +163,40 @@ class App(Handlers):
 
         Raises:
             ConfigurationError: a handler's signature will not do, or options contradict each other.
-            ConsumerStateError: it is started, and was not stopped.
+            ConsumerStateError: it is started, and was not stopped; or is stopped meanwhile.
             PenstockError: as ``Consumer.start`` does.
         """
+        await self._start()
+
+    async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
+        """Start, unless that is given up before."""
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
         running = self._running = self._new_run(self._config)
         supervisor = self._supervisor = Supervisor(running.live, "penstock app")
         try:
-            await supervisor.start()
+            await supervisor.start(given_up, ending_s=sum(running.time_to_stop))
         except BaseException:
             self._supervisor = None
             raise
+        return supervisor
 
     async def stop(self) -> None:
         """Begin nothing more, let handlers end, commit, leave the groups; within ``stop_timeout_ms``.
 
+        Handlers have half of that; those that run then are cut short, and their records come again.
+
         Raises:
-            PenstockError: what ended the app before.
+            PenstockError: what ended the app before; or something that it was made of does not end.
         """
-        if self._supervisor is None or self._config is None:
+        if self._supervisor is None:
             return
-        await self._supervisor.stop(self._config.stop_timeout_ms / 1000)
-        if self._started.failure is not None:
-            raise self._started.failure
+        running = self._started
+        orderly_s, ending_s = running.time_to_stop
+        await self._supervisor.stop(orderly_s, ending_s=ending_s)
+        if running.failure is not None:
+            raise running.failure
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -206,10 +215,9 @@ class App(Handlers):
         """
         asked = asyncio.Event()
         with asked_by_signals(asked.set):
-            await self.start()
-            assert self._supervisor is not None
+            supervisor = await self._start(asked)
             try:
-                await first_of(asked, self._supervisor.stopping)
+                await first_of(asked, supervisor.stopping)
             finally:
                 await self.stop()
 
@@ -238,7 +246,7 @@ class App(Handlers):
             raise running.failure
 
     def health(self) -> Health:
-        """How it is now: not live only if a restart would heal it, ready from the first assignment on."""
+        """How it is now: not live only if a restart would heal it; ready from the first assignment until it ends."""
         config, running = self._config or resolve(self._options), self._running
         if running is None:
             vitals = Vitals(

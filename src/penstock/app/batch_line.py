@@ -14,10 +14,10 @@ from contextvars import copy_context
 from typing import Any, TypeAlias
 
 from penstock.app.batch_run import Attempt, BatchRun, Failed, Held
+from penstock.app.task_ends import ended_by, no_end, stop_all
 from penstock.core.batching import Batch, Batching, BatchLimits
 from penstock.core.lanes import OrderBy
 from penstock.core.positions import Position
-from penstock.errors import HandlerFailedError
 from penstock.records import Record, TopicPartition
 
 __all__ = ["BatchLine"]
@@ -62,7 +62,6 @@ class BatchLine:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._tasks: dict[asyncio.Task[None], BatchRun] = {}
-        self._running: BatchRun | None = None
         self._fresh: BatchRun | None = None
         """The last one that was begun, while it has neither suspended nor ended."""
         self._timer: asyncio.TimerHandle | None = None
@@ -137,8 +136,8 @@ class BatchLine:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Run until cancelled.
+    async def run(self, cleaning_up_s: float) -> None:
+        """Run until cancelled; then handlers that run are cut short, and have so long to clean up.
 
         Raises:
             HandlerFailedError: a batch failed, and ``on_failure="stop"`` says so.
@@ -148,11 +147,7 @@ class BatchLine:
         finally:
             self._is_ending = True
             self._set_timer(None)
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await stop_all(list(self._tasks), cleaning_up_s)
 
     @property
     def longest_s(self) -> float:
@@ -180,29 +175,35 @@ class BatchLine:
         """None: the handler of a batch runs on no one record."""
         return None
 
+    def runs_in(self, task: asyncio.Task[Any]) -> bool:
+        """Whether the handler runs in ``task``. Any thread may ask."""
+        return task in self._tasks
+
     @property
-    def running(self) -> BatchRun | None:
-        """The batch whose handler has the event loop now."""
-        return self._running
+    def under_way(self) -> list[Record]:
+        """The first record of each batch whose handler has not ended."""
+        return [run.records[0] for run in self._tasks.values() if run.records]
 
     # ---- for the batches under way -----------------------------------------------------------------------------
 
     async def attempt(self, run: BatchRun) -> Failed:
-        """Run the handler; what it does to its task is a failure of the batch, and not our end."""
-        self._running, run.since = run, self._loop.time()
+        """Run the handler; what it does to its task is a failure of the batch, and not our end.
+
+        While all ends, it is cut short: whatever it makes of that, its records have not failed, and are not done.
+        """
+        run.since = self._loop.time()
         self._loop.call_soon(self._give_way, run)
         try:
-            return await self._attempt(run.records)
+            failed = await self._attempt(run.records)
         except asyncio.CancelledError:
             if self._is_ending:
                 raise
-            task = asyncio.current_task()
-            while task is not None and task.cancelling():
-                task.uncancel()
-            error = HandlerFailedError("the handler raised CancelledError, and nobody cancelled it")
-            return dict.fromkeys(range(len(run.records)), error)
+            failed = dict.fromkeys(range(len(run.records)), no_end())
         finally:
-            self._running, run.since = None, None
+            run.since = None
+        if failed and self._is_ending:
+            raise asyncio.CancelledError
+        return failed
 
     def keep(self, run: BatchRun, records: Sequence[Record]) -> None:
         """All but ``records`` of a batch are done with; what was left to others is so still."""
@@ -301,18 +302,13 @@ class BatchLine:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._tasks.pop(task) is self._fresh:
             self._fresh = None
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, Exception):
-            # asyncio has let SystemExit and KeyboardInterrupt through already; whatever else it is ends the app.
-            fatal, error = error, HandlerFailedError(f"a handler raised {type(error).__name__}: {error}")
-            error.__cause__ = fatal
+        error = ended_by(task)
         if error is not None and not self._failed.done():
             self._failed.set_exception(error)
         self._go_on()
 
     def _give_way(self, run: BatchRun) -> None:
         """The event loop has its turn, so that whoever ran waits for something, or is through."""
-        self._running = None
         if self._fresh is run:
             self._fresh = None
             self._on_progress()

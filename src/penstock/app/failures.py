@@ -6,9 +6,9 @@ Rule of this file: it is tried again for as long as ``app.outcomes`` says so; wh
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 
-from penstock.app.outcomes import SAID, Lane, Outcomes, is_outage, said
+from penstock.app.line import Line
+from penstock.app.outcomes import SAID, Outcomes, is_outage, said
 from penstock.core.retries import Step
 from penstock.observe.events import HandlerFailed
 from penstock.observe.hooks import Observer
@@ -23,20 +23,17 @@ class Failures:
     Args:
         name: the handler's.
         outcomes: decides, and sees to what is given up.
-        attempt: runs the handler on a record once more.
     """
 
-    def __init__(
-        self, name: str, outcomes: Outcomes, attempt: Callable[[Record], Awaitable[object]], observer: Observer
-    ) -> None:
-        self._name, self._outcomes, self._attempt, self._observer = name, outcomes, attempt, observer
+    def __init__(self, name: str, outcomes: Outcomes, observer: Observer) -> None:
+        self._name, self._outcomes, self._observer = name, outcomes, observer
 
     @property
     def waiting(self) -> int:
         """Records that nobody takes, and which are tried again now and then."""
         return self._outcomes.waiting
 
-    async def recover(self, lane: Lane, record: Record, error: Exception) -> None:
+    async def recover(self, line: Line, record: Record, error: Exception) -> None:
         """Return when ``record``, which failed with ``error``, is done with, or is another's.
 
         Raises:
@@ -51,12 +48,12 @@ class Failures:
             decision = self._outcomes.decide(record, failures, outages, failed, random.random())  # noqa: S311 - jitter
             self._tell(record, failures + outages, failed, decision.step)
             if decision.step not in {Step.RETRY, Step.PAUSE}:
-                await self._outcomes.give_up(lane, record, failures, failed, decision)
+                await self._outcomes.give_up(line, record, failures, failed, decision)
                 return
-            if not await self._outcomes.wait(lane, record, decision):
+            if not await self._outcomes.wait(line, record, decision):
                 return
             try:
-                await self._attempt(record)
+                await line.attempt(record)
             except Exception as again:  # noqa: BLE001 - whatever a handler raises
                 failed = again
             else:

@@ -26,7 +26,7 @@ from penstock.app.sources import Source
 from penstock.app.stations import Site, Station, station
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
-from penstock.observe.events import LaneFull, UnmatchedRecord
+from penstock.observe.events import HandlerLeftBehind, LaneFull, UnmatchedRecord
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 
@@ -99,16 +99,16 @@ class Group:
         )
         self._stations = [station(one, site) for one in self._ready]
 
-    async def run(self) -> None:
-        """Handle records until cancelled.
+    async def run(self, cleaning_up_s: float) -> None:
+        """Handle records until cancelled; then handlers that run are cut short, and have so long to clean up.
 
         Raises:
             HandlerFailedError: a handler failed for good, and ``on_failure="stop"`` says so.
             PenstockError: the consumer cannot go on.
         """
         async with anyio.create_task_group() as tasks:
-            for station in self._stations:
-                tasks.start_soon(station.line.run)
+            for one in self._stations:
+                tasks.start_soon(self._run_line, one, cleaning_up_s)
             tasks.start_soon(self._pump)
             tasks.start_soon(self._delays.run)
 
@@ -121,10 +121,9 @@ class Group:
         while self.runs and asyncio.get_running_loop().time() < until:
             await self._progress.wait(until)
 
-    @property
-    def running(self) -> str | None:
-        """The handler that has the event loop now."""
-        return next((one.handler.name for one in self._stations if one.line.running is not None), None)
+    def handler_in(self, task: asyncio.Task[Any]) -> str | None:
+        """The name of the handler that runs in ``task``. Any thread may ask."""
+        return next((one.handler.name for one in self._stations if one.line.runs_in(task)), None)
 
     @property
     def is_settled(self) -> bool:
@@ -179,6 +178,14 @@ class Group:
             one.line.drop(partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _run_line(self, station: Station, cleaning_up_s: float) -> None:
+        try:
+            await station.line.run(cleaning_up_s)
+        finally:
+            for record in station.line.under_way:
+                name, partition = station.handler.name, record.topic_partition
+                self._observer.tell(HandlerLeftBehind(name, partition, record.offset, cleaning_up_s))
 
     async def _pump(self) -> None:
         while True:

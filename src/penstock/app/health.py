@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 
 __all__ = ["Check", "Health", "Status", "Vitals", "examine"]
 
-Status: TypeAlias = Literal["starting", "ok", "degraded", "failed"]
+Status: TypeAlias = Literal["starting", "ok", "degraded", "stopping", "failed"]
 
-_WORST_FIRST: tuple[Status, ...] = ("failed", "starting", "degraded", "ok")
+_WORST_FIRST: tuple[Status, ...] = ("failed", "stopping", "starting", "degraded", "ok")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the app is: as its worst check, where failed is worse than starting, and starting than degraded."""
+    """How the app is: as its worst check, in the order failed, stopping, starting, degraded, ok."""
 
     status: Status
     checks: tuple[Check, ...] = ()
@@ -47,7 +47,7 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has begun to work: false before the first assignment, and when it has failed."""
+        """Whether it works: false before the first assignment, from being told to stop on, and when it has failed."""
         return self.status in {"ok", "degraded"}
 
 
@@ -60,6 +60,8 @@ class Vitals:
     was_assigned: bool
     """Whether there was a first assignment, even if of no partition."""
     max_poll_interval_s: float
+    is_ending: bool = False
+    """Whether it was told to stop, or has stopped."""
     fatal_error: str = ""
     """What has ended the app's work for good."""
     loop_blocked_s: float = 0.0
@@ -91,7 +93,9 @@ def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
 
 
 def _app(vitals: Vitals) -> Check:
-    return Check("app", "failed", vitals.fatal_error) if vitals.fatal_error else Check("app", "ok")
+    if vitals.fatal_error:
+        return Check("app", "failed", vitals.fatal_error)
+    return Check("app", "stopping", "it handles no more") if vitals.is_ending else Check("app", "ok")
 
 
 def _loop(vitals: Vitals) -> Check:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.app.record_run import Held, Worker
+from penstock.app.task_ends import no_end
+from penstock.app.workers import Workers
 from penstock.core.lanes import Lanes, OrderBy, Work
 from penstock.core.positions import Position
 from penstock.core.slices import is_too_long
-from penstock.core.tracker import Tracker
-from penstock.errors import HandlerFailedError
 from penstock.records import Record, TopicPartition
 
 __all__ = ["Line"]
@@ -28,44 +28,6 @@ Recover = Callable[[Record, Exception], Awaitable[None]]
 
 _RECORDS_A_LOOK = 32
 """At most so many records are run between two looks at the clock; the first looks come sooner."""
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """What is held of one partition since its last beginning."""
-
-    position: Position
-    tracker: Tracker
-    """Told of records that are suspended, or parked behind one that is."""
-    parked: set[int] = field(default_factory=set)
-    """Offsets of those that did not run yet."""
-    is_halted: bool = False
-    """Whether nothing more of it is begun here, and nothing that failed is tried again."""
-    left: int | None = None
-    """Since then: the lowest offset that was not taken up, or will not be done here."""
-
-    def leave(self, offset: int) -> None:
-        """A record that was begun will not be done here, so that nobody waits for it."""
-        self.tracker.abandon(offset)
-        self.left = offset if self.left is None else min(self.left, offset)
-        if self.position.tracker is self.tracker and self.position.delivered is not None:
-            self.position.delivered = min(self.position.delivered, self.left)
-
-
-class _Worker:
-    """A task that runs records, and the one that it is at."""
-
-    __slots__ = ("has_rested", "record", "rested", "since", "work")
-
-    def __init__(self) -> None:
-        self.record: Record | None = None
-        self.work: Work[_Held] | None = None
-        """Of the record, once that is suspended or was parked before."""
-        self.since: float | None = None
-        """When it was suspended first; None while it waits for its next attempt."""
-        self.rested: asyncio.Future[None] | None = None
-        self.has_rested = False
-        """Whether the event loop has had its turn while the last record was suspended."""
 
 
 class Line:
@@ -93,22 +55,18 @@ class Line:
         on_full: Callable[[Record], None] = lambda _record: None,
     ) -> None:
         self._handle, self._recover = handle, recover
-        self._concurrency, self._on_progress = concurrency, on_progress
-        self._lanes: Lanes[_Held] = Lanes(
+        self._on_progress = on_progress
+        self._lanes: Lanes[Held] = Lanes(
             order_by, window, on_parked=self._parked, on_full=lambda work: on_full(work.record)
         )
-        self._held: dict[TopicPartition, _Held] = {}
+        self._held: dict[TopicPartition, Held] = {}
         self._loop = asyncio.get_running_loop()
-        self._workers: dict[asyncio.Task[None], _Worker] = {}
-        self._idle: list[_Worker] = []
-        self._running: _Worker | None = None
+        self._workers = Workers(concurrency, self._run_until_nothing, lambda: self._lanes.waiting)
+        self._running: Worker | None = None
         self._is_looked_for = False
-        self._context = copy_context()
-        self._pauses: dict[asyncio.Future[None], Work[_Held]] = {}
+        self._pauses: dict[asyncio.Future[None], Work[Held]] = {}
         """Records that failed and wait for their next attempt."""
         self._is_held = False
-        self._is_ending = False
-        self._failed: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def lane_limit(self) -> int:
@@ -126,10 +84,10 @@ class Line:
         held = self._held.get(position.partition)
         if held is None or held.tracker is not position.tracker:
             assert position.tracker is not None
-            held = self._held[position.partition] = _Held(position, position.tracker)
+            held = self._held[position.partition] = Held(position, position.tracker)
         self._lanes.add(position.partition, records, held)
         if self._running is None:
-            self._wake_one()
+            self._workers.wake_one()
 
     def next_of(self, position: Position) -> int | None:
         """The lowest offset that was handed in and not taken up; None when there is none."""
@@ -170,7 +128,7 @@ class Line:
             held.is_halted = True
             self._end_pauses(held)
 
-    def _end_pauses(self, held: _Held) -> list[int]:
+    def _end_pauses(self, held: Held) -> list[int]:
         """Have nobody wait for another attempt at a record that is another's now; gives their offsets."""
         ended = []
         for pause, work in self._pauses.items():
@@ -181,8 +139,7 @@ class Line:
 
     def is_ours(self, record: Record) -> bool:
         """Whether the record that this task runs is of a partition that was not dropped since it began."""
-        task = asyncio.current_task()
-        worker = self._workers.get(task) if task is not None else None
+        worker = self._workers.of(asyncio.current_task())
         if worker is None or worker.work is None:
             # It was not suspended, so nothing was dropped meanwhile.
             return True
@@ -196,26 +153,32 @@ class Line:
         """Go on."""
         self._is_held = False
         if self._lanes.waiting and self._running is None:
-            self._wake_one()
+            self._workers.wake_one()
         self._on_progress()
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Run until cancelled.
+    async def run(self, cleaning_up_s: float) -> None:
+        """Run until cancelled; then handlers that run are cut short, and have so long to clean up.
 
         Raises:
             HandlerFailedError: a record failed, and ``on_failure="stop"`` says so.
         """
         try:
-            await self._failed
+            await self._workers.failed
         finally:
-            self._is_ending = True
-            tasks = list(self._workers)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            self._settle()
+            await self._workers.end(cleaning_up_s)
+
+    async def attempt(self, record: Record) -> object:
+        """Run the handler once more on a record that failed; what it raises is a failure again."""
+        try:
+            return await self._handle(record)
+        except (Exception, asyncio.CancelledError) as error:
+            failure = self._failure(error)
+            if failure is error:
+                raise
+            raise failure from error
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
@@ -223,28 +186,27 @@ class Line:
         if work.source.is_halted:
             work.source.leave(record.offset)
             return False
-        self._concurrency += 1
+        self._workers.most += 1
         pause = self._loop.create_future()
         self._pauses[pause], worker.since = work, None
         try:
             if self._lanes.waiting:
-                self._wake_one()
+                self._workers.wake_one()
             async with asyncio.timeout(seconds):
                 await pause
         except TimeoutError:
             return True
         finally:
-            self._concurrency -= 1
+            self._workers.most -= 1
             worker.since = self._loop.time()
             del self._pauses[pause]
         return False
 
-    def _suspended(self, record: Record) -> tuple[_Worker, Work[_Held]]:
+    def _suspended(self, record: Record) -> tuple[Worker, Work[Held]]:
         """This task's worker and what it runs, which suspends now if it did not before."""
         self._settle()
-        task = asyncio.current_task()
-        assert task is not None
-        worker = self._workers[task]
+        worker = self._workers.of(asyncio.current_task())
+        assert worker is not None
         assert worker.work is not None
         assert worker.work.record is record
         return worker, worker.work
@@ -252,13 +214,13 @@ class Line:
     @property
     def longest_s(self) -> float:
         """For how long the record has run that was begun first of those that run, and do not wait to be tried again."""
-        begun = [one.since for one in self._workers.values() if one.work is not None and one.since is not None]
+        begun = [one.since for one in self._workers if one.work is not None and one.since is not None]
         return self._loop.time() - min(begun) if begun else 0.0
 
     @property
     def runs(self) -> bool:
         """Whether a handler runs, or waits for its next attempt."""
-        return any(worker.record is not None for worker in self._workers.values())
+        return any(worker.record is not None for worker in self._workers)
 
     @property
     def is_held(self) -> bool:
@@ -268,63 +230,31 @@ class Line:
     @property
     def at_work(self) -> int:
         """How many records run, wait for their next attempt, or are about to be begun."""
-        return len(self._workers) - len(self._idle)
+        return self._workers.at_work
 
     @property
     def has_failed(self) -> bool:
         """Whether a record of it ends the app: that is not done, and nothing else runs."""
-        return self._failed.done()
+        return self._workers.failed.done()
 
     def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
         """The record whose handler runs in ``task``."""
-        worker = self._workers.get(task) if task is not None else None
+        worker = self._workers.of(task)
         return worker.record if worker is not None else None
 
+    def runs_in(self, task: asyncio.Task[Any]) -> bool:
+        """Whether the handler runs in ``task``. Any thread may ask."""
+        return self.record_of(task) is not None
+
     @property
-    def running(self) -> Record | None:
-        """The record whose handler has the event loop now."""
-        return self._running.record if self._running is not None else None
+    def under_way(self) -> list[Record]:
+        """The records whose handlers have not ended."""
+        return [worker.record for worker in self._workers if worker.record is not None]
 
-    # ---- workers -----------------------------------------------------------------------------------------------
+    # ---- what a worker does ------------------------------------------------------------------------------------
 
-    def _wake_one(self) -> None:
-        if self._idle:
-            rested = self._idle.pop().rested
-            if rested is not None and not rested.done():
-                rested.set_result(None)
-        elif len(self._workers) < self._concurrency:
-            worker = _Worker()
-            task = self._loop.create_task(self._work(worker), context=self._context.copy())
-            self._workers[task] = worker
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._workers[task]
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, Exception):
-            # asyncio has let SystemExit and KeyboardInterrupt through already; whatever else it is ends the app.
-            fatal, error = error, HandlerFailedError(f"a handler raised {type(error).__name__}: {error}")
-            error.__cause__ = fatal
-        if error is not None and not self._failed.done():
-            self._failed.set_exception(error)
-        elif self._lanes.waiting and not self._failed.done():
-            self._wake_one()
-
-    async def _work(self, worker: _Worker) -> None:
-        while True:
-            await self._run_until_nothing(worker)
-            self._on_progress()
-            if copy_context() != self._context:
-                # A handler has left something in the context: it goes with this worker, and touches nobody else.
-                return
-            if len(self._workers) > self._concurrency:
-                return
-            worker.rested = self._loop.create_future()
-            self._idle.append(worker)
-            await worker.rested
-
-    async def _run_until_nothing(self, worker: _Worker) -> None:
-        handle, context, began_at = self._handle, self._context, self._loop.time()
+    async def _run_until_nothing(self, worker: Worker) -> None:
+        handle, context, began_at = self._handle, self._workers.context, self._loop.time()
         while (work := self._take(worker)) is not None:
             worker.work = work if work.is_begun else None
             if worker.work is not None:
@@ -347,10 +277,11 @@ class Line:
                 await asyncio.sleep(0)
                 began_at = self._loop.time()
         self._rest()
+        self._on_progress()
 
-    async def _run_free(self, worker: _Worker, began_at: float) -> None:
+    async def _run_free(self, worker: Worker, began_at: float) -> None:
         """Run what needs no ``take``, until something suspends or it takes too long."""
-        handle, context, look_at = self._handle, self._context, 1
+        handle, context, look_at = self._handle, self._workers.context, 1
         for count, record in enumerate(self._lanes.free, 1):
             worker.record = record
             try:
@@ -364,31 +295,26 @@ class Line:
                     break
                 look_at += min(count, _RECORDS_A_LOOK)
 
-    async def _go_on(self, record: Record, error: BaseException) -> None:
+    async def _go_on(self, record: Record, error: Exception | asyncio.CancelledError) -> None:
         """See that a record that failed is done with."""
-        task = asyncio.current_task()
-        assert task is not None
-        if isinstance(error, Exception):
-            await self._recover(record, error)
-        elif self._is_ending:
-            raise error
-        else:
-            # The handler cancelled its own task, or let out what it had cancelled: its failure, and not our end.
-            while task.cancelling():
-                task.uncancel()
-            await self._recover(
-                record, HandlerFailedError("the handler raised CancelledError, and nobody cancelled it")
-            )
+        await self._recover(record, self._failure(error))
+
+    def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
+        """What a handler has let out, as a failure of its record; while all ends it is none, and goes on to end it."""
+        if self._workers.is_ending:
+            # Whatever the handler makes of being cut short: its record has not failed, and is not done.
+            raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
+        return error if isinstance(error, Exception) else no_end()
 
     def _is_too_long(self, began_at: float) -> bool:
         return is_too_long(self._loop.time() - began_at)
 
-    def _take(self, worker: _Worker) -> Work[_Held] | None:
+    def _take(self, worker: Worker) -> Work[Held] | None:
         """The next record for ``worker``, which runs from now on."""
         if self._running is not None:
             self._settle(worker)
         self._running = worker
-        work = None if self._is_held else self._lanes.take()
+        work = None if self._is_held or self._workers.is_ending else self._lanes.take()
         if work is not None and not self._is_looked_for:
             self._is_looked_for = True
             self._loop.call_soon(self._look)
@@ -399,12 +325,12 @@ class Line:
         self._is_looked_for = False
         self._settle()
         if self._lanes.waiting:
-            self._wake_one()
+            self._workers.wake_one()
         else:
             # What ran last may be suspended for long, and would say so only when it is done.
             self._on_progress()
 
-    def _settle(self, but: _Worker | None = None) -> None:
+    def _settle(self, but: Worker | None = None) -> None:
         """Whoever ran and has given the loop to somebody else is suspended: note its record, before anything else."""
         running, self._running = self._running, None
         if running is None or running is but or running.record is None or running.work is not None:
@@ -418,11 +344,11 @@ class Line:
         """The worker gives the loop back with nothing in hand."""
         self._running = None
 
-    def _parked(self, work: Work[_Held]) -> None:
+    def _parked(self, work: Work[Held]) -> None:
         work.source.tracker.begin(work.record.offset)
         work.source.parked.add(work.record.offset)
 
-    def _finish_begun(self, worker: _Worker) -> bool:
+    def _finish_begun(self, worker: Worker) -> bool:
         """Whether the record was suspended or parked; then it is noted that it is done with."""
         work = worker.work
         if work is None:

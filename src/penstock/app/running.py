@@ -28,14 +28,21 @@ from penstock.config import ConsumerConfig
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.backoff import Backoff
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.observe.events import BrokersAwaited
+from penstock.observe.events import BrokersAwaited, LeavingCutShort
 from penstock.observe.hooks import Observer
 from penstock.records import Record
 
 __all__ = ["Running"]
 
-_DRAIN_SHARE = 0.5
-"""Of the time that stopping may take, so much is for handlers that run; the rest is for commits and good-byes."""
+# Of the time that stopping may take:
+_DRAINED_BY = 0.5
+"""Handlers that run may end until then, and are cut short after it."""
+_CLEANING_UP = 0.1
+"""So much have those to clean up."""
+_LEFT_BY = 0.75
+"""Until then there are commits and good-byes."""
+_ORDERLY_UNTIL = 0.8
+"""After that, whatever is waited for is cut short."""
 _LONGEST_PAUSE_MS = 10_000
 """Between two attempts to reach a broker, each of which takes ``start_timeout_ms`` at most."""
 
@@ -52,6 +59,7 @@ class Running:
         signs: what it hears of its consumers.
         failure: what ended it.
         is_over: set when it has ended.
+        is_ending: whether it handles no more.
         groups: those at work; none before a broker was reached.
         publisher: None before a broker was reached.
     """
@@ -69,6 +77,10 @@ class Running:
     ) -> None:
         self._plan, self._config, self._connect, self._open_publisher = plan, config, connect, open_publisher
         self._observer, self._require_broker = observer, require_broker
+        self._stop_s = config.stop_timeout_ms / 1000
+        self._ends_since: float | None = None
+        self._has_begun = False
+        self.is_ending = False
         self.signs = signs
         self.failure: PenstockError | None = None
         self.is_over = asyncio.Event()
@@ -84,20 +96,27 @@ class Running:
         """
         try:
             async with AsyncExitStack() as stack:
-                opened = await open_into(stack, self._plan.dependencies, None, {})
-                self._watch(stack)
-                if not self._require_broker:
-                    supervisor.ready.set()
-                await self._begin(stack, opened, supervisor.stopping)
-                supervisor.ready.set()
-                await self._handle_until(supervisor.stopping)
+                try:
+                    await self._work(stack, supervisor)
+                except Exception as error:
+                    # Known before all is closed, which takes its time.
+                    self._fail(error)
+                    raise
+                finally:
+                    self._end()
+                    supervisor.stopping.set()
         except Exception as error:
-            self.failure = _told(error)
-            raise self.failure from error
+            raise self._fail(error) from error
         finally:
-            supervisor.stopping.set()
             self.is_over.set()
-            self.publisher = None
+            self.publisher, self.groups = None, []
+
+    @property
+    def time_to_stop(self) -> tuple[float, float]:
+        """For how many seconds it may end in good order, and for how many more it may take to be cut short."""
+        # Before the first record nothing has to be finished.
+        orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_begun else 0.0
+        return orderly_s, self._stop_s - orderly_s
 
     def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
         """The record whose handler runs in ``task``."""
@@ -108,7 +127,8 @@ class Running:
         """What it sees of itself now."""
         slowest_s, slowest = max((group.slowest for group in self.groups), default=(0.0, ""))
         return Vitals(
-            is_started=bool(self.groups),
+            is_started=self._has_begun,
+            is_ending=self.is_ending,
             was_assigned=self.signs.assigned.is_set(),
             max_poll_interval_s=self._config.max_poll_interval_ms / 1000,
             fatal_error="" if self.failure is None else str(self.failure),
@@ -121,6 +141,24 @@ class Running:
         )
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _work(self, stack: AsyncExitStack, supervisor: Supervisor) -> None:
+        opened = await open_into(stack, self._plan.dependencies, None, {})
+        self._watch(stack)
+        if not self._require_broker:
+            supervisor.ready.set()
+        await self._begin(stack, opened, supervisor.stopping)
+        supervisor.ready.set()
+        await self._handle_until(supervisor.stopping)
+
+    def _fail(self, error: Exception) -> PenstockError:
+        self.failure = self.failure or _told(error)
+        return self.failure
+
+    def _end(self) -> None:
+        """It handles no more from now on, for whatever reason."""
+        if not self.is_ending:
+            self.is_ending, self._ends_since = True, asyncio.get_running_loop().time()
 
     async def _begin(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
         async def publish(into: AsyncExitStack) -> None:
@@ -139,10 +177,12 @@ class Running:
                 )
                 for group_id, ready in self._plan.by_group.items()
             ]
+            begun: list[Group] = []
+            into.push_async_callback(self._leave, begun)
             for group in groups:
-                into.push_async_callback(group.source.stop)
+                begun.append(group)
                 await group.start()
-            self.groups = groups
+            self.groups, self._has_begun = groups, True
 
         if not await self._reached(publish, stack, stopping):
             return
@@ -178,25 +218,57 @@ class Running:
         return False
 
     def _watch(self, stack: AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+
+        def what_runs() -> str | None:
+            task = asyncio.current_task(loop)
+            return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
+
         self._watchdog = Watchdog(
-            asyncio.get_running_loop(),
+            loop,
             self._config.heartbeat_interval_ms / 1000,
-            what_runs=lambda: next((name for group in self.groups if (name := group.running) is not None), None),
+            what_runs=what_runs,
             tell=self._observer.tell,
         )
         self._watchdog.start()
         stack.callback(self._watchdog.stop)
 
     async def _handle_until(self, stopping: asyncio.Event) -> None:
-        drain_s = min(self._config.rebalance_drain_ms, self._config.stop_timeout_ms * _DRAIN_SHARE) / 1000
+        drain_s = min(self._config.rebalance_drain_ms / 1000, self._stop_s * _DRAINED_BY)
         async with anyio.create_task_group() as tasks:
             for group in self.groups:
-                tasks.start_soon(group.run)
+                tasks.start_soon(group.run, self._stop_s * _CLEANING_UP)
             await stopping.wait()
+            self._end()
             async with anyio.create_task_group() as endings:
                 for group in self.groups:
                     endings.start_soon(group.finish, drain_s)
             tasks.cancel_scope.cancel()
+
+    async def _leave(self, groups: Iterable[Group]) -> None:
+        """Commit what is done and leave all groups at once, in good order while there is time.
+
+        Raises:
+            Exception: the first that was raised.
+        """
+
+        async def leave(group: Group) -> None:
+            try:
+                await group.source.stop()
+            except asyncio.CancelledError:
+                self._observer.tell(LeavingCutShort(group.group_id))
+                raise
+
+        self._end()
+        assert self._ends_since is not None
+        left: list[BaseException | None] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._ends_since + self._stop_s * _LEFT_BY):
+                # Unlike a task group, it hands on each cancellation, not only the first.
+                left = await asyncio.gather(*map(leave, groups), return_exceptions=True)
+        for error in left:
+            if error is not None:
+                raise error
 
 
 async def _call_all(hooks: Iterable[Callable[[], object]]) -> None:

@@ -84,7 +84,7 @@ def _record_station(ready: Ready, prepared: Prepared, site: Site) -> Station:
         handle = _as_first_read(handle, site.origins)
     if site.transactions is not None:
         handle = site.transactions.around(handle)
-    failures = Failures(handler.name, _outcomes(ready, site), handle, site.observer)
+    failures = Failures(handler.name, _outcomes(ready, site), site.observer)
     line = Line(
         handle,
         lambda record, error: failures.recover(line, record, error),

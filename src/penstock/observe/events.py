@@ -41,7 +41,9 @@ __all__ = [
     "GroupLeft",
     "GroupRequestFailed",
     "HandlerFailed",
+    "HandlerLeftBehind",
     "LaneFull",
+    "LeavingCutShort",
     "LetterRefused",
     "LogTruncated",
     "LoopBlocked",
@@ -508,6 +510,14 @@ class LoopFreed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LeavingCutShort(Event):
+    """A group was left without good-byes, as there was no time left: what was not committed by then comes again."""
+
+    level = logging.WARNING
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerStarted(Event):
     """``start()`` is through: the cluster answers and the topics exist."""
 
@@ -546,6 +556,17 @@ class HandlerFailed(Event):
     failures: int
     error: str
     then: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerLeftBehind(Event):
+    """A handler was cut short as the app ends, and goes on; the app ends without it, and its record comes again."""
+
+    level = logging.ERROR
+    handler: str
+    partition: TopicPartition
+    offset: int
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
