@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock.config import ConsumerConfig
@@ -176,14 +177,13 @@ class SparkQuery:
 
     def _stand(self) -> None:
         """Wait to be stopped: in Java, in Spark's own thread, where its stop interrupts, and takes that for an end."""
-        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - an extra
-
+        failed: Any = import_module("py4j.protocol").Py4JJavaError  # untyped, and an extra
         inside: Any = self._stage.spark.sparkContext
         java = inside._gateway  # noqa: SLF001 - there is no other way into that thread
         self._stands.set()
         try:
             java.jvm.java.lang.Thread.sleep(_STANDS_MS)
-        except Py4JJavaError as error:
+        except failed as error:
             # Spark finds the interrupt in the text by a pattern that the stack of Java is too small for.
             error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
             raise
