@@ -27,7 +27,8 @@ from penstock.app.messages import Message
 from penstock.app.plan import Plan, planned
 from penstock.app.producer import Producer
 from penstock.app.publisher import Published, Publisher
-from penstock.app.results import outgoing, traced
+from penstock.app.publishing import publish_one
+from penstock.app.results import outgoing
 from penstock.app.running import Running
 from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
@@ -305,7 +306,11 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes as they are.
 
-        Without ``partition`` the key decides. Within a handler the headers of its record's trace are carried on.
+        Without ``partition`` the key decides. Within a handler of single records, in its tasks and threads too, the
+        headers of its record's trace are carried on, unless ``headers`` begin a trace anew.
+
+        Returns:
+            Where it is; None where it is part of a transaction, which is not committed yet.
 
         Raises:
             ConsumerStateError: the app is not started, or has ended.
@@ -317,12 +322,8 @@ class App(Handlers):
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - wait_ready() waits for one")
             raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
-        source = running.record_of(asyncio.current_task())
-        (out,) = await outgoing(Message(value, key, headers, partition), topic, self._defaults.codec, "publish()")
-        carried = out.headers if source is None else traced(out.headers, source.headers)
-        return await running.publisher.publish(
-            out.topic, out.value, key=out.key, headers=carried, partition=out.partition
-        )
+        (out,) = await outgoing([Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()")
+        return await publish_one(running.publisher, out)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import cast
 
@@ -20,12 +21,12 @@ from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import first_read
 from penstock.app.handlers import BatchHandle, Handler
 from penstock.app.publisher import Publisher
+from penstock.app.publishing import Results
 from penstock.app.reject import Reject
-from penstock.app.results import Outgoing, outgoing
+from penstock.app.results import results_in, trace_in
 from penstock.app.signatures.arguments import Opened
 from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Transactions
-from penstock.app.together import all_of
 from penstock.errors import DecodeError, HandlerFailedError, PartialFailureError
 from penstock.records import Record
 
@@ -58,8 +59,7 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
         call = around(call)
     if handler.timeout_ms is not None:
         call = _with_deadline(call, handler.timeout_ms / 1000)
-    if handler.publish is not None:
-        call = _publishing(call, publisher, handler.publish, codec, handler.name)
+    call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))
     attempt = _telling_what_failed(call, prepared, handler.name)
     if handler.when is not None:
         attempt = _with_condition(attempt, handler.when)
@@ -129,22 +129,21 @@ def _with_deadline(call: BatchHandle, seconds: float) -> BatchHandle:
     return in_time
 
 
-def _publishing(call: BatchHandle, publisher: Publisher, topic: str, codec: AnyCodec, where: str) -> BatchHandle:
-    async def publish(out: Outgoing) -> None:
-        await publisher.publish(out.topic, out.value, key=out.key, headers=out.headers, partition=out.partition)
-
+def _publishing(call: BatchHandle, results: Results) -> BatchHandle:
     async def and_publish(records: list[Record]) -> None:
-        # All of it is encoded first, so that nothing is published of what cannot be; and acknowledged before the batch
-        # is done, so that no commit is ahead of what it led to.
-        result = await call(records)
-        everything = [out for item in _items(result) for out in await outgoing(item, topic, codec, where)]
-        await all_of([publish(out) for out in everything])
+        # The list is the handler's own, who may change it.
+        given = tuple(records)
+        returned = await call(records)
+        if returned is None:
+            return
+        items = results_in(returned)
+        # As many as there are records: each is of its own. Of others nobody knows which record led to what.
+        is_one_each = len(items) == len(given)
+        traces = (trace_in(record.headers) for record in given) if is_one_each else itertools.repeat(())
+        # Acknowledged before the batch is done, so that no commit is ahead of what it led to.
+        await results.publish(zip(items, traces, strict=False))
 
     return and_publish
-
-
-def _items(result: object) -> Sequence[object]:
-    return result if isinstance(result, list | tuple) else [result]
 
 
 def _telling_what_failed(call: BatchHandle, prepared: PreparedBatch, where: str) -> Attempt:

@@ -17,10 +17,12 @@ from anyio.to_thread import run_sync
 from penstock.app.codecs import AnyCodec
 from penstock.app.handlers import Handle, Handler, Middleware
 from penstock.app.publisher import Publisher
+from penstock.app.publishing import Results, carrying
 from penstock.app.reject import Reject
-from penstock.app.results import Outgoing, outgoing, traced
+from penstock.app.results import trace_in
 from penstock.app.signatures.arguments import Opened
 from penstock.app.signatures.prepared import Prepared
+from penstock.app.signatures.signature import returns_nothing
 from penstock.records import Record
 
 __all__ = ["record_call", "wants"]
@@ -51,8 +53,10 @@ def record_call(  # noqa: PLR0913 - what a call is made of
     if handler.timeout_ms is not None:
         limit = _with_deadline if prepared.is_async else _with_deadline_of_thread
         call = limit(call, handler.timeout_ms / 1000)
-    if handler.publish is not None:
-        call = _publishing(call, publisher, handler.publish, codec, handler.name)
+    # What returns nothing is not looked at: one coroutine less for each record.
+    if handler.publish is not None or middleware or not returns_nothing(prepared.function):
+        call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))
+    call = carrying(call)
     if handler.when is not None:
         call = _with_condition(call, handler.when)
     return call
@@ -115,15 +119,12 @@ def _with_deadline_of_thread(call: Handle, seconds: float) -> Handle:
     return in_time
 
 
-def _publishing(call: Handle, publisher: Publisher, topic: str, codec: AnyCodec, where: str) -> Handle:
-    async def publish(record: Record, out: Outgoing) -> None:
-        headers = traced(out.headers, record.headers)
-        await publisher.publish(out.topic, out.value, key=out.key, headers=headers, partition=out.partition)
-
+def _publishing(call: Handle, results: Results) -> Handle:
     async def and_publish(record: Record) -> None:
-        # Acknowledged before the record is done, so that no commit is ahead of what it led to.
-        for out in await outgoing(await call(record), topic, codec, where):
-            await publish(record, out)
+        returned = await call(record)
+        if returned is not None:
+            # Acknowledged before the record is done, so that no commit is ahead of what it led to.
+            await results.publish([(returned, trace_in(record.headers))])
 
     return and_publish
 

@@ -31,7 +31,7 @@ from penstock.app.signatures.parameters import (
 from penstock.errors import ConfigurationError
 from penstock.records import Record
 
-__all__ = ["Kind", "kind_of", "name_of", "read_signature"]
+__all__ = ["Kind", "kind_of", "name_of", "read_signature", "returns_nothing"]
 
 _MARKING = "Annotated[T, Key], Annotated[T, Header('name')] or Annotated[T, Depends(provider)]"
 _EMPTY = inspect.Parameter.empty
@@ -66,6 +66,12 @@ def kind_of(function: Callable[..., object], where: str) -> Kind:
         instead = "make the wrapper `async def`, too" if inner is Kind.COROUTINE else "give the generator itself"
         raise ConfigurationError(f"{where} is a plain function wrapped around {inner.value} - {instead}")
     return kind
+
+
+def returns_nothing(function: Callable[..., object]) -> bool:
+    """Whether its annotation says that it returns nothing."""
+    annotation = inspect.signature(function).return_annotation
+    return annotation is None or annotation == "None"
 
 
 def read_signature(function: Callable[..., object], where: str, *, is_provider: bool = False) -> tuple[Parameter, ...]:
