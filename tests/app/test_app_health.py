@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Annotated
 
 import pytest
 from crew import until
 
-from penstock import App, Retry
+from penstock import App, Depends, HandlerFailedError, Retry
 from penstock.observe.events import LoopBlocked
 from penstock.testing import TestApp
 
@@ -78,7 +79,8 @@ async def test_what_waits_does_not_run(attempts):
     assert lives == [(1, True), (2, True), (2, False)]
 
 
-async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder):
+@pytest.mark.parametrize("kind", ["at once", "after an await", "in a batch, after an await"])
+async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder, kind):
     """A handler that blocks the loop is told of by name and line, from outside, before the loop is free again."""
     topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
     witness.produce(topic, [b"0"])
@@ -90,9 +92,22 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
         told.append(app.health().is_live)
         over.set()
 
-    @app.handler(topic)
-    async def handle(value: bytes) -> None:
+    async def block() -> None:
+        if "await" in kind:
+            await asyncio.sleep(0.05)
         over.wait(10)
+
+    if "batch" in kind:
+
+        @app.batch_handler(topic)
+        async def handle_batch(values: list[bytes]) -> None:
+            await block()
+
+    else:
+
+        @app.handler(topic)
+        async def handle(value: bytes) -> None:
+            await block()
 
     async with app:
         await asyncio.to_thread(look)
@@ -103,6 +118,64 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
     assert blocked.handler is not None
     assert "handle" in blocked.handler
     assert "test_app_health.py" in blocked.where
+
+
+async def test_it_is_not_ready_while_it_stops_nor_afterwards():
+    """From being told to stop on nobody should count on it; a restart would heal nothing, so it stays live."""
+    app, begun, let_go, said = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
+
+    def look() -> None:
+        health = app.health()
+        said.append((health.status, health.is_live, health.is_ready))
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        begun.set()
+        await let_go.wait()
+
+    async with TestApp(app):
+        await app.publish("t", b"0")
+        await begun.wait()
+        look()
+        stopping = asyncio.create_task(app.stop())
+        await until(lambda: app.health().status != "ok")
+        look()
+        let_go.set()
+        await stopping
+        look()
+
+    assert said == [("ok", True, True), ("stopping", True, False), ("stopping", True, False)]
+
+
+looks: list[tuple[bool, bool]] = []
+watched: list[App] = []
+
+
+async def open_bank():
+    """It sees how its app is while it closes."""
+    try:
+        yield "bank"
+    finally:
+        health = watched[0].health()
+        looks.append((health.is_live, health.is_ready))
+
+
+async def test_it_has_failed_before_all_is_closed():
+    """What is closed takes its time, in which an orchestrator is not told that all is well."""
+    app = App(group_id="g", retry=Retry(attempts=1), on_failure="stop")
+    looks.clear()
+    watched[:] = [app]
+
+    @app.handler("t")
+    async def handle(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(HandlerFailedError):
+        async with TestApp(app) as kafka:
+            await kafka.send("t", b"0")
+
+    assert looks == [(False, False)]
+    assert not app.health().is_live
 
 
 async def test_health_is_served(new_app, new_topic):

@@ -43,6 +43,9 @@ def vitals(**what: object) -> Vitals:
         ({"slowest_handler": "charge", "slowest_handler_s": 301.0}, "failed", False, False),
         ({"loop_blocked_s": 2.0}, "failed", False, False),
         ({"fatal_error": "FencedMemberError: x"}, "failed", False, False),
+        ({"is_ending": True}, "stopping", True, False),
+        ({"is_ending": True, "was_assigned": False, "waiting": 1}, "stopping", True, False),
+        ({"is_ending": True, "fatal_error": "x"}, "failed", False, False),
         ({"fatal_error": "x", "is_started": False, "was_assigned": False}, "failed", False, False),
     ],
     ids=lambda value: ", ".join(value) or "all is well" if isinstance(value, dict) else "",
@@ -112,11 +115,12 @@ def test_no_outage_asks_for_a_restart(what, require_broker):
         ([], "ok"),
         (["ok", "degraded"], "degraded"),
         (["degraded", "starting"], "starting"),
-        (["starting", "failed", "ok"], "failed"),
+        (["starting", "stopping"], "stopping"),
+        (["starting", "failed", "stopping", "ok"], "failed"),
     ],
 )
 def test_health_is_as_its_worst_check(statuses, status):
-    """Failed is worse than starting, and starting than degraded."""
+    """Failed is worse than stopping, that than starting, and starting than degraded."""
     assert Health.of(Check(str(n), one) for n, one in enumerate(statuses)).status == status
 
 
@@ -145,6 +149,7 @@ async def called(app, method: str, path: str, **scope: object) -> tuple[int, dic
         (Health("ok"), 200, 200),
         (Health("degraded"), 200, 200),
         (Health("starting"), 200, 503),
+        (Health("stopping"), 200, 503),
         (Health("failed"), 503, 503),
     ],
     ids=lambda value: value.status if isinstance(value, Health) else "",

@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 import anyio
 
@@ -36,7 +36,7 @@ _BEAT_S = 1.0
 _BEATS = 3
 """After so many looks in vain it counts as hanging. Looks are counted and not seconds: we may have slept ourselves."""
 
-_STATUSES: dict[str, Status] = {"starting": "starting", "ok": "ok", "degraded": "degraded", "failed": "failed"}
+_STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
 
 
 @dataclass(frozen=True, slots=True)
