@@ -7,6 +7,8 @@ import asyncio
 from crew import until
 from recorder import Recorder
 
+from penstock import TopicPartition
+from penstock.core.fetch_plan import Lane
 from penstock.messages import FetchRequest, HeartbeatRequest
 from penstock.observe.events import GroupJoined
 
@@ -112,3 +114,46 @@ async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
 
     asked = [frame.message.max_bytes for frame in proxy.requests(FetchRequest, client_id=group)]
     assert max(asked) <= bound
+
+
+async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
+    """One partition had the whole budget and is paused: another topic is read all the same, and then the rest of it."""
+    first, second = witness_of.topic(), witness_of.topic()
+    witness_of.produce(first, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
+    witness_of.produce(second, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
+    bound = 400_000
+
+    async with witness_of.consumer(first, group_id=group, max_buffered_bytes=bound) as consumer:
+        await consumer.getone()
+        consumer.pause()
+        await until(lambda: consumer.statistics().buffered_bytes > bound * 0.9)
+        await consumer.subscribe(first, second)
+        got = []
+        async with asyncio.timeout(20):
+            while len(got) < 1_000:
+                got += await consumer.getmany()
+                statistics = consumer.statistics()
+                assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+        consumer.resume()
+        rest = []
+        async with asyncio.timeout(20):
+            while len(rest) < 999:
+                rest += await consumer.getmany()
+
+    assert [(one.topic, one.offset) for one in got] == [(second, n) for n in range(1_000)]
+    assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
+
+
+async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group):
+    """A fetch that is held for an idle partition has reserved all there is; what comes meanwhile waits no longer."""
+    idle = witness_of.topic_with(1)
+    lane = Lane.of_partition(TopicPartition(idle, 0), 2)
+    later = next(one for one in iter(witness_of.topic, None) if Lane.of_partition(TopicPartition(one, 0), 2) != lane)
+    witness_of.produce(later, [b"later"])
+    options = {"max_buffered_bytes": 400_000, "num_fetchers": 2, "fetch_max_wait_ms": 2_000}
+
+    async with witness_of.consumer(idle, group_id=group, **options) as consumer:
+        await consumer.getone()
+        await until(lambda: consumer.statistics().reserved_bytes == 400_000)
+        await consumer.subscribe(idle, later)
+        assert (await consumer.getone(timeout_ms=8_000)).value == b"later"

@@ -129,6 +129,21 @@ def test_what_is_dropped_is_gone(buffer):
     assert buffer.next_partition(anything) is None
 
 
+def test_what_was_read_ahead_may_be_cut(buffer):
+    """The newest chunks, as many as it takes, but never the oldest, which may be half read; it was not read."""
+    for chunk, size in (("one", 40), ("two", 20), ("three", 10)):
+        buffer.put(A, chunk, size)
+
+    assert buffer.cut(A, 70) is None
+    assert buffer.cut(A, 61) == "two"
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.taken_bytes) == (60, 60, 0)
+    assert buffer.cut(A, 10) == "one"
+    assert buffer.cut(A, 10) is None
+    assert buffer.cut(B, 0) is None
+    assert list(buffer.chunks(A)) == ["one"]
+    assert buffer.held_bytes == buffer.bytes_of(A) == 40
+
+
 PARTITIONS = st.sampled_from([A, B, C])
 
 
@@ -158,6 +173,14 @@ class Buffering(RuleBasedStateMachine):
     def drop(self, partition):
         self.buffer.drop(partition)
         self.lists[partition].clear()
+
+    @rule(partition=PARTITIONS, most=st.integers(0, 100))
+    def cut(self, partition, most):
+        chunks = self.lists[partition]
+        before = len(chunks)
+        while len(chunks) > 1 and sum(size for _, size in chunks) > most:
+            chunks.pop()
+        assert self.buffer.cut(partition, most) == (chunks[-1][0] if len(chunks) < before else None)
 
     @rule(fetch=st.sampled_from("xy"), size=st.integers(0, 60))
     def reserve(self, fetch, size):

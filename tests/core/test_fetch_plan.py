@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.buffer import Buffer
-from penstock.core.fetch_plan import FetchLimits, Patience, Verdict, make_plan, source_of, verdict_on
+from penstock.core.fetch_plan import (
+    FetchLimits,
+    Lane,
+    Patience,
+    Verdict,
+    make_plan,
+    source_of,
+    sources_change_at,
+    verdict_on,
+)
 from penstock.core.positions import Positions
 from penstock.core.topology import Topology
 from penstock.error_codes import RETRIABLE, ErrorCode
@@ -24,9 +33,9 @@ LIMITS = FetchLimits(max_bytes=10_000, partition_max_bytes=100, max_wait_s=0.5)
 
 
 def topology(*leaders: int) -> Topology:
-    """Three brokers, and one topic whose partitions they lead; broker 3 has lost its copies."""
+    """Four brokers, and one topic whose partitions three of them have; broker 3 has lost its copies."""
     partitions = tuple(PartitionMetadata(0, n, leader, 5, (1, 2, 3), (1, 2), (3,)) for n, leader in enumerate(leaders))
-    brokers = tuple(BrokerMetadata(n, f"host{n}", 9092) for n in (1, 2, 3))
+    brokers = tuple(BrokerMetadata(n, f"host{n}", 9092) for n in (1, 2, 3, 4))
     return Topology().updated(MetadataResponse(brokers, (TopicMetadata(0, "t", TOPIC_ID, partitions=partitions),)))
 
 
@@ -63,6 +72,21 @@ def test_epochs_go_with_a_plan():
     positions.get(B).is_paused = True
 
     assert plan(positions).epochs == {A: positions.get(A).epoch}
+
+
+def test_an_answer_counts_for_the_offset_that_was_asked_for():
+    """Not after a seek, not after another broker has answered, and not for what was not asked for at all."""
+    positions = ready(A, B, C)
+    a, b, c = positions
+    c.is_paused = True
+    made = plan(positions)
+
+    assert [made.counts(one) for one in (a, b, c)] == [True, True, False]
+    a.begin(a.fetched)
+    b.fetched += 1
+    assert not made.counts(a)
+    assert not made.counts(b)
+    assert made.topic_names() == {TOPIC_ID: "t"}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +150,31 @@ def test_a_nearer_replica_is_read_while_its_leader_says_so():
     assert source_of(position, topology(1), NOW) == 1, "it is offline"
     position.read_replica = 9
     assert source_of(position, topology(1), NOW) == 1, "it is unknown"
+    position.read_replica = 4
+    assert source_of(position, topology(1), NOW) == 1, "it has no copy any more"
+
+
+def test_a_leaders_word_is_good_for_some_time():
+    """It is known when the first of them has to be asked again; what has no nearer replica has no such time."""
+    positions = ready(A, B, C)
+    a, b, c = positions
+    assert sources_change_at(positions, NOW) is None
+
+    for position, until in ((a, NOW + 7), (b, NOW + 5), (c, NOW)):
+        position.read_replica, position.read_replica_until = 2, until
+
+    assert sources_change_at(positions, NOW) == NOW + 5
+    assert sources_change_at(positions, NOW + 5) == NOW + 7
+    a.read_replica = None
+    assert sources_change_at(positions, NOW + 5) is None
+
+
+@given(st.integers(1, 9), st.text(), st.integers(0, 999))
+def test_each_partition_goes_by_one_connection(of, topic, number):
+    """Of so many to a broker, exactly the one that it is said to go by."""
+    partition = TopicPartition(topic, number)
+
+    assert [lane for n in range(of) if (lane := Lane(n, of)).has(partition)] == [Lane.of_partition(partition, of)]
 
 
 def test_without_a_leader_there_is_no_source():
@@ -161,6 +210,33 @@ def test_crumbs_are_not_asked_for():
     buffer.drop(A)
     buffer.put(A, "chunk", 50)
     assert plan(ready(A), buffer=buffer).partitions[A].partition_max_bytes == 50
+
+
+def test_a_small_fetch_is_no_crumb():
+    """Where all of one fetch may be less than a partition may bring, that much is worth a request."""
+    assert plan(ready(A), limits=replace(LIMITS, max_bytes=60)).max_bytes == 60
+
+
+def test_who_holds_more_than_its_share_is_told():
+    """A paused one had the whole budget, and another comes: there is no room for it before something is forgotten."""
+    buffer, positions = Buffer(300), ready(A)
+    buffer.put(A, "chunk", 300)
+    assert plan(positions, buffer=buffer).overdrawn == ()
+
+    positions.get(A).is_paused = True
+    b, c = positions.add([B, C])
+    for position in (b, c):
+        position.begin(0)
+        position.is_fetchable = True
+    c.fetched = None
+    crowded = plan(positions, buffer=buffer)
+
+    assert (crowded.partitions, crowded.overdrawn, crowded.lacks_room) == ({}, (A,), True)
+    buffer.put(C, "error", 101)
+    assert plan(positions, buffer=buffer).overdrawn == (A,), "behind an error nothing would be fetched anew"
+    buffer.drop(A)
+    buffer.reserve("another fetch", 300)
+    assert plan(positions, buffer=buffer).overdrawn == ()
 
 
 def test_the_whole_fetch_has_bounds():

@@ -31,25 +31,24 @@ def answer(
 
 
 def test_an_answer_is_taken_in():
-    """Brokers, topics, partitions and their leaders, by name and by id."""
+    """Brokers, topics with their ids, partitions and their leaders."""
     topology = Topology().updated(answer((1, 5), (2, 6)))
 
     assert topology.brokers[2].host == "host2"
     assert (topology.cluster_id, topology.controller_id) == ("cluster", 2)
     assert topology.leader(ONE) == Leadership(1, 5, (1, 2, 3), (3,))
     assert topology.leader(TopicPartition("t", 1)).leader_id == 2
-    assert (topology.topic_id("t"), topology.topic_named(FIRST_ID)) == (FIRST_ID, "t")
+    assert topology.topic_id("t") == FIRST_ID
     assert topology.partitions_of(["t", "other"]) == {"t": 2}
 
 
 def test_what_is_not_known_is_none():
-    """Of a topic or partition that nobody told of there is no leader, no id and no name."""
+    """Of a topic or partition that nobody told of there is no leader and no id."""
     topology = Topology().updated(answer((1, 5)))
 
     assert topology.leader(TopicPartition("t", 7)) is None
     assert topology.leader(TopicPartition("other", 0)) is None
     assert topology.topic_id("other") == UUID(int=0)
-    assert topology.topic_named(SECOND_ID) is None
 
 
 def test_an_older_epoch_never_wins():
@@ -69,7 +68,7 @@ def test_a_topic_made_anew_begins_its_epochs_anew():
     again = topology.updated(answer((2, 0), topic_id=SECOND_ID))
 
     assert again.leader(ONE) == Leadership(2, 0, (1, 2, 3), (3,))
-    assert again.topic_named(FIRST_ID) is None
+    assert again.topic_id("t") == SECOND_ID
 
 
 def test_brokers_without_epochs_are_believed():

@@ -25,7 +25,17 @@ from penstock.consumer.strictness import forbidden
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.buffer import Buffer
-from penstock.core.fetch_plan import FetchLimits, FetchPlan, Lane, Patience, Verdict, make_plan, source_of, verdict_on
+from penstock.core.fetch_plan import (
+    FetchLimits,
+    FetchPlan,
+    Lane,
+    Patience,
+    Verdict,
+    make_plan,
+    source_of,
+    sources_change_at,
+    verdict_on,
+)
 from penstock.core.fetch_session import FetchSession
 from penstock.core.positions import Position, Positions
 from penstock.core.starts import Whence
@@ -90,6 +100,8 @@ class Fetcher:
         """Since the last word to those who measure."""
         self._news = Wake()
         self._loops: dict[_Line, Wake] = {}
+        self._crowded: set[Wake] = set()
+        """Of loops that wait for room."""
         self._refusals: dict[TopicPartition, tuple[int, int]] = {}
 
     def reconfigure(self, config: ConsumerConfig) -> None:
@@ -100,25 +112,27 @@ class Fetcher:
         )
 
     def wake(self) -> None:
-        """Something may be fetched that could not be: a position, room, a leader."""
+        """Something may be fetched that could not be, or from somewhere else: a position, room, a leader."""
         self._news.set()
-        for loop in self._loops.values():
-            loop.set()
 
     async def run_fetches(self) -> None:
         """Have one loop for each broker that has partitions of ours, for ever."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._begin_loops(tasks)
-                await self._news.wait()
+                await self._news.wait(sources_change_at(self._positions, self._loop.time()))
+                for loop in self._loops.values():
+                    loop.set()
 
     def _begin_loops(self, tasks: TaskGroup) -> None:
         now, topology = self._loop.time(), self._cluster.topology
-        sources = {source_of(position, topology, now) for position in self._positions}
-        if None in sources:
-            self._picture.ask()
-        count = self._config.num_fetchers
-        lines = {_Line(node_id, Lane(n, count)) for node_id in sources if node_id is not None for n in range(count)}
+        lines, count = set(), self._config.num_fetchers
+        for position in self._positions:
+            node_id = source_of(position, topology, now)
+            if node_id is None:
+                self._picture.ask()
+            else:
+                lines.add(_Line(node_id, Lane.of_partition(position.partition, count)))
         for line in lines - self._loops.keys():
             self._loops[line] = Wake()
             tasks.start_soon(self._run_line, line)
@@ -131,9 +145,11 @@ class Fetcher:
             while True:
                 plan = self._plan(line)
                 if plan.is_idle:
+                    # Its partitions may have another source now, whose loop has ended before, or waits.
+                    self.wake()
                     return
                 if not plan.partitions:
-                    await news.wait(plan.retry_at)
+                    await self._wait(news, plan)
                     continue
                 patience.longest_s = self._limits.max_wait_s
                 wait_s = patience.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
@@ -155,7 +171,28 @@ class Fetcher:
 
     def _plan(self, line: _Line) -> FetchPlan:
         topology, now = self._cluster.topology, self._loop.time()
+        plan = make_plan(line.node_id, self._positions, topology, self._buffer, self._limits, now, line.lane)
+        if not self._cut(plan.overdrawn):
+            return plan
         return make_plan(line.node_id, self._positions, topology, self._buffer, self._limits, now, line.lane)
+
+    def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
+        """Shares became smaller: what was read ahead beyond them is forgotten, to be fetched again in its time."""
+        share, has_room = self._buffer.share_of(len(self._positions)), False
+        for position in self._positions.of(overdrawn):
+            last = self._buffer.cut(position.partition, share)
+            if last is not None:
+                position.fetched, position.last_fetched_epoch = last.next_offset, last.leader_epoch
+                has_room = True
+        return has_room
+
+    async def _wait(self, news: Wake, plan: FetchPlan) -> None:
+        if plan.lacks_room:
+            self._crowded.add(news)
+        try:
+            await news.wait(plan.retry_at)
+        finally:
+            self._crowded.discard(news)
 
     async def _fetch(self, line: _Line, plan: FetchPlan, session: FetchSession, wait_s: float) -> FetchResponse:
         part = session.ask(plan.partitions)
@@ -177,6 +214,8 @@ class Fetcher:
             return await self._cluster.broker(line.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
             self._buffer.unreserve(line)
+            for crowded in self._crowded:
+                crowded.set()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
@@ -186,7 +225,7 @@ class Fetcher:
             position.read_replica = None
         self._picture.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
-        self._news.set()
+        self.wake()
 
     def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
         size = sum(len(one.records) for one in answer.partitions if one.records)
@@ -205,20 +244,27 @@ class Fetcher:
             self._observer.tell(FetchFailed(f"broker {node_id}", None, str(failure)))
             self._back_off(self._positions.of(plan.partitions))
             return
+        names = plan.topic_names()
         for fetched in answer.partitions:
-            topic = fetched.topic or self._cluster.topology.topic_named(fetched.topic_id)
-            partition = TopicPartition(topic or "", fetched.partition)
-            position = self._positions.get(partition)
-            if position is not None and plan.epochs.get(partition) == position.epoch:
+            topic = fetched.topic or names.get(fetched.topic_id, "")
+            position = self._positions.get(TopicPartition(topic, fetched.partition))
+            if position is not None and plan.counts(position):
                 self._absorb_partition(node_id, position, fetched)
 
     def _absorb_partition(self, node_id: int, position: Position, fetched: FetchedPartition) -> None:
+        if fetched.error_code and position.read_replica == node_id:
+            # It may lag behind, or not have the partition any more: only the leader's word counts.
+            position.read_replica = None
+            self._observer.tell(FetchFailed(f"broker {node_id}", position.partition, name_of(fetched.error_code)))
+            self._back_off([position])
+            self.wake()
+            return
         match verdict_on(fetched.error_code):
             case Verdict.GOOD:
                 self._accept(position, fetched)
                 return
             case Verdict.RESET:
-                self._out_of_range(node_id, position)
+                self._out_of_range(position)
                 return
             case Verdict.LOOK_AGAIN:
                 self._cluster.learn_leader(
@@ -232,12 +278,7 @@ class Fetcher:
         self._observer.tell(FetchFailed(f"broker {node_id}", position.partition, name_of(fetched.error_code)))
         self._back_off([position])
 
-    def _out_of_range(self, node_id: int, position: Position) -> None:
-        if position.read_replica == node_id:
-            # A follower may lag behind; only the leader's word counts.
-            position.read_replica = None
-            self.wake()
-            return
+    def _out_of_range(self, position: Position) -> None:
         if self._buffer.holds(position.partition) or self._reader.holds(position):
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
@@ -272,7 +313,7 @@ class Fetcher:
         if fetched.preferred_read_replica >= 0:
             position.read_replica = fetched.preferred_read_replica
             position.read_replica_until = self._loop.time() + self._config.metadata_max_age_ms / 1000
-            self._news.set()
+            self.wake()
         if not fetched.records:
             return
         try:

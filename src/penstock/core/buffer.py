@@ -97,6 +97,21 @@ class Buffer(Generic[ChunkT]):
         if not queue:
             self.drop(partition)
 
+    def cut(self, partition: TopicPartition, most: int) -> ChunkT | None:
+        """Forget the newest chunks of a partition that holds more than ``most`` bytes, but never the oldest one.
+
+        Gives the last chunk that is left; None when nothing was forgotten.
+        """
+        queue, excess = self._queues.get(partition), self.bytes_of(partition) - most
+        if queue is None or excess <= 0 or len(queue) == 1:
+            return None
+        forgotten = 0
+        while forgotten < excess and len(queue) > 1:
+            forgotten += queue.pop().size
+        self._bytes[partition] -= forgotten
+        self.held_bytes -= forgotten
+        return queue[-1].chunk
+
     def drop(self, partition: TopicPartition) -> None:
         """Forget all that a partition holds."""
         if self._queues.pop(partition, None) is not None:

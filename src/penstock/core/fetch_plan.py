@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+from uuid import UUID
 from zlib import crc32
 
 from penstock.core.positions import Position, Positions
@@ -18,7 +19,18 @@ from penstock.error_codes import RETRIABLE, ErrorCode
 from penstock.messages import FetchPartition
 from penstock.records import TopicPartition
 
-__all__ = ["FetchLimits", "FetchPlan", "Lane", "Patience", "Room", "Verdict", "make_plan", "source_of", "verdict_on"]
+__all__ = [
+    "FetchLimits",
+    "FetchPlan",
+    "Lane",
+    "Patience",
+    "Room",
+    "Verdict",
+    "make_plan",
+    "source_of",
+    "sources_change_at",
+    "verdict_on",
+]
 
 
 _SHORTEST_WAIT_S = 0.02
@@ -69,6 +81,8 @@ class Room(Protocol):
     @property
     def free_bytes(self) -> int: ...
 
+    def bytes_of(self, partition: TopicPartition) -> int: ...
+
     def room_of(self, partition: TopicPartition, partitions: int) -> int: ...
 
     def share_of(self, partitions: int) -> int: ...
@@ -88,17 +102,42 @@ class FetchPlan:
     """When the next partition's pause is over."""
     is_idle: bool
     """Whether this broker has none of the partitions."""
+    overdrawn: tuple[TopicPartition, ...] = ()
+    """Partitions that leave no room for those of this plan, since they hold more than their share."""
+
+    def counts(self, position: Position) -> bool:
+        """Whether the answer is still of use: nobody sought elsewhere, and no other broker has answered meanwhile.
+
+        While leadership moves, the old leader's answer may come after the new one was asked. Of two answers for the
+        same offset the second would lack the markers that came with the first.
+        """
+        asked = self.partitions.get(position.partition)
+        return (
+            asked is not None
+            and self.epochs[position.partition] == position.epoch
+            and asked.fetch_offset == position.fetched
+        )
+
+    def topic_names(self) -> dict[UUID, str]:
+        """What the topics' ids in an answer stand for."""
+        return {asked.topic_id: asked.topic for asked in self.partitions.values()}
 
 
 def source_of(position: Position, topology: Topology, now: float) -> int | None:
     """The broker to fetch a partition from: its leader, or the nearer replica that the leader has named (KIP-392)."""
-    if position.read_replica is not None and now < position.read_replica_until:
-        replica = position.read_replica
-        leadership = topology.leader(position.partition)
-        if replica in topology.brokers and leadership is not None and replica not in leadership.offline:
-            return replica
     leadership = topology.leader(position.partition)
-    return None if leadership is None or leadership.leader_id < 0 else leadership.leader_id
+    if leadership is None:
+        return None
+    replica, is_named = position.read_replica, now < position.read_replica_until
+    if is_named and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
+        return replica
+    return None if leadership.leader_id < 0 else leadership.leader_id
+
+
+def sources_change_at(positions: Positions, now: float) -> float | None:
+    """When the word of a leader that named a nearer replica is too old, so that it is to be asked again."""
+    named = (one.read_replica_until for one in positions if one.read_replica is not None)
+    return min((until for until in named if until > now), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +147,18 @@ class Lane:
     number: int = 0
     of: int = 1
 
+    @classmethod
+    def of_partition(cls, partition: TopicPartition, of: int) -> Lane:
+        """The one of so many that ``partition`` goes by."""
+        return cls(_number(partition, of), of)
+
     def has(self, partition: TopicPartition) -> bool:
         """Whether ``partition`` goes by this one."""
-        return self.of == 1 or (crc32(partition.topic.encode()) + partition.partition) % self.of == self.number
+        return _number(partition, self.of) == self.number
+
+
+def _number(partition: TopicPartition, of: int) -> int:
+    return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
 
 
 def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
@@ -127,14 +175,16 @@ def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
     ready = [position for position in mine if _is_ready(position)]
     due = [position for position in ready if position.retry_at <= now]
     # Less than this is not worth a request: the broker would send one batch at a time.
-    least = min(limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
+    least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
     chosen = {}
     for position in due:
         size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
         if size >= least:
             chosen[position.partition] = _ask_for(position, topology, size)
     max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
+    overdrawn: tuple[TopicPartition, ...] = ()
     if max_bytes < least:
+        overdrawn = _overdrawn(positions, room) if chosen else ()
         chosen = {}
     return FetchPlan(
         partitions=chosen,
@@ -143,7 +193,13 @@ def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
         lacks_room=len(chosen) < len(due),
         retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
         is_idle=not mine,
+        overdrawn=overdrawn,
     )
+
+
+def _overdrawn(positions: Positions, room: Room) -> tuple[TopicPartition, ...]:
+    share = room.share_of(len(positions))
+    return tuple(one.partition for one in positions if one.fetched is not None and room.bytes_of(one.partition) > share)
 
 
 def _is_ready(position: Position) -> bool:

@@ -6,17 +6,24 @@ never takes leadership back to an older epoch (KIP-320): what is known of a part
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Protocol
 from uuid import UUID
 
 from penstock.error_codes import ErrorCode
 from penstock.messages import NO_TOPIC_ID, BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from penstock.records import TopicPartition
 
-__all__ = ["Leadership", "TopicInfo", "Topology"]
+__all__ = ["Leadership", "NamePattern", "TopicInfo", "Topology"]
+
+
+class NamePattern(Protocol):
+    """What matches names of topics, as ``re.Pattern`` does."""
+
+    def fullmatch(self, name: str, /) -> object:
+        """Something true for a name that matches as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class Topology:
             for partition, leadership in self.topics[name].partitions.items()
         }
 
-    def matching(self, pattern: re.Pattern[str]) -> frozenset[str]:
+    def matching(self, pattern: NamePattern) -> frozenset[str]:
         """The topics whose whole name ``pattern`` matches; Kafka's own are left out unless they are wanted."""
         seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
         return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
@@ -103,10 +110,6 @@ class Topology:
         """The id of a topic; all zeros where the broker has none."""
         info = self.topics.get(topic)
         return info.topic_id if info is not None else NO_TOPIC_ID
-
-    def topic_named(self, topic_id: UUID) -> str | None:
-        """The topic of an id."""
-        return next((t.name for t in self.topics.values() if t.topic_id == topic_id), None)
 
     def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> Topology:
         """The topology after somebody told a newer leader of one partition (KIP-951); itself if it is no news."""
