@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from penstock import ConfigurationError, Record
 from penstock.app.dead_letters import (
-    DEAD,
     MOST_ADDED_BYTES,
-    REPLAY,
-    RETRY,
     Failure,
     Origin,
     attempts_before,
@@ -26,7 +23,6 @@ from penstock.app.dead_letters import (
     read_dead_letter,
     replay_letter,
     retry_letter,
-    topic_name,
 )
 
 RECORD = Record(
@@ -294,72 +290,3 @@ def test_garbage_is_read(headers):
     assert again.headers == own
     assert again.deaths == letter.deaths + 1
     assert letter.origin is None or again.origin == letter.origin
-
-
-# ---- names of topics -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("template", "options", "name"),
-    [
-        (DEAD, {}, "orders.billing.dead"),
-        (REPLAY, {}, "orders.billing.replay"),
-        (RETRY, {"delay": "30s"}, "orders.billing.retry.30s"),
-        ("dead-letters", {}, "dead-letters"),
-        ("{group}_dlq", {}, "billing_dlq"),
-    ],
-)
-def test_topics_are_the_groups_own(template, options, name):
-    """A template is filled in with the topic, the group and the delay; one of the user's own will do."""
-    assert topic_name(template, topic="orders", group="billing", **options) == name
-
-
-def test_dead_letters_are_the_default():
-    """Without a template it is the topic of dead letters."""
-    assert topic_name(topic="orders", group="billing") == "orders.billing.dead"
-
-
-@pytest.mark.parametrize(
-    ("template", "options", "hint"),
-    [
-        ("{topic}.{grup}.dead", {}, "topic, group, delay and nothing else"),
-        ("{}.dead", {}, "nothing else"),
-        ("{0}.dead", {}, "nothing else"),
-        ("{topic.__class__}", {}, "nothing else"),
-        ("{topic!r}.dead", {}, "nothing else"),
-        ("{topic:>300}.dead", {}, "nothing else"),
-        ("{topic.dead", {}, "expected '}'"),
-        ("{topic}/{group}", {}, "'orders/billing', and no topic may have '/'"),
-        ("{topic}", {}, "the topic itself"),
-        ("", {}, "1 to 249 characters"),
-        ("..", {}, "1 to 249 characters"),
-        ("{topic}." + "x" * 250, {}, "1 to 249 characters"),
-        (RETRY, {}, "there is none here"),
-        (DEAD, {"delay": "30s"}, "needs {delay}"),
-    ],
-)
-def test_a_template_that_will_not_do_is_refused(template, options, hint):
-    """What gives no legal name, or that of the topic itself, is told before anything is started, with a way out."""
-    with pytest.raises(ConfigurationError, match=re.escape(hint)) as told:
-        topic_name(template, topic="orders", group="billing", **options)
-
-    assert "{topic}.{group}.dead" in str(told.value)
-
-
-def test_groups_of_any_name_have_topics():
-    """A group id with other characters is replaced, and those that then look alike stay apart."""
-    groups = ["a/b", "a b", "a:b", "a-b", "ä-b", "日本", "a/b ", "\ud800"]
-    names = [topic_name(topic="orders", group=group) for group in groups]
-
-    assert len(set(names)) == len(groups)
-    assert all(re.fullmatch(r"orders\.[a-zA-Z0-9._-]{1,30}\.dead", name) for name in names)
-    assert names[3] == "orders.a-b.dead"
-    assert names == [topic_name(topic="orders", group=group) for group in groups]
-
-
-@given(st.text(max_size=60), st.text(max_size=60))
-def test_two_groups_have_two_names(one, other):
-    """Whatever two groups are called, their dead letters do not meet."""
-    same = topic_name(topic="t", group=one) == topic_name(topic="t", group=other)
-
-    assert same is (one == other)

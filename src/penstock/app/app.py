@@ -7,7 +7,7 @@ Rule of this file: what users call, and in which order things start and stop. A 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -19,7 +19,7 @@ from penstock.app.batch_line import BatchLine
 from penstock.app.codecs import AnyCodec, JsonCodec
 from penstock.app.ends import asked_by_signals, first_of
 from penstock.app.group import Connect
-from penstock.app.handlers import Handler, Handlers, Middleware, check_middleware
+from penstock.app.handlers import Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.line import Line
@@ -29,6 +29,7 @@ from penstock.app.producer import Producer
 from penstock.app.publisher import Published, Publisher
 from penstock.app.publishing import publish_one
 from penstock.app.results import outgoing
+from penstock.app.routes import Routes
 from penstock.app.running import Running
 from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
@@ -349,16 +350,16 @@ class App(Handlers):
         more = () if instead is None else instead.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *more, cast("Hook", signs))
 
-        options, dead_letter = {**self._options, "hooks": hooks}, self._defaults.dead_letter
+        options = {**self._options, "hooks": hooks}
         observer = Observer(hooks, client_id=config.client_id)
 
-        def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> Source:
-            return ConsumerSource(handlers, too, {**options, "group_id": group_id}, dead_letter=dead_letter)
+        def connect(routes: Routes) -> Source:
+            return ConsumerSource(routes, {**options, "group_id": routes.group_id})
 
         kafka = Kafka(connect, lambda: Producer(config))
         if self._transactions is not None:
             check_options(self._transactions, config, self._options, self.declared)
-            kafka = exactly_once(self._transactions, config, options, kafka, dead_letter=dead_letter, observer=observer)
+            kafka = exactly_once(self._transactions, config, options, kafka, observer=observer)
         return Running(
             plan,
             config,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import cast
 
 from anyio import CapacityLimiter
@@ -42,7 +42,7 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
     opened: Opened,
     publisher: Publisher,
     codec: AnyCodec,
-    origins: Collection[str] = (),
+    origins: Container[str] = (),
 ) -> Attempt:
     """What runs a batch, and gives what failed of it.
 
@@ -64,7 +64,7 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
     if handler.when is not None:
         attempt = _with_condition(attempt, handler.when)
     sees_values_only = prepared.is_simple and not prepared.takes_records and not handler.batch_middleware
-    if origins and (handler.when is not None or not sees_values_only):
+    if handler.when is not None or not sees_values_only:
         attempt = _as_first_read(attempt, origins)
     return attempt
 
@@ -212,7 +212,7 @@ def _as_said(error: PartialFailureError) -> Iterable[tuple[object, object]]:
     return error.failed.items()
 
 
-def _as_first_read(attempt: Attempt, origins: Collection[str]) -> Attempt:
+def _as_first_read(attempt: Attempt, origins: Container[str]) -> Attempt:
     async def as_first_read(records: list[Record]) -> Failed:
         if any(record.topic in origins for record in records):
             records = [first_read(record) if record.topic in origins else record for record in records]

@@ -1,5 +1,4 @@
-"""Letters: records that failed, each with what happened to it, to be buried, tried later or replayed; and the names of
-a group's own topics.
+"""Letters: records that failed, each with what happened to it, to be buried, tried later or replayed.
 
 Rule of this file: pure. Key, value and headers of a record stay as they came; what is added stands in headers under
 one prefix, ``penstock-``. That prefix is reserved: headers of a record that begin with it are taken for ours.
@@ -7,23 +6,17 @@ one prefix, ``penstock-``. That prefix is reserved: headers of a record that beg
 
 from __future__ import annotations
 
-import hashlib
 import re
-import string
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from penstock.errors import ConfigurationError
 from penstock.records import Record
 
 __all__ = [
-    "DEAD",
     "MOST_ADDED_BYTES",
     "PREFIX",
-    "REPLAY",
-    "RETRY",
     "DeadLetter",
     "Failure",
     "Header",
@@ -39,7 +32,6 @@ __all__ = [
     "read_dead_letter",
     "replay_letter",
     "retry_letter",
-    "topic_name",
     "without_ours",
 ]
 
@@ -297,66 +289,3 @@ def _cut(text: str, most: int) -> bytes:
     last = most - first - len(gap)
     head, tail = (part.decode("utf-8", "ignore").encode() for part in (whole[:first], whole[-last:]))
     return head + gap + tail
-
-
-# ---- names of topics -------------------------------------------------------------------------------------------
-
-DEAD = "{topic}.{group}.dead"
-RETRY = "{topic}.{group}.retry.{delay}"
-REPLAY = "{topic}.{group}.replay"
-
-_FIELDS = ("topic", "group", "delay")
-_LONGEST_NAME = 249
-_ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
-
-
-def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | None = None) -> str:
-    """The name of a topic of the group's own, such as its dead letters of ``topic``.
-
-    A group id may have characters that no topic may have. They become dashes, and eight digits of its hash follow, so
-    ``a/b`` and ``a b`` are two names; two groups share one only if 32 bits of SHA-256 do, or if somebody makes it so.
-
-    Args:
-        template: with ``{topic}``, ``{group}`` and ``{delay}`` where they belong.
-        topic: that the group reads.
-        group: its id.
-        delay: of a retry topic, such as ``30s``; the template has a place for it then, and only then.
-
-    Raises:
-        ConfigurationError: the template is none, or its name is no topic's, or that of ``topic`` itself.
-    """
-    named = set(_fields_of(template))
-    if ("delay" in named) is not (delay is not None):
-        raise _refusal(template, "it needs {delay}" if delay is not None else "it has {delay}, and there is none here")
-    name = template.format(topic=topic, group=_legal(group), delay=delay)
-    if illegal := _ILLEGAL.search(name):
-        raise _refusal(template, f"it gives {name!r}, and no topic may have {illegal[0]!r} in its name")
-    if not name or name in {".", ".."} or len(name) > _LONGEST_NAME:
-        raise _refusal(template, f"it gives {name!r}, and a topic's name has 1 to {_LONGEST_NAME} characters, not dots")
-    if name == topic:
-        raise _refusal(template, f"it gives {name!r}, the topic itself, which would be read again for ever")
-    return name
-
-
-def _fields_of(template: str) -> Iterable[str]:
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise _refusal(template, str(error)) from None
-    for _, name, spec, conversion in parts:
-        if name is None:
-            continue
-        if name not in _FIELDS or spec or conversion:
-            raise _refusal(template, f"between braces it knows {', '.join(_FIELDS)} and nothing else")
-        yield name
-
-
-def _legal(group: str) -> str:
-    if not _ILLEGAL.search(group):
-        return group
-    digits = hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{_ILLEGAL.sub('-', group)}-{digits}"
-
-
-def _refusal(template: str, why: str) -> ConfigurationError:
-    return ConfigurationError(f"the topic template {template!r} will not do: {why} - write it like {DEAD!r}")

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.app.dead_letters import RETRY, due_at, topic_name
+from penstock.app.dead_letters import due_at
 from penstock.app.handlers import Handler
+from penstock.app.own_names import RETRY, topic_name
 from penstock.consumer.wake import Wake
 from penstock.core.due import Due, Shelf, delay_name, wait_ms
 from penstock.core.positions import Position

@@ -7,26 +7,27 @@ decides nothing else; order is ``app.line``'s, failure ``app.outcomes``'s, and w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import anyio
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.calling import wants
-from penstock.app.dead_letters import REPLAY, first_read, handler_of, topic_name
-from penstock.app.delays import Delays, retry_topics_of
+from penstock.app.dead_letters import first_read, handler_of
+from penstock.app.delays import Delays
 from penstock.app.handlers import Handler
 from penstock.app.line import Line
 from penstock.app.mail import Mail
 from penstock.app.plan import Ready
 from penstock.app.publisher import Publisher
+from penstock.app.routes import Routes
 from penstock.app.signatures.arguments import Opened
 from penstock.app.sources import Source
 from penstock.app.stations import Site, Station, station
 from penstock.consumer.wake import Wake
 from penstock.core.positions import Position
-from penstock.observe.events import HandlerLeftBehind, LaneFull, UnmatchedRecord
+from penstock.observe.events import HandlerLeftBehind, HandlersOverlap, LaneFull, UnmatchedRecord
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 
@@ -35,8 +36,8 @@ __all__ = ["Connect", "Group"]
 _FULL_TOLD_S = 60.0
 """Between two words of the lanes of one partition that are full."""
 
-Connect: TypeAlias = Callable[[str, Sequence[Handler], Iterable[str]], Source]
-"""Gives the source of a group's records: for these handlers, and with these topics beside theirs."""
+Connect: TypeAlias = Callable[[Routes], Source]
+"""Gives the source of a group's records."""
 
 
 class Group:
@@ -61,15 +62,11 @@ class Group:
     ) -> None:
         self.group_id = group_id
         self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
-        declared = [one.handler for one in handlers]
-        replays = {
-            topic_name(REPLAY, topic=topic, group=group_id): topic for handler in declared for topic in handler.topics
-        }
-        retries = retry_topics_of(declared, group_id)
-        self._origins: Mapping[str, str] = {**replays, **{name: one.origin for name, one in retries.items()}}
-        """The first topic of each topic of the group's own: what comes from there goes to whoever had it first."""
-        self._delays = Delays(retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on)
-        self.source = connect(group_id, declared, self._origins)
+        self._routes = Routes(group_id, [(one.handler, one.terms.dead_letter) for one in handlers])
+        self._delays = Delays(
+            self._routes.retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on
+        )
+        self.source = connect(self._routes)
         self._transactions = self.source.transactions
         self._stations: list[Station] = []
         self._of_topic: dict[str, list[Station]] = {}
@@ -91,7 +88,7 @@ class Group:
             mail=Mail(self.group_id, publisher),
             transactions=self._transactions,
             observer=self._observer,
-            origins=self._origins,
+            origins=self._routes,
             delay_of=self._delays.delay_of,
             window=window,
             on_progress=self._progressed,
@@ -208,7 +205,7 @@ class Group:
             stations[0].line.add(position, records)
             return
         shares: dict[int, list[Record]] = {}
-        is_own = position.partition.topic in self._origins
+        is_own = position.partition.topic in self._routes
         for record in records:
             seen, order = record, list(range(len(stations)))
             if is_own:
@@ -229,9 +226,9 @@ class Group:
     def _stations_of(self, topic: str) -> list[Station]:
         found = self._of_topic.get(topic)
         if found is None:
-            origin = self._origins.get(topic, topic)
-            found = [one for one in self._stations if _reads(one.handler, origin)]
-            self._of_topic[topic] = found
+            found = self._of_topic[topic] = [self._stations[number] for number in self._routes.takers(topic)]
+            if (pair := self._routes.contested(topic)) is not None:
+                self._observer.tell(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
         return found
 
     def _progressed(self) -> None:
@@ -247,10 +244,6 @@ class Group:
         if now >= self._full_at.get(partition, now):
             self._full_at[partition] = now + _FULL_TOLD_S
             self._observer.tell(LaneFull(handler.name, partition, record.key, line.lane_limit))
-
-
-def _reads(handler: Handler, topic: str) -> bool:
-    return topic in handler.topics or (handler.pattern is not None and handler.pattern.fullmatch(topic) is not None)
 
 
 def _lowest(offsets: Iterable[int | None]) -> int | None:

@@ -17,9 +17,9 @@ from penstock.app.dead_letters import (
     dead_letter,
     origin_of,
     retry_letter,
-    topic_name,
 )
 from penstock.app.delays import retry_topic
+from penstock.app.own_names import topic_name
 from penstock.app.publisher import Publisher
 from penstock.errors import ProducerFencedError, PublishError, PublishTooLargeError
 from penstock.records import Record

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 
 from penstock.admin.topics import create_topic
-from penstock.app.dead_letters import topic_name
-from penstock.app.delays import retry_topics_of
-from penstock.app.handlers import Handler
+from penstock.app.routes import Routes
 from penstock.config import ConsumerConfig
 from penstock.core.topology import TopicInfo
 from penstock.error_codes import ErrorCode
@@ -30,24 +28,20 @@ _KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _KEPT = {"cleanup.policy": "delete"}
 
 
-async def make_own_topics(
-    config: ConsumerConfig, handlers: Sequence[Handler], dead_letter: str | None, observer: Observer
-) -> None:
+async def make_own_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> None:
     """Make what is missing of the retry topics and the dead letters of a group's handlers.
 
     Args:
-        config: how to reach the brokers, and the group.
-        handlers: those of the group.
-        dead_letter: the template of those that have none of their own.
+        config: how to reach the brokers.
+        routes: those of the group.
         observer: told what was made, and what is missing.
 
     Raises:
         BrokerError: a retry topic is not there and may not be made; it says what to do.
         BrokerConnectionError: no broker answers in ``start_timeout_ms``.
     """
-    assert config.group_id is not None
-    retries = {name: {one.origin} for name, one in retry_topics_of(handlers, config.group_id).items()}
-    dead = _dead_letters_of(handlers, config.group_id, dead_letter)
+    retries = {name: {one.origin} for name, one in routes.retries.items()}
+    dead = routes.dead_letters
     if not retries and not dead:
         return
     with closing(Cluster(config, observer)) as cluster:
@@ -63,15 +57,6 @@ async def make_own_topics(
         for name, of in _missing(cluster, dead):
             if refused := await _made(cluster, name, of, _KEPT_FOR_EVER, observer):
                 observer.tell(TopicMissing(name, str(refused), _advice(of)))
-
-
-def _dead_letters_of(handlers: Iterable[Handler], group_id: str, template: str | None) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for handler in handlers:
-        if own := handler.dead_letter or template:
-            for topic in handler.topics:
-                found.setdefault(topic_name(own, topic=topic, group=group_id), set()).add(topic)
-    return found
 
 
 async def _see(cluster: Cluster, topics: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.app.handlers import Handler, Handlers
+from penstock.app.routes import Routes
 from penstock.app.signatures.dependencies import Dependency, Overrides
 from penstock.app.signatures.prepared import Prepared, prepare
 from penstock.app.signatures.prepared_batch import PreparedBatch, prepare_batch
@@ -65,18 +66,5 @@ def planned(handlers: Handlers, group_id: str | None, defaults: Terms, overrides
         prepared = make(handler.function, terms.codec, overrides=overrides)
         by_group.setdefault(group, []).append(Ready(handler, prepared, terms))
     for group, ready in by_group.items():
-        _check_routes(group, [one.handler for one in ready])
+        Routes(group, [(one.handler, one.terms.dead_letter) for one in ready])
     return Plan(by_group, tuple(handlers.starting), tuple(handlers.ending))
-
-
-def _check_routes(group_id: str, handlers: Sequence[Handler]) -> None:
-    """Two handlers of one topic and group need a ``when=`` to tell whose a record is."""
-    taken: dict[str, Handler] = {}
-    for handler in handlers:
-        for topic in handler.topics:
-            other = taken.setdefault(topic, handler)
-            if other is not handler and (other.when is None or handler.when is None):
-                raise ConfigurationError(
-                    f"{other.name} and {handler.name} both take topic {topic!r} in group {group_id!r}"
-                    " - say when=... for both, or give one a group_id of its own"
-                )

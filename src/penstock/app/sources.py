@@ -5,19 +5,17 @@ Rule of this file: what is in hand, done and given back is between the source an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from penstock.app.delays import retry_topics_of
-from penstock.app.handlers import Handler
 from penstock.app.own_topics import make_own_topics
 from penstock.app.publisher import Publisher
+from penstock.app.routes import Routes
 from penstock.config import resolve
 from penstock.consumer.consumer import Consumer
 from penstock.consumer.hands import Taker
 from penstock.consumer.reader import Reader
-from penstock.consumer.takers import hand_over, read_too
+from penstock.consumer.takers import hand_over, read_chosen, read_too
 from penstock.core.positions import Position
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition
@@ -87,22 +85,13 @@ class ConsumerSource:
     """A consumer that reads what some handlers want.
 
     Args:
-        too: topics that are read beside those of the handlers, from when they are there on.
+        routes: which topics those are.
         options: the consumer's.
-        dead_letter: the topic for dead letters of handlers that name none.
     """
 
-    def __init__(
-        self,
-        handlers: Sequence[Handler],
-        too: Iterable[str],
-        options: Mapping[str, Any],
-        *,
-        dead_letter: str | None = None,
-    ) -> None:
-        self._handlers, self._options, self._dead_letter = handlers, options, dead_letter
-        self.consumer = _consumer_for(handlers, too, options)
-        read_too(self.consumer, too)
+    def __init__(self, routes: Routes, options: Mapping[str, Any]) -> None:
+        self._routes, self._options = routes, options
+        self.consumer = _consumer_for(routes, options)
         self._reader: Reader | None = None
 
     @property
@@ -119,7 +108,7 @@ class ConsumerSource:
         """
         config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
-        await make_own_topics(config, self._handlers, self._dead_letter, observer)
+        await make_own_topics(config, self._routes, observer)
         await self.consumer.start()
         self._reader, window = hand_over(self.consumer, taker)
         return window
@@ -144,11 +133,12 @@ class ConsumerSource:
         self._reader.halt(self.consumer.assignment())
 
 
-def _consumer_for(handlers: Sequence[Handler], too: Iterable[str], options: Mapping[str, Any]) -> Consumer:
-    retries = retry_topics_of(handlers, options["group_id"])
-    topics = sorted({*retries, *(topic for handler in handlers for topic in handler.topics)})
-    patterns = [handler.pattern.pattern for handler in handlers if handler.pattern is not None]
-    if not patterns:
-        return Consumer(*topics, **options)
-    named = map(re.escape, sorted({*topics, *too}))
-    return Consumer(pattern="|".join(f"(?:{one})" for one in [*named, *patterns]), **options)
+def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
+    if routes.patterns:
+        # Python reads them, whoever deals out: what handlers take is more than a broker could be told.
+        consumer = Consumer(**options)
+        read_chosen(consumer, routes.reads, "|".join(routes.patterns), whole=routes)
+    else:
+        consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
+        read_too(consumer, routes.own)
+    return consumer

@@ -5,7 +5,7 @@ Rule of this file: it only joins; what the parts do is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from penstock.app.batch_calling import batch_call, counting
@@ -41,7 +41,7 @@ class Site:
     mail: Mail
     transactions: Transactions | None
     observer: Observer
-    origins: Collection[str]
+    origins: Container[str]
     """The topics of the group's own, whose records are to look as they did in their first one."""
     delay_of: Callable[[str], int | None]
     """The delay of a retry topic in milliseconds; None of other topics."""
@@ -134,6 +134,6 @@ def _outcomes(ready: Ready, site: Site) -> Outcomes:
     )
 
 
-def _as_first_read(handle: Handle, origins: Collection[str]) -> Handle:
+def _as_first_read(handle: Handle, origins: Container[str]) -> Handle:
     """For handlers that may see more of a record than its value: from a topic of the group's own it looks as before."""
     return lambda record: handle(first_read(record) if record.topic in origins else record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self, cast, overload
@@ -77,7 +77,7 @@ class Consumer:
         **options: Unpack[ConsumerOptions],
     ) -> None:
         self._optional: frozenset[str] = frozenset()
-        self._whole: frozenset[str] = frozenset()
+        self._whole: Container[str] = frozenset()
         self._cluster = cluster
         self._options = dict(options) if cluster is None else {**cluster.options, **options}
         check_names(self._options)

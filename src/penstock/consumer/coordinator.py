@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import uuid
 from collections.abc import Callable
 from typing import assert_never
@@ -20,7 +19,7 @@ from anyio.abc import TaskGroup
 from penstock.config import ConsumerConfig
 from penstock.consumer.group_requests import GroupRequests, Question, outcome_of
 from penstock.consumer.ownership import Ownership
-from penstock.consumer.patterns import TopicPattern
+from penstock.consumer.patterns import BrokerPattern, TopicPattern
 from penstock.consumer.reactions import Reactions
 from penstock.consumer.reader import Reader
 from penstock.consumer.stall_watch import run_stall_watch
@@ -147,7 +146,7 @@ class Coordinator:
     def picture_changed(self) -> None:
         """The cluster may have other topics and partitions than before."""
         topology = self._cluster.topology
-        if isinstance(self._pattern, re.Pattern):
+        if self._pattern is not None and not isinstance(self._pattern, BrokerPattern):
             matching = topology.matching(self._pattern)
             if matching != self.topics:
                 self.topics = matching
@@ -307,6 +306,6 @@ def _settings(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPatt
         stop_patience_s=config.stop_timeout_ms * _FINISHING_SHARE / 1000,
         instance_id=config.group_instance_id,
         rack=config.client_rack or None,
-        pattern=None if pattern is None else pattern.pattern,
+        pattern=pattern.pattern if isinstance(pattern, BrokerPattern) else None,
         remote_assignor=config.group_remote_assignor,
     )

@@ -7,12 +7,13 @@ the consumer protocol the broker does it, as RE2 (KIP-848), so what Python think
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import ConfigurationError
 
-__all__ = ["BrokerPattern", "TopicPattern", "checked_pattern"]
+__all__ = ["BrokerPattern", "TopicChoice", "TopicPattern", "checked_pattern"]
 
 _WORDS_OF_RE2 = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
 
@@ -24,7 +25,20 @@ class BrokerPattern:
     pattern: str
 
 
-TopicPattern: TypeAlias = re.Pattern[str] | BrokerPattern
+@dataclass(frozen=True, slots=True)
+class TopicChoice:
+    """Names that are chosen here, whatever the protocol, by whoever reads in the user's place."""
+
+    pattern: str
+    """In a word, for people."""
+    takes: Callable[[str], bool]
+
+    def fullmatch(self, name: str) -> bool:
+        """Whether a topic is chosen."""
+        return self.takes(name)
+
+
+TopicPattern: TypeAlias = re.Pattern[str] | TopicChoice | BrokerPattern
 
 
 def checked_pattern(given: object, group_protocol: str) -> TopicPattern:

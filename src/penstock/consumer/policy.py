@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from penstock.config import OffsetReset
 from penstock.consumer.times import start_by_policy
@@ -22,14 +22,14 @@ class Policy:
         whole: topics that it does not speak of: what a group sends to itself is read from the first record on.
     """
 
-    def __init__(self, reset: Start, whole: frozenset[str] = frozenset()) -> None:
+    def __init__(self, reset: Start, whole: Container[str] = frozenset()) -> None:
         self.reset, self._whole = reset, whole
         self._partitions: dict[str, int] = {}
         """How many partitions each topic had when it was subscribed to."""
         self._is_fixed = False
 
     @classmethod
-    def of_option(cls, value: OffsetReset, whole: frozenset[str] = frozenset()) -> Policy:
+    def of_option(cls, value: OffsetReset, whole: Container[str] = frozenset()) -> Policy:
         """By the option's value."""
         return cls(start_by_policy(value), whole)
 

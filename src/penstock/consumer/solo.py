@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from penstock.consumer.patterns import TopicChoice
 from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
 from penstock.core.positions import Positions
@@ -24,13 +25,13 @@ class Solo:
         positions: Positions,
         reader: Reader,
         topics: frozenset[str],
-        pattern: re.Pattern[str] | None,
+        pattern: re.Pattern[str] | TopicChoice | None,
         on_taken: Callable[[], None],
     ) -> None:
         self._policy, self._cluster, self._positions, self._reader = policy, cluster, positions, reader
         self.topics, self._pattern, self._on_taken = topics, pattern, on_taken
 
-    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | None) -> None:
+    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicChoice | None) -> None:
         """Follow other topics; of those that stay nothing changes."""
         self.topics, self._pattern = topics, pattern
         self.picture_changed()

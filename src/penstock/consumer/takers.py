@@ -5,22 +5,34 @@ Rule of this file: for this package's own use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 
 from penstock.consumer.consumer import Consumer
 from penstock.consumer.hands import Taker
+from penstock.consumer.patterns import TopicChoice
 from penstock.consumer.reader import Reader
 from penstock.errors import ConfigurationError
 
-__all__ = ["hand_over", "read_too"]
+__all__ = ["hand_over", "read_chosen", "read_too"]
 
 
 def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
     """Before its start: have a consumer read these too, from when they are there on, and from their first record."""
-    consumer._whole = frozenset(topics)  # noqa: SLF001 - this room's own
-    if consumer._pattern is None:  # noqa: SLF001 - this room's own
-        consumer._optional = frozenset(topics) - consumer._topics  # noqa: SLF001
-        consumer._topics |= consumer._optional  # noqa: SLF001
+    whole = consumer._whole = frozenset(topics)  # noqa: SLF001 - this room's own
+    consumer._optional = whole - consumer._topics  # noqa: SLF001
+    consumer._topics |= whole  # noqa: SLF001
+
+
+def read_chosen(consumer: Consumer, takes: Callable[[str], bool], said: str, *, whole: Container[str]) -> None:
+    """Before its start: have a consumer read the topics that ``takes`` wants, those that are made later too.
+
+    Args:
+        consumer: that names no topics.
+        takes: given a topic's name.
+        said: the same in a word, for people.
+        whole: of these, those that are read from their first record on.
+    """
+    consumer._pattern, consumer._whole = TopicChoice(said, takes), whole  # noqa: SLF001 - this room's own
 
 
 def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:

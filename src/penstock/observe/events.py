@@ -42,6 +42,7 @@ __all__ = [
     "GroupRequestFailed",
     "HandlerFailed",
     "HandlerLeftBehind",
+    "HandlersOverlap",
     "LaneFull",
     "LeavingCutShort",
     "LetterRefused",
@@ -654,6 +655,16 @@ class LaneFull(Event):
     partition: TopicPartition
     key: bytes | None
     waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlersOverlap(Event):
+    """A topic is matched by two handlers of one group, and not both say ``when=``: the first one has its records."""
+
+    level = logging.ERROR
+    group_id: str
+    topic: str
+    handlers: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)

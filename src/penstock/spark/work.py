@@ -14,10 +14,11 @@ from typing import cast
 
 from penstock.app.app import App, StandIn, running_of, standing_in
 from penstock.app.ends import first_of
-from penstock.app.handlers import Handle, Handler, Middleware
+from penstock.app.handlers import Handle, Middleware
 from penstock.app.plan import Plan, Ready
 from penstock.app.producer import Producer
 from penstock.app.publisher import Publisher
+from penstock.app.routes import Routes
 from penstock.app.sources import Source
 from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
@@ -128,7 +129,7 @@ class Work:
         self._results.clear()
         return results
 
-    def _connect(self, _group_id: str, _handlers: Sequence[Handler], _too: Iterable[str]) -> Source:
+    def _connect(self, _routes: Routes) -> Source:
         return self._source
 
     def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -17,8 +17,9 @@ from typing import Any, Self, TypeVar, overload
 from penstock.app.app import App, StandIn, running_of, standing_in
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
 from penstock.app.ends import first_of
-from penstock.app.handlers import Handle, Handler
+from penstock.app.handlers import Handle
 from penstock.app.plan import Plan, Ready
+from penstock.app.routes import Routes
 from penstock.app.signatures.readers import value_reader
 from penstock.errors import ConfigurationError
 from penstock.observe.events import Event
@@ -178,8 +179,8 @@ class TestApp:
         """Something has happened: whoever waits looks again."""
         self._news.set()
 
-    def _connect(self, group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> LogSource:
-        source = LogSource(self._log, group_id, handlers, too, Observer((self, running_of(self._app).signs)))
+    def _connect(self, routes: Routes) -> LogSource:
+        source = LogSource(self._log, routes, Observer((self, running_of(self._app).signs)))
         source.watch(self._news.set)
         self._sources.append(source)
         return source

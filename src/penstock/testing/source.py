@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from penstock.app.handlers import Handler
+from penstock.app.routes import Routes
 from penstock.consumer.hands import Taker
 from penstock.core.positions import Position, Positions
 from penstock.observe.events import PartitionsAssigned
@@ -22,11 +22,9 @@ _WINDOW = 2_000
 class LogSource:
     """One group's reading end of a log; what is done counts as committed at once."""
 
-    def __init__(
-        self, log: Log, group_id: str, handlers: Sequence[Handler], too: Iterable[str], observer: Observer
-    ) -> None:
-        self.group_id = group_id
-        self._log, self._handlers, self._too, self._observer = log, handlers, frozenset(too), observer
+    def __init__(self, log: Log, routes: Routes, observer: Observer) -> None:
+        self.group_id = routes.group_id
+        self._log, self._routes, self._observer = log, routes, observer
         self._positions = Positions()
         self._taker: Taker | None = None
         self._news = asyncio.Event()
@@ -46,23 +44,18 @@ class LogSource:
     @property
     def topics(self) -> frozenset[str]:
         """The topics that its handlers name."""
-        return frozenset(topic for one in self._handlers for topic in one.topics)
+        return self._routes.topics
 
     def reads(self, topic: str) -> bool:
         """Whether a record of ``topic`` comes to one of its handlers."""
-        if topic in self._too:
-            return True
-        return any(
-            topic in one.topics or (one.pattern is not None and one.pattern.fullmatch(topic) is not None)
-            for one in self._handlers
-        )
+        return self._routes.reads(topic)
 
     # ---- as a group wants it -----------------------------------------------------------------------------------
 
     async def start(self, taker: Taker) -> int:
         """Everything is assigned at once."""
         self._taker = taker
-        self._positions_of(*self.topics, *self._too)
+        self._positions_of(*self.topics, *self._routes.own)
         self._observer.tell(PartitionsAssigned(self.group_id, self._positions.partitions, frozenset()))
         return _WINDOW
 
@@ -108,8 +101,8 @@ class LogSource:
         """Whether something is left that may be handed out now, or that is only not due yet."""
         return any(
             (position.delivered or 0) < len(self._log.records(position.partition))
-            and (position.partition.topic in self._too or room_of(position.partition) > 0)
-            for position in self._positions
+            and (position.partition.topic in self._routes or room_of(position.partition) > 0)
+            for position in self._positions_of(*filter(self.reads, self._log.topics))
         )
 
     def _positions_of(self, *topics: str) -> list[Position]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from penstock.app.attempts import current_publisher
-from penstock.app.delays import retry_topics_of
 from penstock.app.group import Connect
 from penstock.app.handlers import Handler
 from penstock.app.publisher import Published, Publisher
+from penstock.app.routes import Routes
 from penstock.app.sources import ConsumerSource
 from penstock.app.transactions.source import TransactionalSource
 from penstock.app.transactions.transactor import Transactor
@@ -123,13 +123,12 @@ def transaction_options(delivery: object, **given: object) -> TransactionOptions
     return None
 
 
-def exactly_once(  # noqa: PLR0913 - what a run stands on
+def exactly_once(
     options: TransactionOptions,
     config: ConsumerConfig,
     given: Mapping[str, Any],
     kafka: Kafka,
     *,
-    dead_letter: str | None,
     observer: Observer,
 ) -> Kafka:
     """Have a run's records handled exactly once.
@@ -139,7 +138,6 @@ def exactly_once(  # noqa: PLR0913 - what a run stands on
         config: the consumers', resolved.
         given: the same, as the user said them.
         kafka: what publishes for code outside of handlers.
-        dead_letter: the topic for dead letters of handlers that name none.
         observer: told what becomes of transactions.
     """
     sources: list[TransactionalSource] = []
@@ -149,7 +147,8 @@ def exactly_once(  # noqa: PLR0913 - what a run stands on
         timeout_s=options.transaction_timeout_ms / 1000,
     )
 
-    def connect(group_id: str, handlers: Sequence[Handler], too: Iterable[str]) -> TransactionalSource:
+    def connect(routes: Routes) -> TransactionalSource:
+        group_id = routes.group_id
         transactor = Transactor(
             config,
             group_id,
@@ -157,11 +156,9 @@ def exactly_once(  # noqa: PLR0913 - what a run stands on
             transaction_timeout_ms=options.transaction_timeout_ms,
             observer=observer,
         )
-        consumer = ConsumerSource(
-            handlers, too, {**given, "group_id": group_id, **_CONSUMER_OPTIONS}, dead_letter=dead_letter
-        )
+        consumer = ConsumerSource(routes, {**given, "group_id": group_id, **_CONSUMER_OPTIONS})
         source = TransactionalSource(
-            consumer, retry_topics_of(handlers, group_id), transactor=transactor, settings=settings, observer=observer
+            consumer, routes.retries, transactor=transactor, settings=settings, observer=observer
         )
         sources.append(source)
         return source

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.admin.topics import create_topic
-from penstock.app.dead_letters import REPLAY, DeadLetter, Origin, replay_letter, topic_name
+from penstock.app.dead_letters import DeadLetter, Origin, replay_letter
+from penstock.app.own_names import REPLAY, topic_name
 from penstock.app.producer import Producer
 from penstock.app.publisher import Published
 from penstock.cli.dead_letters.choosing import Place, place_of
