@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -127,15 +128,24 @@ async def test_overrides_that_cannot_be_are_refused(new_topic, new_consumer, wit
     assert len(events.of(OverrideRefused)) == 2
 
 
-async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic, new_consumer, witness, group):
+async def broken(*_):
+    raise ValueError("the store is down")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"post_rebalance_callback": broken},
+        {"rebalance_listener": SimpleNamespace(on_partitions_assigned=broken)},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic, new_consumer, witness, group, option):
     """It is not swallowed, no record is delivered from a wrong offset, and the group is left."""
     topic = new_topic()
     witness.produce(topic, [b"never"])
 
-    async def broken(_consumer, _old, _new):
-        raise ValueError("the store is down")
-
-    async with new_consumer(topic, group_id=group, post_rebalance_callback=broken) as consumer:
+    async with new_consumer(topic, group_id=group, **option) as consumer:
         with pytest.raises(RebalanceError, match="the store is down") as caught:
             await consumer.getone(timeout_ms=10_000)
 

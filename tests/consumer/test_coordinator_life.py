@@ -149,6 +149,28 @@ async def test_a_coordinator_that_goes_is_replaced_without_a_rebalance(cluster, 
     assert took < 20
 
 
+@pytest.mark.slow
+async def test_a_leader_that_moves_is_followed(cluster, apart, new_consumer):
+    """Under load, a leader stops and another broker leads: nobody is told, nothing is lost or repeated."""
+    (topic, group), events = apart, Recorder()
+
+    async with Crew(new_consumer, topic, group_id=group) as crew, load(cluster, topic) as end_of_load:
+        await crew.join(hooks=[events])
+        await crew.shares(2)
+        await crew.handle(1_000)
+        victim = cluster.leader_of(topic, 0)
+        await asyncio.to_thread(victim.stop)
+        seen = max(offset for partition, offset in crew.handled if partition == 0)
+        await until(lambda: (0, seen + 1_000) in crew.handled)
+        leader = cluster.leader_of(topic, 0)
+        await crew.handle(await end_of_load())
+
+    assert leader is not victim
+    assert {1} == set(crew.handled.values())
+    assert len(events.of(GroupJoined)) == 1
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
 async def is_committed(cluster, group, topic, count):
     """Until the broker says so: for a moment one that was frozen believes that it is the coordinator still."""
     async with asyncio.timeout(20), Stranger(cluster.bootstrap_servers, group) as anybody:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import pytest
 from classic_member import (
@@ -535,13 +536,29 @@ def test_partitions_are_given_back_before_the_next_join(state):
     assert (join.member_id, join.reason) == ("me", "the group rebalances")
 
 
-def test_a_rebalance_is_called_once():
-    """Every heartbeat says so again while partitions are given back; nothing is begun anew for that."""
-    one = member_in(State.RELEASING)
+@pytest.mark.parametrize("offered", [("range",), ("cooperative-sticky",)])
+@pytest.mark.parametrize(
+    "triggers",
+    [*itertools.permutations((RebalanceCalled(), Resubscribed(frozenset("tu")), Beat(ME, RebalanceCalled())), 2)],
+    ids=str,
+)
+def test_a_rebalance_is_called_once(triggers, offered):
+    """Two reasons at once are one rebalance: one giving back, if any, and one join; what comes meanwhile adds none."""
+    one, wanted = member(*offered), []
+    told(one, Start())
+    one.handle_timer(NOW)
+    told(one, JoinedAsFollower("me", 7, offered[0]), Synced(ASSIGNMENT), TakenOver())
 
-    assert told(one, RebalanceCalled(), RebalanceCalled()) == []
+    for trigger in (*triggers, RebalanceCalled()):
+        wanted += told(one, trigger)
+    if one.state is State.RELEASING:
+        wanted += told(one, Released())
+    for _ in range(2):
+        one.handle_timer(NOW)
+        wanted += told(one, *(trigger for trigger in triggers if not isinstance(trigger, RebalanceCalled)))
 
-    assert one.state is State.RELEASING
+    assert [type(effect) for effect in wanted] == [Release, SendJoin] if offered == ("range",) else [SendJoin]
+    assert one.state is State.JOINING
 
 
 def leader(*, counts: dict[str, int]) -> ClassicMember:

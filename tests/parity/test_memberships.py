@@ -53,6 +53,20 @@ async def test_everything_in_its_order(kafka, group):
     assert kafka.proxy.requests(FindCoordinatorRequest, client_id=group)[0].version >= 4
 
 
+async def test_an_assignment_is_of_topics_and_partitions(kafka, group):
+    """Two members, a topic of two partitions and one of one: whoever has nothing of that has no word of it."""
+    first, second = kafka.topic(2), kafka.topic(1)
+    options = {"group_id": group, "partition_assignment_strategy": "range"}
+
+    async with kafka.consumer(first, second, **options) as one, kafka.consumer(first, second, **options) as other:
+        await until(lambda: sorted((len(one.assignment()), len(other.assignment()))) == [1, 2])
+        ours = [one.assignment(), other.assignment()]
+        theirs = await kafka.members(group)
+
+    assert set(theirs.values()) == set(ours)
+    assert sorted(({one.topic for one in share} for share in ours), key=len) == [{first}, {first, second}]
+
+
 async def test_the_leader_alone_deals(kafka, group):
     """The leader's sync says what each member gets, itself too; the other's says nothing."""
     topic, names = kafka.topic(4), (f"{group}-1", f"{group}-2")

@@ -6,9 +6,11 @@ import asyncio
 import time
 
 import pytest
+from recorder import Recorder
 
 from penstock import Consumer, ConsumerStateError, TopicPartition
 from penstock.messages import ApiVersionsRequest, FetchRequest, MetadataRequest
+from penstock.observe.events import OffsetsCommitted
 
 
 def fetches(kafka, client):
@@ -66,10 +68,11 @@ async def test_an_empty_topic_is_asked_once_in_a_while(kafka, group):
 
 
 async def test_ways_of_reading_may_follow_one_another(kafka, group):
-    """getone, a loop, getmany and a loop again, over two topics: nothing is lost, nothing comes twice."""
-    topics = [kafka.topic_with(40), kafka.topic_with(40)]
+    """getone, a loop, getmany and a loop again, over two topics: nothing is lost or comes twice, both are committed."""
+    topics, events = [kafka.topic_with(40), kafka.topic_with(40)], Recorder()
+    options = {"auto_commit_interval_ms": 100, "auto_offset_reset": "earliest", "hooks": [events]}
 
-    async with kafka.consumer(*topics, group_id=group, max_queued_records=7) as consumer:
+    async with kafka.consumer(*topics, group_id=group, max_queued_records=7, **options) as consumer:
         got = [await consumer.getone() for _ in range(10)]
         async for record in consumer:
             got.append(record)
@@ -80,7 +83,13 @@ async def test_ways_of_reading_may_follow_one_another(kafka, group):
             got.append(record)
             if len(got) >= 80:
                 break
+        consumer.ack(got[-1])
+        for topic in topics:
+            done = {TopicPartition(topic, 0): 40}.items()
+            await events.wait_for(OffsetsCommitted, where=lambda event, done=done: done <= event.offsets.items())
+        committed = [await kafka.committed(group, topic, 1) for topic in topics]
 
+    assert committed == [{0: 40}, {0: 40}]
     assert {(record.topic, record.offset) for record in got} == {(topic, n) for topic in topics for n in range(40)}
     assert len(got) == 80
 

@@ -96,7 +96,8 @@ class GroupRequests:
         """Ask, and say what came of it."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.after(question, await outcome_of(self._ask(question)))
-        if not isinstance(event, CoordinatorGone | Failed):
+        # An id to join with is half an answer: the join is measured when it is one.
+        if not isinstance(event, CoordinatorGone | Failed | MemberIdGiven):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
             self._observer.tell(GroupAnswered(self._group_id, what, took_s))
