@@ -191,6 +191,26 @@ def test_a_batch_shares_the_frames_memory(magic):
         frame.clear()
 
 
+@pytest.mark.parametrize(
+    ("size", "beside", "is_kept"),
+    [(100, 70_000, False), (10_000, 70_000, True), (100, 60_000, True)],
+    ids=["a small share", "a large share", "a small frame"],
+)
+def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
+    """A partition that brings little beside busy ones holds its own bytes while it waits, and not theirs."""
+    ours = made(2, Said(None, b"x" * size))
+    frame = bytearray(ours) + bytes(beside)
+    with memoryview(frame) as whole:
+        (one,) = split(whole[: len(ours)])
+
+    if is_kept:
+        with pytest.raises(BufferError):
+            frame.clear()
+    else:
+        frame.clear()
+    assert len(one.decode("t", 0, 0).take(2)) == 1
+
+
 # ---- transactions ----------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Record batches: found in a fetch answer, checked, decoded in slices. The one door to ``aiokafka.record``.
 
-Rule of this file: a batch is a view into the frame it came in, and nothing of it is copied or decoded before somebody
-asks for its records. Each batch says its own format (an old topic may mix them in one answer). Decoding runs in C
-from the bytes to the list of records; no Python code runs for one record.
+Rule of this file: a batch is a view into the frame it came in, and nothing of it is decoded before somebody asks for
+its records. Only what is small beside its frame is copied: that would stay in memory for as long as the batch waits.
+Each batch says its own format (an old topic may mix them in one answer). Decoding runs in C from the bytes to the list
+of records; no Python code runs for one record.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ _PREFIX = struct.Struct(">qiib")
 _LENGTH_ENDS_AT = 12
 _SHORTEST = {0: 14, 1: 22, 2: 49}
 """What a batch of each format has at least behind its length; the C code reads that much unasked."""
+
+_LARGE_FRAME = 65_536
+_SMALL_SHARE = 8
+"""What is less than one part in so many of a large frame does not keep it in memory."""
 
 _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
@@ -152,6 +157,7 @@ def split(records: memoryview) -> list[Batch]:
         MalformedMessageError: a length that no batch can have.
     """
     batches = []
+    records = _out_of_frame(records)
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
         base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
@@ -166,3 +172,10 @@ def split(records: memoryview) -> list[Batch]:
             raise MalformedMessageError(f"a record batch that is too short: {error}") from error
         at = behind
     return batches
+
+
+def _out_of_frame(records: memoryview) -> memoryview:
+    frame_size = memoryview(records.obj).nbytes
+    if frame_size > _LARGE_FRAME and len(records) * _SMALL_SHARE < frame_size:
+        return memoryview(bytes(records))
+    return records
