@@ -65,6 +65,26 @@ async def test_a_key_has_one_partition(new_producer, topic):
     assert set().union(*places.values()) == {TopicPartition(topic, p) for p in range(3)}
 
 
+async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
+    """In one partition, whatever their size, and whoever else publishes to it meanwhile."""
+    values = [b"x" * (n * 7_919 % 5_000) for n in range(1_000)]
+    is_over = False
+
+    async def publish(value: bytes) -> None:
+        while not is_over:
+            await producer.publish(topic, value, partition=0)
+
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        for n in range(20):
+            tasks.create_task(publish(b"y" * 3_000 * n))
+        await producer.publish(topic, b"", partition=0)
+        places = await asyncio.gather(*(producer.publish(topic, value, partition=0) for value in values))
+        is_over = True
+
+    offsets = [place.offset for place in places]
+    assert offsets == sorted(offsets)
+
+
 async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer, topic):
     """publish_many puts each record into its partition once, in order, however many batches they make."""
     values = {p: [b"%d" % n * 100 for n in range(p, 9_000, 3)] for p in range(3)}

@@ -137,7 +137,7 @@ class Handlers:
             overtaking: that they may, although ``order_by="key"`` was asked for.
             dead_letter: the topic for records that fail for good; may name ``{topic}`` and ``{group}``.
             on_failure: what happens to them without one.
-            publish: the topic to which what it returns goes.
+            publish: the topic to which what it returns goes; of a list each item.
             codec: how values are read and written.
             middleware: what wraps it, inside the app's own; the outermost first.
 

@@ -13,14 +13,14 @@ __all__ = ["Message"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One record to publish, returned by a handler with ``publish=``, alone or in a list.
+    """One record to publish, returned by a handler alone or in a list.
 
     Attributes:
-        value: what the codec encodes; None is a tombstone.
+        value: what the codec encodes, lists too; None is a tombstone.
         key: bytes, or text as UTF-8, unless keys are the codec's; without ``partition`` it decides the partition.
-        headers: names and values; text is UTF-8.
+        headers: names and values; text is UTF-8. Those of the trace are added, unless one is begun here.
         partition: where it goes, whatever its key.
-        topic: where it goes instead of the handler's ``publish=``.
+        topic: where it goes; needed where the handler has no ``publish=``.
     """
 
     value: object

@@ -152,9 +152,9 @@ class Producer:
     ) -> Published:
         """Publish one record and wait until all replicas have it; calls that come together travel together.
 
-        Without ``partition`` the key decides, as with Kafka's own clients. A record stands behind all that were
-        acknowledged before it was published; of those that are under way at once any may be first. One that is
-        refused fails alone: what travelled with it, and what is published next, arrives.
+        Without ``partition`` the key decides, as with Kafka's own clients. In its partition a record stands behind all
+        that were acknowledged before the call; calls that begin together, as by ``asyncio.gather``, keep their order.
+        One that the broker refuses fails alone: what travelled with it is sent again, and may come behind later ones.
 
         Raises:
             PublishTooLargeError: it is larger than the topic allows.
