@@ -12,7 +12,7 @@ from confluent_kafka.admin import NewTopic
 from crew import until
 from letters import letters_in
 
-from penstock import App, ConfigurationError, Header, Record, Reject, Retry, TopicPartition
+from penstock import App, ConfigurationError, Header, PartialFailureError, Record, Reject, Retry, TopicPartition
 from penstock.app.handlers import Handlers
 from penstock.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
 from penstock.testing import TestApp
@@ -78,6 +78,37 @@ async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witnes
     assert (headers["penstock-origin-topic"], headers["penstock-origin-offset"]) == (topic.encode(), b"0")
     assert "penstock-due-at" not in headers
     assert [await witness.committed(group, f"{topic}.{group}.{one}", 1) for one in delays] == [{0: 1}] * 2
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_what_failed_of_a_batch_comes_back_in_batches(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, recorder, delivery
+):
+    """Records that a batch handler could not do wait one by one, and are in a batch again when they are due."""
+    topic, batches = new_topic(), []
+    app = new_app(dead_letter="{topic}.{group}.dead", delivery=delivery)
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    @app.batch_handler(topic, max_records=10, max_wait_ms=300, retry=ONCE, retry_topics=[200, 400])
+    async def store(records: list[Record]) -> None:
+        batches.append((time.monotonic(), [(record.topic, record.offset) for record in records]))
+        raise PartialFailureError({at: ValueError("odd") for at, one in enumerate(records) if one.offset in {3, 7}})
+
+    async with app:
+        await recorder.wait_for(RecordBuried, 2)
+
+    assert [offset for _, batch in batches for _, offset in batch[-2:]] == [8, 9, 3, 7, 3, 7]
+    assert {name for _, batch in batches for name, _ in batch} == {topic}
+    assert [len(batch) for _, batch in batches] == [10, 2, 2]
+    assert [batches[at + 1][0] - batches[at][0] >= delay_s for at, delay_s in enumerate((0.2, 0.4))] == [True, True]
+    assert (await witness.committed(group, topic, 1)) == {0: 10}
+    if delivery == "at_least_once":
+        delays = ("retry.200ms", "retry.400ms")
+        assert [await witness.committed(group, f"{topic}.{group}.{one}", 1) for one in delays] == [{0: 2}] * 2
+        letters = await letters_in(witness, f"{topic}.{group}.dead")
+        headers = [dict(letter.headers()) for letter in letters]
+        assert [one["penstock-attempts"] for one in headers] == [b"3", b"3"]
+        assert [one["penstock-origin-offset"] for one in headers] == [b"3", b"7"]
 
 
 async def test_what_waits_is_in_nobodys_way(new_app, new_topic, witness, group, recorder):
@@ -251,6 +282,24 @@ async def test_delays_take_no_time_in_a_test():
         assert kafka.committed("orders") == 2
 
 
+async def test_a_batch_is_gathered_anew_of_what_is_due():
+    """What was one batch when it failed may be several when it is due, and the other way round."""
+    app, batches = App(group_id="billing"), []
+
+    @app.batch_handler("orders", max_records=2, order_by="none", retry=ONCE, retry_topics=[60_000])
+    async def store(values: list[bytes]) -> None:
+        batches.append(values)
+        if len(batches) <= 3:
+            raise ValueError("not yet")
+
+    async with TestApp(app) as kafka, asyncio.TaskGroup() as sending:
+        for value in (b"0", b"1", b"2", b"3", b"4"):
+            sending.create_task(kafka.send("orders", value))
+
+    assert batches[:3] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+    assert batches[3:] == batches[:3]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -264,14 +313,16 @@ async def test_delays_take_no_time_in_a_test():
 )
 def test_delays_that_make_no_sense_are_refused(options, said):
     """Where they are declared, and with a way out."""
-    with pytest.raises(ConfigurationError, match=said):
-        Handlers().handler("orders", **options)
+    for declare in (Handlers().handler, Handlers().batch_handler):
+        with pytest.raises(ConfigurationError, match=said):
+            declare("orders", **options)
 
 
 def test_retry_topics_need_topics_by_name():
     """With a pattern nobody knows what to read before there is a first failure."""
-    with pytest.raises(ConfigurationError, match="topics by name"):
-        Handlers().handler(pattern="orders.*", retry_topics=[5_000])
+    for declare in (Handlers().handler, Handlers().batch_handler):
+        with pytest.raises(ConfigurationError, match="topics by name"):
+            declare(pattern="orders.*", retry_topics=[5_000])
 
 
 def test_who_says_so_may_be_overtaken():

@@ -161,6 +161,8 @@ class Handlers:
         concurrency: int = DEFAULT_BATCHES,
         timeout_ms: int | None = None,
         retry: Retry | None = None,
+        retry_topics: Sequence[int] = (),
+        overtaking: bool = False,
         dead_letter: str | None = None,
         on_failure: OnFailure | None = None,
         publish: str | None = None,
@@ -183,6 +185,9 @@ class Handlers:
             concurrency: how many batches at once.
             timeout_ms: how long one may take.
             retry: how often one is tried again, or what failed of it, and after what pauses.
+            retry_topics: delays in milliseconds: each record that failed then goes through a topic for each, and is in
+                a batch again after its delay, while others go on; they overtake it.
+            overtaking: that they may, although ``order_by="key"`` was asked for.
             dead_letter: the topic for records that fail for good; may name ``{topic}`` and ``{group}``.
             on_failure: what happens to them without one.
             publish: the topic to which what it returns goes; of a list each item.
