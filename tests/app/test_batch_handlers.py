@@ -463,6 +463,26 @@ async def test_a_batch_that_takes_too_long_has_failed(new_app, new_topic, witnes
     assert Counter(one.error.partition(":")[0] for one in skipped) == {"TimeoutError": 10, "HandlerFailedError": 10}
 
 
+async def test_a_thread_that_takes_too_long_is_waited_for(new_app, new_topic, witness, recorder):
+    """A plain function cannot be cut short: its batch has failed when it comes back, and no attempt runs beside it."""
+    topic, app, running, most = new_topic(), new_app(on_failure="skip", hooks=[recorder]), 0, 0
+    witness.produce(topic, numbers(1))
+
+    @app.batch_handler(topic, timeout_ms=50, retry=Retry(attempts=2, backoff_ms=1))
+    def store(values: list[int]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.2)
+        running -= 1
+
+    async with app:
+        await recorder.wait_for(RecordSkipped)
+
+    assert most == 1
+    assert "cannot be cut short" in recorder.of(RecordSkipped)[0].error
+
+
 async def test_middleware_is_given_the_records(new_app, new_topic, witness):
     """What wraps a batch handler sees the list; the app's own middleware is for single records, and is not asked."""
     topic, seen = new_topic(), []

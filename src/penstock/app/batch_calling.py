@@ -7,18 +7,15 @@ those that do not decode, those that the handler has named, or all of them.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import cast
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
-
 from penstock.app.batch_run import Attempt, Failed
 from penstock.app.codecs import AnyCodec
 from penstock.app.dead_letters import first_read
+from penstock.app.deadlines import with_deadline
 from penstock.app.handlers import BatchHandle, Handler
 from penstock.app.publisher import Publisher
 from penstock.app.publishing import Results
@@ -27,6 +24,7 @@ from penstock.app.results import results_in, trace_in
 from penstock.app.signatures.arguments import Opened
 from penstock.app.signatures.prepared_batch import PreparedBatch
 from penstock.app.sources import Transactions
+from penstock.app.threads import Threads
 from penstock.errors import DecodeError, HandlerFailedError, PartialFailureError
 from penstock.records import Record
 
@@ -54,11 +52,11 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
         codec: makes bytes of that.
         origins: the topics of the group's own, whose records are to look as they did in their first one.
     """
-    call = _calling(prepared, opened, handler.concurrency)
+    call = _calling(prepared, opened)
     for around in reversed(handler.batch_middleware):
         call = around(call)
     if handler.timeout_ms is not None:
-        call = _with_deadline(call, handler.timeout_ms / 1000)
+        call = with_deadline(call, handler.timeout_ms / 1000, is_async=prepared.is_async)
     call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))
     attempt = _telling_what_failed(call, prepared, handler.name)
     if handler.when is not None:
@@ -101,14 +99,14 @@ class _AllFailedError(Exception):
         self.failed = failed
 
 
-def _calling(prepared: PreparedBatch, opened: Opened, threads: int) -> BatchHandle:
+def _calling(prepared: PreparedBatch, opened: Opened) -> BatchHandle:
     if not prepared.is_async:
-        limiter = CapacityLimiter(threads)
+        threads = Threads()
 
         async def in_a_thread(records: list[Record]) -> object:
             async with prepared.opened_for(records, opened) as everything:
                 args, kwargs = prepared.bind(records, everything)
-                return await run_sync(functools.partial(prepared.function, *args, **kwargs), limiter=limiter)
+                return await threads.call(functools.partial(prepared.function, *args, **kwargs))
 
         return in_a_thread
     if not prepared.is_simple:
@@ -119,14 +117,6 @@ def _calling(prepared: PreparedBatch, opened: Opened, threads: int) -> BatchHand
         return await function(decode(records))
 
     return simple
-
-
-def _with_deadline(call: BatchHandle, seconds: float) -> BatchHandle:
-    async def in_time(records: list[Record]) -> object:
-        async with asyncio.timeout(seconds):
-            return await call(records)
-
-    return in_time
 
 
 def _publishing(call: BatchHandle, results: Results) -> BatchHandle:

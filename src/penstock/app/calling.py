@@ -6,15 +6,12 @@ middleware is timed and may change what is published, and neither sees a record 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
-
 from penstock.app.codecs import AnyCodec
+from penstock.app.deadlines import with_deadline
 from penstock.app.handlers import Handle, Handler, Middleware
 from penstock.app.publisher import Publisher
 from penstock.app.publishing import Results, carrying
@@ -23,6 +20,7 @@ from penstock.app.results import trace_in
 from penstock.app.signatures.arguments import Opened
 from penstock.app.signatures.prepared import Prepared
 from penstock.app.signatures.signature import returns_nothing
+from penstock.app.threads import Threads
 from penstock.records import Record
 
 __all__ = ["record_call", "wants"]
@@ -47,12 +45,11 @@ def record_call(  # noqa: PLR0913 - what a call is made of
         codec: makes bytes of that.
         middleware: the outermost first.
     """
-    call = _calling(prepared, opened, handler.concurrency)
+    call = _calling(prepared, opened)
     for around in reversed(middleware):
         call = around(call)
     if handler.timeout_ms is not None:
-        limit = _with_deadline if prepared.is_async else _with_deadline_of_thread
-        call = limit(call, handler.timeout_ms / 1000)
+        call = with_deadline(call, handler.timeout_ms / 1000, is_async=prepared.is_async)
     # What returns nothing is not looked at: one coroutine less for each record.
     if handler.publish is not None or middleware or not returns_nothing(prepared.function):
         call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))
@@ -70,15 +67,14 @@ def wants(handler: Handler, record: Record) -> bool:
         return True
 
 
-def _calling(prepared: Prepared, opened: Opened, threads: int) -> Handle:
+def _calling(prepared: Prepared, opened: Opened) -> Handle:
     if not prepared.is_async:
-        limiter = CapacityLimiter(threads)
+        threads = Threads()
 
         async def in_a_thread(record: Record) -> object:
             async with prepared.opened_for(record, opened) as everything:
                 args, kwargs = prepared.bind(record, everything)
-                call = functools.partial(prepared.function, *args, **kwargs)
-                return await run_sync(call, limiter=limiter)
+                return await threads.call(functools.partial(prepared.function, *args, **kwargs))
 
         return in_a_thread
     if not prepared.is_simple:
@@ -95,28 +91,6 @@ def _calling(prepared: Prepared, opened: Opened, threads: int) -> Handle:
         return called
 
     return simple
-
-
-def _with_deadline(call: Handle, seconds: float) -> Handle:
-    async def in_time(record: Record) -> object:
-        async with asyncio.timeout(seconds):
-            return await call(record)
-
-    return in_time
-
-
-def _with_deadline_of_thread(call: Handle, seconds: float) -> Handle:
-    """A thread cannot be ended, and nothing may run beside it: that its time was over is told when it comes back."""
-
-    async def in_time(record: Record) -> object:
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        result = await call(record)
-        if (took_s := loop.time() - began_at) > seconds:
-            raise TimeoutError(f"it took {took_s:.1f} s of {seconds:.1f} s, and a thread cannot be cut short")
-        return result
-
-    return in_time
 
 
 def _publishing(call: Handle, results: Results) -> Handle:

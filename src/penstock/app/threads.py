@@ -1,0 +1,103 @@
+"""Plain functions in threads, beside the event loop.
+
+Rule of this file: a thread cannot be ended, so one that does not come back is left behind when nobody waits for it any
+more, and goes with the process. An interpreter that ends waits for the threads of asyncio and anyio; for these, which
+are daemons, it does not. Who is in a thread and who is free is known in the loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+# What anyio's own threads are; no public name of it does that.
+from anyio._core._eventloop import claim_worker_thread, get_async_backend
+
+__all__ = ["Threads"]
+
+ResultT = TypeVar("ResultT")
+
+_LONGEST_REST_S = 10.0
+
+
+class _Call(NamedTuple):
+    function: Callable[[], Any]
+    context: Context
+    came_back: asyncio.Future[Any]
+
+
+class Threads:
+    """Calls functions, each in a thread that is free, or in a new one; one that is free for long ends.
+
+    How many are called at once is for the caller to limit.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._free = 0
+
+    async def call(self, function: Callable[[], ResultT]) -> ResultT:
+        """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there."""
+        loop = asyncio.get_running_loop()
+        came_back: asyncio.Future[ResultT] = loop.create_future()
+        if self._free:
+            self._free -= 1
+        else:
+            threading.Thread(target=self._work, args=(loop,), name="penstock handler", daemon=True).start()
+        self._calls.put(_Call(function, copy_context(), came_back))
+        return await came_back
+
+    # ---- in the loop -------------------------------------------------------------------------------------------
+
+    def _come_back(self, came_back: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+        self._free += 1
+        if came_back.done():
+            return
+        if error is None:
+            came_back.set_result(result)
+        else:
+            came_back.set_exception(error)
+
+    def _end_one(self) -> None:
+        if self._free:
+            self._free -= 1
+            self._calls.put(None)
+
+    # ---- in a thread -------------------------------------------------------------------------------------------
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        with claim_worker_thread(get_async_backend("asyncio"), loop):
+            while True:
+                try:
+                    call = self._calls.get(timeout=_LONGEST_REST_S)
+                except Empty:
+                    if not _told(loop, self._end_one):
+                        return
+                    continue
+                if call is None or not _told(loop, self._come_back, call.came_back, *_outcome(call)):
+                    return
+                del call
+
+
+def _outcome(call: _Call) -> tuple[object, BaseException | None]:
+    try:
+        return call.context.run(call.function), None
+    except StopIteration as error:
+        failure = RuntimeError("the function raised StopIteration")
+        failure.__cause__ = error
+        return None, failure
+    except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+        return None, error
+
+
+def _told(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], *what: object) -> bool:
+    """Whether the loop is told: one that is closed has nobody who waits."""
+    try:
+        loop.call_soon_threadsafe(tell, *what)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""Where plain handlers run: threads that are used again, end when nobody needs them, and keep no program alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from commands import environment
+from crew import until
+
+from penstock.app import threads
+from penstock.app.threads import Threads
+
+said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="nothing")
+
+
+async def test_a_free_thread_is_used_again():
+    """What a handler keeps for its thread, as a connection, is there the next time; two at once have two."""
+    pool, both = Threads(), threading.Barrier(2)
+
+    def meet() -> int:
+        both.wait(10)
+        return threading.get_ident()
+
+    first = await pool.call(threading.get_ident)
+    second = await pool.call(threading.get_ident)
+    together = await asyncio.gather(pool.call(meet), pool.call(meet))
+
+    assert first == second != threading.get_ident()
+    assert len({*together}) == 2
+    assert first in together
+
+
+async def test_a_function_has_the_context_and_its_errors_come_back():
+    """It sees what was said where it was called, changes nothing there, and raises where it is awaited."""
+    pool = Threads()
+    said.set("hello")
+
+    def answer() -> str:
+        heard = said.get()
+        said.set("in the thread")
+        return heard
+
+    heard = await pool.call(answer)
+
+    assert (heard, said.get()) == ("hello", "hello")
+    with pytest.raises(ZeroDivisionError):
+        await pool.call(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await pool.call(lambda: next(iter(())))
+
+
+async def test_threads_that_rest_end(monkeypatch):
+    """After a rush there are no more threads than are used."""
+    monkeypatch.setattr(threads, "_LONGEST_REST_S", 0.05)
+    pool, at_once = Threads(), threading.Barrier(3)
+    await asyncio.gather(*(pool.call(lambda: at_once.wait(10)) for _ in range(3)))
+    await until(lambda: not any(one.name == "penstock handler" for one in threading.enumerate()))
+
+    assert await pool.call(lambda: 1) == 1
+
+
+def test_one_that_comes_back_too_late_ends_quietly():
+    """Nobody waits for it any more, and there may be no loop to tell."""
+    let_go, seen = threading.Event(), []
+
+    def hang() -> None:
+        seen.append(threading.current_thread())
+        let_go.wait(10)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(Threads().call(hang), 0.05)
+
+    asyncio.run(main())
+    let_go.set()
+    seen[0].join(10)
+
+    assert not seen[0].is_alive()
+
+
+STUCK = """
+import asyncio, sys, threading
+from penstock import App
+
+app = App(bootstrap_servers=sys.argv[-2], group_id=sys.argv[-1], stop_timeout_ms=1_000)
+
+def hang(value):
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+@app.{decorator}("{topic}")
+def handle({parameter}) -> None:
+    hang(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["handler, App.run", "batch_handler, penstock run"])
+def test_a_plain_handler_that_hangs_keeps_no_program_alive(kafka_server, new_topic, witness, tmp_path, kind):
+    """After SIGTERM the process ends within the time that stopping may take, with its thread left behind."""
+    topic = new_topic()
+    witness.produce(topic, [b"0"])
+    decorator, way = kind.split(", ")
+    parameter = "values: list[bytes]" if "batch" in kind else "value: bytes"
+    program = STUCK.format(decorator=decorator, topic=topic, parameter=parameter)
+    servers = kafka_server.bootstrap_servers
+    if way == "App.run":
+        command = [sys.executable, "-c", f"{program}\nasyncio.run(app.run())", servers, topic]
+    else:
+        (tmp_path / "stuck.py").write_text(
+            program.replace("sys.argv[-2]", repr(servers)).replace("sys.argv[-1]", repr(topic))
+        )
+        command = [sys.executable, "-m", "penstock", "run", "stuck:app"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(signal.SIGTERM)
+            began_at = time.monotonic()
+            code = process.wait(timeout=20)
+            took_s = time.monotonic() - began_at
+        finally:
+            process.kill()
+
+    assert code == 0
+    assert took_s < 5
