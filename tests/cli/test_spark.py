@@ -51,7 +51,7 @@ def doubled(kafka_server, topic, count):
     witness.subscribe([f"{topic}-out"])
     found = []
     while len(found) < count:
-        message = witness.poll(30)
+        message = witness.poll(100)
         assert message is not None, f"only {len(found)} of {count} came"
         found.append(int(message.value()))
     witness.close()

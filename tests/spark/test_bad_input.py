@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock import App, ConfigurationError, HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
@@ -17,6 +18,7 @@ from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
 from penstock.spark import SparkPipeline
 from penstock.spark.choosing import choose
+from penstock.spark.failures import line_of
 from penstock.spark.group_desk import remaining
 from penstock.spark.kafka_options import check_source_options, source_options
 from penstock.spark.places import Places, ends_at
@@ -134,6 +136,35 @@ def test_a_spark_connect_session_is_refused():
 
     with pytest.raises(ConfigurationError, match="Spark Connect"):
         SparkPipeline(App(bootstrap_servers="localhost:9", group_id="g"), session)
+
+
+def test_a_place_that_spark_has_no_way_to_is_told(spark):
+    """A checkpoint on a file system without jars is refused in one sentence, with what to give to the session."""
+
+    async def charge(value: bytes) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"^Spark has no way to .*S3AFileSystem.*:hadoop-aws:3\.\d+\.\d+$"):
+        SparkPipeline(app_with(charge), spark, checkpoint="s3a://bucket/billing").start("charge")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[STREAM_FAILED] It broke.\n\nJVM stacktrace:\n\tat a.b(C.scala:1)", "[STREAM_FAILED] It broke."),
+        (
+            "[STREAM_FAILED] Lost: Traceback (most recent call last):\n  File x\nKeyError: 'n'\n\n\tat a.b",
+            "[STREAM_FAILED] Lost: KeyError: 'n'",
+        ),
+        (
+            "Thrown by a worker:\nTraceback (most recent call last):\n  File x\nOSError: no\n",
+            "Thrown by a worker: OSError: no",
+        ),
+    ],
+)
+def test_an_error_of_sparks_is_one_line(text, line):
+    """Stacks of Java's are left out, and of a trace of Python's the line that says what it was is kept."""
+    assert line_of(PySparkException(text)) == line
+    assert line_of(ValueError(text)) is None
 
 
 # ---- options of the source -------------------------------------------------------------------------------------

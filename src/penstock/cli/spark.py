@@ -40,6 +40,25 @@ Handle what is there now, in bounded batches, and end. The group is committed
 after each, so that a backfill that is cut short goes on where it was.
 """
 
+_RUN_EPILOG = """\
+examples:
+  penstock spark run shop:billing charge --checkpoint /var/lib/billing
+  penstock spark run shop:billing charge --checkpoint hdfs:///billing \\
+    --master yarn --conf spark.executor.memory=4g --trigger '10 seconds'
+"""
+
+_BACKFILL_EPILOG = """\
+examples:
+  penstock spark backfill shop:billing charge
+  penstock spark backfill shop:billing --since 2026-01-01 --conf spark.cores.max=8
+"""
+
+_HANDOFF_EPILOG = """\
+examples:
+  penstock spark handoff shop:billing charge && penstock run shop:billing
+  penstock spark handoff shop:billing --max-lag 500 --max-records-per-batch 50000
+"""
+
 _HANDOFF = """\
 Backfill, and again what came meanwhile, until so little is left that the live
 app may take over; then say where the group stands.
@@ -51,17 +70,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     stream = _action(actions, parser, "run", "until it is told to end", _RUN)
-    stream.add_argument("--checkpoint", required=True, metavar="FOLDER", help="of its own; any that Spark knows")
+    stream.epilog = _RUN_EPILOG
+    stream.add_argument("--checkpoint", required=True, metavar="FOLDER", help="a folder of its own")
     stream.add_argument(
         "--trigger", metavar="TIME", help="begin a batch so often, such as '5 seconds'; or available_now"
     )
     backfill = _action(actions, parser, "backfill", "what is there now", _BACKFILL)
-    _bounds(backfill)
+    backfill.epilog = _BACKFILL_EPILOG
+    _since(backfill)
     backfill.add_argument(
         "--until", type=_moment("now"), default="now", metavar="TIME", help="end at a time instead of now"
     )
     handoff = _action(actions, parser, "handoff", "until the live app may take over", _HANDOFF)
-    _bounds(handoff)
+    handoff.epilog = _HANDOFF_EPILOG
+    _since(handoff)
     handoff.add_argument(
         "--max-lag", type=_count, default=10_000, metavar="N", help="leave so many to it (default: %(default)s)"
     )
@@ -82,32 +104,38 @@ def _action(
     description: str,
 ) -> argparse.ArgumentParser:
     action = actions.add_parser(
-        name, help=summary, description=description, formatter_class=parser.formatter_class, allow_abbrev=False
+        name,
+        help=summary,
+        description=description,
+        formatter_class=parser.formatter_class,
+        allow_abbrev=False,
     )
     action.add_argument("app", metavar="MODULE:APP", help="where the App is, such as shop:billing")
-    action.add_argument("handler", nargs="?", metavar="HANDLER", help="which of its handlers")
+    action.add_argument("handler", nargs="?", metavar="HANDLER", help="which one, if it has several")
     action.add_argument("--master", metavar="URL", help="where Spark runs (default: local[*])")
     action.add_argument(
-        "--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's own; repeat"
+        "--conf", action="append", default=[], metavar="spark.NAME=VALUE", help="a setting of Spark's own; repeat"
     )
-    action.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option; repeat")
-    action.add_argument("--parallelism", type=_count, metavar="N", help="tasks, instead of one for each partition")
-    return action
-
-
-def _bounds(action: argparse.ArgumentParser) -> None:
     action.add_argument(
-        "--since",
-        type=_moment("earliest"),
-        metavar="TIME",
-        help="where to begin if the group has committed nothing: a time, or earliest",
+        "--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the app; repeat"
     )
+    action.add_argument("--parallelism", type=_count, metavar="N", help="so many tasks, not one a partition")
     action.add_argument(
         "--max-records-per-batch",
         type=_count,
         default=200_000,
         metavar="N",
         help="so many at most are handled again after a crash (default: %(default)s)",
+    )
+    return action
+
+
+def _since(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--since",
+        type=_moment("earliest"),
+        metavar="TIME",
+        help="where to begin if the group has committed nothing: a time, or earliest",
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.errors import ConfigurationError
 from penstock.records import TopicPartition
+from penstock.spark.failures import line_of
 from penstock.spark.ranges import Offsets, offsets_of
 
 if TYPE_CHECKING:
@@ -178,8 +179,17 @@ class Checkpoint:
         return [int(name) for name in self._names(f"generation-{generation}/{kind}") if name.isdigit()]
 
     def _path(self, name: str) -> tuple[Any, Any]:
-        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.place}/{name}" if name else self.place)
-        return path.getFileSystem(self._hadoop), path
+        try:
+            path = self._jvm.org.apache.hadoop.fs.Path(f"{self.place}/{name}" if name else self.place)
+            return path.getFileSystem(self._hadoop), path
+        except Exception as error:
+            if (line := line_of(error)) is None:
+                raise
+            version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            raise ConfigurationError(
+                f"Spark has no way to checkpoint={self.place!r}: {line} - other places than folders need jars in the"
+                f" session, as s3a:// needs spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}"
+            ) from error
 
     def _names(self, name: str) -> list[str]:
         system, path = self._path(name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.embedded.jars import cache_folder
 from penstock.errors import ConfigurationError
 from penstock.spark.connector import connector_jars
+from penstock.spark.failures import line_of
 from penstock.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
             ``local[*]`` when nothing is said.
 
     Raises:
-        ConfigurationError: Spark is not installed, Java is too old, or there is no connector.
+        ConfigurationError: Spark is not installed, Java is too old, there is no connector, or Spark does not start.
     """
     for name in _EXTRA:
         if find_spec(name) is None:
@@ -82,8 +83,13 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     builder = SparkSession.builder.master(master).appName(_name_of(app))
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _environment(master):
-        return builder.getOrCreate()
+    try:
+        with _environment(master):
+            return builder.getOrCreate()
+    except Exception as error:
+        if (line := line_of(error)) is None:
+            raise
+        raise ConfigurationError(f"Spark does not start with master={master!r}: {line}") from error
 
 
 def _settings(*, is_local: bool) -> dict[str, str]:

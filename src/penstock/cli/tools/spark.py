@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.app.loading import load_app
 from penstock.config import parsed_option
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark import SparkPipeline, spark_session
+from penstock.spark.failures import line_of
 
 if TYPE_CHECKING:
     from penstock.app.app import App
@@ -22,8 +23,8 @@ __all__ = ["work"]
 
 _SIGTERM = 143
 _A_MOMENT_S = 1
-_BATCH_MAY_TAKE_S = 60
-"""Of what is under way when it is asked to end; a second signal does not wait."""
+_GRACE_S = 20
+"""For the batch that is under way when it is asked to end: Kubernetes gives 30 s in all. A second signal gives none."""
 
 
 def work(options: argparse.Namespace) -> int:
@@ -33,6 +34,15 @@ def work(options: argparse.Namespace) -> int:
         PenstockError: it cannot be done, or not to the end.
     """
     logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return _work(options)
+    except Exception as error:
+        if (line := line_of(error)) is None:
+            raise
+        raise PenstockError(f"Spark: {line} - its lines above and its executors' logs tell more") from error
+
+
+def _work(options: argparse.Namespace) -> int:
     app = load_app(options.app)
     for name, text in map(_split, options.set):
         app.configure(**cast("ConsumerOptions", {name: parsed_option(name, text, "--set")}))
@@ -62,16 +72,18 @@ def _run(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    query: SparkQuery = pipeline.start(handler, trigger=options.trigger, parallelism=options.parallelism)
+    query: SparkQuery = pipeline.start(
+        handler,
+        trigger=options.trigger,
+        max_records_per_batch=options.max_records_per_batch,
+        parallelism=options.parallelism,
+    )
     _say(f"{handler} runs on Spark for group {_group_of(pipeline, handler)}; Ctrl-C or SIGTERM ends it")
     while not asked and not query.await_termination(_A_MOMENT_S):
         pass
     if asked:
-        # Spark's own stop cuts a batch short, and all of it would be handled again.
-        for _ in range(_BATCH_MAY_TAKE_S):
-            if not query.query.status["isTriggerActive"] or query.await_termination(_A_MOMENT_S):
-                break
-        query.stop()
+        # A batch that is cut short is handled again, all of it.
+        query.stop(grace_s=_GRACE_S)
     tally = query.counted
     _say(f"{tally.records:,} records handled, {tally.dead_letters:,} dead letters")
     return 130 if signal.SIGINT in asked else _SIGTERM if asked else 0
