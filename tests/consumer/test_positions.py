@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
+from functools import partial
 
 import pytest
 from confluent_kafka import Producer
@@ -215,7 +216,7 @@ async def test_out_of_range_goes_on_by_policy_and_counts_what_was_lost(
 async def test_out_of_range_with_policy_none_is_the_users_to_decide(
     stamped, new_consumer, witness, group, kafka_server
 ):
-    """The error says which partition and where; it comes again until somebody seeks."""
+    """The error says which partition and where; it comes again, and for a position, until somebody seeks."""
     topic = stamped()
     await witness.commit(group, topic, 10, "")
     cut(kafka_server, topic, 1, 50)
@@ -224,6 +225,9 @@ async def test_out_of_range_with_policy_none_is_the_users_to_decide(
         for _ in range(2):
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await consumer.getone(timeout_ms=10_000)
+        for ask in (partial(consumer.position, TopicPartition(topic, 0)), consumer.lag):
+            with pytest.raises(OffsetOutOfRangeError, match="offset 10 is outside"):
+                await asyncio.wait_for(ask(), 5)
         await consumer.seek_to_beginning()
         record = await consumer.getone(timeout_ms=10_000)
 

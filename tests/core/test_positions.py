@@ -78,6 +78,20 @@ def test_a_reset_forgets_where_it_was(position):
     assert not position.is_dirty
 
 
+def test_what_is_refused_is_looked_for_no_more(position):
+    """It is the user's to say where to begin, until he does or somebody looks anew."""
+    position.reset("none", 9)
+
+    position.refuse()
+
+    assert (position.is_refused, position.reset_to, position.reset_from) == (True, None, 9)
+    position.reset("earliest", 9)
+    assert not position.is_refused
+    position.refuse()
+    position.begin(7)
+    assert not position.is_refused
+
+
 def test_each_beginning_has_a_tracker_of_its_own(position):
     """What is finished after a seek or a reset under the tracker of before counts for nothing; a map goes with it."""
     position.begin(7, known=OffsetMap(7, 9, (7,)))

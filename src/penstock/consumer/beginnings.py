@@ -78,12 +78,17 @@ class Beginnings:
     def wake(self) -> None:
         """A position may be waiting, or one may be good that was not."""
         self._news.set()
+        self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
         self._round.set()
         self._round = asyncio.Event()
 
     async def found(self, position: Position) -> None:
-        """Wait until a position is good again, or gone."""
-        while position.delivered is None and self._positions.get(position.partition) is position:
+        """Wait until a position is good again, or gone, or left to the user."""
+        while position.delivered is None and not position.is_refused:
+            if self._positions.get(position.partition) is not position:
+                return
             await self._round.wait()
 
     async def run_resets(self) -> None:
@@ -107,7 +112,8 @@ class Beginnings:
         topic, partition = position.partition
         error = OffsetOutOfRangeError(topic, partition, position.reset_from)
         self._reader.put(position.partition, Chunk(0, error=error), 0)
-        position.reset_to = None
+        position.refuse()
+        self._tell_who_waits()
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
         """Ask one leader, question after question; after a failure, not again before a pause."""

@@ -328,6 +328,7 @@ class Consumer:
 
         Raises:
             ConsumerStateError: not started, stopped, or the partition is not assigned.
+            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and it is out of the log or never was committed.
             RequestTimedOutError: it could not be found out where to begin within ``default_api_timeout_ms``.
         """
         return await self._started.seeking.position(partition)
@@ -388,7 +389,8 @@ class Consumer:
         """How many records are there and not handed out, of each partition (all, when none is named) and in sum."""
         wanted = partitions or self.assignment()
         ends = await self.end_offsets(wanted)
-        behind = {one: max(0, ends[one] - await self.position(one)) for one in wanted}
+        positions = await self._started.seeking.positions(wanted)
+        behind = {one: max(0, ends[one] - positions[one]) for one in wanted}
         return Lag(behind, sum(behind.values()))
 
     @overload

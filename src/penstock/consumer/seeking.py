@@ -15,7 +15,7 @@ from penstock.consumer.reader import Reader
 from penstock.core.positions import Position, Positions
 from penstock.core.seeks import seeks
 from penstock.core.starts import Start
-from penstock.errors import ConsumerStateError, RequestTimedOutError
+from penstock.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from penstock.records import TopicPartition
 
 __all__ = ["Seeking"]
@@ -56,16 +56,30 @@ class Seeking:
 
         Raises:
             ConsumerStateError: the partition is not assigned.
+            OffsetOutOfRangeError: it is the user's to say where to begin.
             RequestTimedOutError: its leader does not say in time where to begin.
         """
+        return (await self.positions([partition]))[partition]
+
+    async def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The same of several, in the time of one.
+
+        Raises:
+            ConsumerStateError: one of them is not assigned.
+            OffsetOutOfRangeError: of one it is the user's to say where to begin.
+            RequestTimedOutError: a leader does not say in time where to begin.
+        """
         self._reader.sync()
-        position = self.assigned(partition)
+        among = list(partitions)
+        await self._look_for(self.assigned(partition) for partition in among)
+        return {partition: _known(self.assigned(partition)) for partition in among}
+
+    async def _look_for(self, positions: Iterable[Position]) -> None:
+        wanted = list(positions)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
-                await self._beginnings.found(position)
-        if position.delivered is None:
-            raise RequestTimedOutError(f"no position of {partition} yet - its leader does not say where the log begins")
-        return position.delivered
+                for position in wanted:
+                    await self._beginnings.found(position)
 
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
@@ -80,8 +94,7 @@ class Seeking:
         among = list(partitions)
         for partition in among:
             self.assigned(partition)
-        is_relative = whence == "current"
-        now = {partition: await self.position(partition) if is_relative else 0 for partition in among}
+        now = await self.positions(among) if whence == "current" else dict.fromkeys(among, 0)
         return await self.go(seeks(now, offset, whence, spread=spread))
 
     async def go(self, to: Mapping[TopicPartition, int | Start]) -> dict[TopicPartition, int]:
@@ -99,8 +112,15 @@ class Seeking:
             else:
                 moved[partition].reset(place, None)
         self._on_changed()
-        found = {}
-        for partition, position in moved.items():
-            if self._positions.get(partition) is position:
-                found[partition] = await self.position(partition)
-        return found
+        await self._look_for(moved.values())
+        return {one: _known(position) for one, position in moved.items() if self._positions.get(one) is position}
+
+
+def _known(position: Position) -> int:
+    if position.is_refused:
+        raise OffsetOutOfRangeError(*position.partition, position.reset_from)
+    if position.delivered is None:
+        raise RequestTimedOutError(
+            f"no position of {position.partition} yet - its leader does not say where the log begins"
+        )
+    return position.delivered

@@ -55,6 +55,8 @@ class Position:
     """The place where a beginning has to be found; None while the position is good."""
     reset_from: int | None = None
     """The position that the log did not have."""
+    is_refused: bool = False
+    """Whether none is looked for: the user has to say where to begin."""
     is_fetchable: bool = False
     """Whether fetching has begun: not before callbacks and overrides are through."""
     is_halted: bool = False
@@ -102,6 +104,7 @@ class Position:
         self.fetched = self.delivered = self.done = offset
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
         self.reset_to = self.reset_from = None
+        self.is_refused = False
         self.failures, self.retry_at = 0, 0.0
 
     def reset(self, to: Start, before: int | None) -> None:
@@ -109,7 +112,12 @@ class Position:
         self.epoch += 1
         self.fetched = self.delivered = self.done = self.tracker = None
         self.reset_to, self.reset_from = to, before
+        self.is_refused = False
         self.read_replica = None
+
+    def refuse(self) -> None:
+        """No beginning is to be found for it but by the user's word."""
+        self.reset_to, self.is_refused = None, True
 
     def diverged(self, end_offset: int) -> tuple[int, int]:
         """The log was cut and goes on in another way from ``end_offset`` on: where to go on, and how much is gone.
