@@ -248,6 +248,81 @@ async def test_one_that_never_meets_a_broker_can_be_stopped(group):
         await app.publish("orders", b"too late")
 
 
+waiting: list[asyncio.Event] = []
+
+
+async def open_slowly():
+    """A database that does not answer."""
+    done.append("database is asked")
+    try:
+        waiting[0].set()
+        await asyncio.sleep(3600)
+        yield "database"
+    finally:
+        done.append("database is left")
+
+
+@contextlib.asynccontextmanager
+async def silence(is_asked: asyncio.Event):
+    """A port that takes connections and never answers."""
+    gone = asyncio.Event()
+
+    async def opened(_reader, writer):
+        is_asked.set()
+        await gone.wait()
+        writer.close()
+
+    async with await asyncio.start_server(opened, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        gone.set()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "stop()"])
+@pytest.mark.parametrize("at", ["a dependency", "a start hook", "the brokers"])
+async def test_a_start_that_hangs_is_ended_at_once(new_app, new_topic, at, how):
+    """Whatever it waits for, a signal and a stop() from elsewhere end it, and what was opened is closed."""
+    hangs = asyncio.Event()
+    waiting[:], done[:] = [hangs], []
+    async with silence(hangs) as address:
+        app = App(bootstrap_servers=address, group_id="g") if at == "the brokers" else new_app()
+        app.on_stop(lambda: done.append("stop hook"))
+
+        @app.handler(new_topic())
+        async def handle(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]): ...
+
+        if at == "a dependency":
+
+            @app.handler(new_topic())
+            async def handle_slowly(value: bytes, base: Annotated[str, Depends(open_slowly, scope="app")]): ...
+
+        if at == "a start hook":
+
+            @app.on_start
+            async def hang():
+                hangs.set()
+                await asyncio.sleep(3600)
+
+        running = asyncio.create_task(app.run() if how == "SIGTERM" else app.start())
+        async with asyncio.timeout(20):
+            await hangs.wait()
+        async with asyncio.timeout(5):
+            if how == "SIGTERM":
+                signal.raise_signal(signal.SIGTERM)
+                await running
+            else:
+                await app.stop()
+                with pytest.raises(ConsumerStateError, match="stopped before it had started"):
+                    await running
+
+    between = {
+        "a dependency": ["database is asked", "database is left"],
+        "a start hook": ["stop hook"],
+        "the brokers": [],
+    }
+    assert done == ["bank opens", *between[at], "bank closes"]
+    assert (app.health().is_live, app.health().is_ready) == (True, False)
+
+
 @pytest.fixture
 def topic_with_one(new_topic, witness):
     topic = new_topic()
