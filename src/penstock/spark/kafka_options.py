@@ -23,6 +23,9 @@ _OURS = {
 }  # fmt: skip
 _SPLITTING = {"minpartitions", "maxrecordsperpartition"}
 
+_OF_STREAMS = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
+"""Options that Spark warns of where it reads a batch."""
+
 _LOGIN = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -80,22 +83,21 @@ def check_source(spark: SparkSession, options: Mapping[str, str], source: str = 
     Raises:
         ConfigurationError: with the connector's name, or in Spark's own words.
     """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark's own
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
 
     try:
         # It is only looked at: nobody is asked before it is read.
-        spark.read.format(source).options(**options).option("subscribe", "any").load()
-    except AnalysisException as error:
+        known = {name: value for name, value in options.items() if name.lower() not in _OF_STREAMS}
+        spark.read.format(source).options(**known).option("subscribe", "any").load()
+    except (AnalysisException, Py4JJavaError) as error:
         raise ConfigurationError(
-            f"this Spark session cannot read from Kafka ({_first_line(error)}) - take penstock.spark.spark_session(),"
-            f" or have yours load spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+            "this Spark session has no source for Kafka - take penstock.spark.spark_session(), or have yours"
+            f" load spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
         ) from error
     except PySparkException as error:
-        raise ConfigurationError(f"Spark's Kafka source refuses these options: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+        told = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(f"Spark's Kafka source refuses these options: {told}") from error
 
 
 def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:

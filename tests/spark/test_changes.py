@@ -1,0 +1,276 @@
+"""What changes beside a stream or a backfill: the group, its logs, brokers that do not answer; and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+
+from penstock import (
+    BrokerConnectionError,
+    CommitFailedError,
+    ConfigurationError,
+    PenstockError,
+    Record,
+    TopicPartition,
+)
+from penstock.config import resolve
+from penstock.core.offset_map import OffsetMap
+from penstock.observe.events import CommitFailed, OffsetReset
+from penstock.observe.hooks import Observer
+from penstock.spark import streaming
+from penstock.spark.group_desk import Commit, GroupDesk
+from penstock.spark.kafka_options import check_source
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+class Told:
+    """A hook that keeps what it is told; it stays with the driver."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [one for one in self.events if isinstance(one, kind)]
+
+
+def run_to_the_end(world, **options) -> None:
+    """What is there, as a stream that ends by itself."""
+    query = world.pipeline(world.entering(**options)).start("enter", trigger="available_now")
+    assert query.await_termination(60)
+
+
+def until(condition) -> None:
+    """Wait for what others do."""
+    waiting = threading.Event()
+    for _ in range(600):
+        if condition():
+            return
+        waiting.wait(0.05)
+    raise AssertionError("it did not happen")
+
+
+def remove_before(world, offset: int) -> None:
+    """As retention does."""
+    removed = world.admin.delete_records([ConfluentTopicPartition(world.topic, 0, offset)])
+    next(iter(removed.values())).result(20)
+
+
+def test_a_stream_honours_the_live_groups_map(world):
+    """What the live group finished out of order is not handled again by a stream, in whichever batch it comes."""
+    world.make_topic()
+    world.produce(b"%d" % n for n in range(20))
+    with GroupDesk(resolve(world.app().options), world.group, Observer()) as desk:
+        desk.commit({TopicPartition(world.topic, 0): Commit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
+
+    query = world.pipeline(world.entering()).start(
+        "enter", trigger="available_now", options={"maxOffsetsPerTrigger": "6"}
+    )
+    assert query.await_termination(60)
+
+    assert sorted(world.ledger.lines()) == [(0, n) for n in (3, 7, 12, *range(15, 20))]
+    assert world.committed == {0: 20}
+
+
+def test_a_stream_goes_on_behind_what_retention_removed(world):
+    """It ends with where that was, the next start counts what is lost, and the one after that knows it all."""
+    world.make_topic()
+    for _ in range(4):
+        world.produce([b"a"] * 5)
+    begun, go_on, told = world.folder / "begun", world.folder / "go-on", Told()
+
+    async def wait(_record: Record) -> None:
+        begun.touch()
+        while not go_on.exists():  # noqa: ASYNC110 - another process says so
+            await asyncio.sleep(0.05)
+
+    # Java's client reads one batch of the producer's ahead, whatever it is told.
+    options = {"maxOffsetsPerTrigger": "5", "kafka.max.partition.fetch.bytes": "1"}
+    query = world.pipeline(world.entering(first=wait)).start("enter", options=options)
+    until(begun.exists)
+    remove_before(world, 17)
+    go_on.touch()
+    with pytest.raises(PenstockError, match=r"\[0\] was removed before Spark had read it - start once more"):
+        query.await_termination(60)
+    at = world.committed[0]
+    run_to_the_end(world, hooks=(told,))
+    run_to_the_end(world, hooks=(told,))
+
+    assert [(one.before, one.after, one.lost) for one in told.of(OffsetReset)] == [(at, 17, 17 - at)]
+    assert at in {5, 10}
+    assert world.ledger.counts() == {(0, n): 1 for n in (*range(at), *range(17, 20))}
+    assert world.committed == {0: 20}
+
+
+def test_a_group_that_the_broker_forgot_is_told_again(world, monkeypatch):
+    """An idle stream commits now and then; and where the group has nothing, the checkpoint knows what was handled."""
+    monkeypatch.setattr(streaming, "_AGAIN_S", 0.0)
+    world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    try:
+        query = world.pipeline(world.entering()).start("enter")
+        until(lambda: world.committed == {0: 10})
+        world.admin.delete_consumer_groups([world.group])[world.group].result(20)
+        until(lambda: world.committed == {0: 10})
+        query.stop()
+    finally:
+        world.spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+    world.admin.delete_consumer_groups([world.group])[world.group].result(20)
+
+    run_to_the_end(world)
+
+    assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
+    assert world.committed == {0: 10}
+
+
+def test_who_moves_the_group_meanwhile_ends_the_query(world):
+    """Whoever came and went between two batches is not overrun: nothing of his is handled, and he is followed then."""
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    query = world.pipeline(world.entering()).start("enter")
+    until(lambda: world.committed == {0: 10})
+    world.commit(8)
+    world.produce([b"b"] * 5)
+
+    with pytest.raises(CommitFailedError, match=r"somebody else has moved group .* stands at 8 in .*\[0\] now"):
+        query.await_termination(60)
+
+    assert world.committed == {0: 8}
+    assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
+    run_to_the_end(world)
+    assert world.ledger.counts() == {(0, n): 2 if 8 <= n < 10 else 1 for n in range(15)}
+
+
+def test_commits_that_fail_are_made_good(world, monkeypatch):
+    """A query whose last commit nobody answers says so at its end; the next start commits all of its batches."""
+    world.make_topic()
+    told, commit = Told(), GroupDesk.commit
+    query = world.pipeline(world.entering(hooks=(told,))).start("enter", options={"maxOffsetsPerTrigger": "5"})
+
+    def nobody(*_: object, **__: object) -> None:
+        raise BrokerConnectionError("nobody answers")
+
+    monkeypatch.setattr(GroupDesk, "commit", nobody)
+    world.produce([b"a"] * 20)
+    until(lambda: len(world.ledger.lines()) == 20 and query.query.lastProgress is not None)
+    with pytest.raises(BrokerConnectionError, match="nobody answers"):
+        query.stop()
+    monkeypatch.setattr(GroupDesk, "commit", commit)
+    committed = world.committed
+
+    run_to_the_end(world)
+
+    assert told.of(CommitFailed)[-1].will_retry is False
+    assert committed == {0: 0}
+    assert world.committed == {0: 20}
+    repeated = {n for (_, n), times in world.ledger.counts().items() if times > 1}
+    assert repeated <= set(range(15, 20))
+
+
+def test_numbers_are_given_once(world):
+    """A batch that was done, or left by a backfill, gives its number to no other: sinks would pass that over."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(4)])
+    app, written = world.app(), []
+
+    @app.handler(world.topic)
+    async def number(n: int) -> int:
+        return n
+
+    def sink(rows, batch_id: int) -> None:
+        written.append((batch_id, sorted(row.value for row in rows.collect())))
+        if batch_id == 1:
+            raise OSError("it was written, and nobody knows")
+
+    pipeline = world.pipeline(app)
+    pipeline.backfill(number, sink=sink)
+    world.commit(0)
+    with pytest.raises(OSError, match="nobody knows"):
+        pipeline.backfill(number, sink=sink)
+    world.produce([b"4"])
+    assert pipeline.start(number, sink=sink, trigger="available_now").await_termination(60)
+
+    assert written == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])]
+    assert world.committed == {0: 5}
+
+
+def test_a_backfill_goes_on_behind_what_retention_removed(world):
+    """While it runs, too: by policy, with what was lost told and counted, and no record handled twice for it."""
+    world.make_topic()
+    world.produce([b"a"] * 30)
+    told = Told()
+
+    def remove(progress) -> None:
+        if progress.done == 10:
+            remove_before(world, 25)
+
+    report = world.pipeline(world.entering(hooks=(told,))).backfill(
+        "enter", max_records_per_batch=10, on_progress=remove
+    )
+
+    assert (report.records, report.lost, report.batches) == (15, 15, 2)
+    assert [(one.before, one.after, one.lost) for one in told.of(OffsetReset)] == [(10, 25, 15)]
+    assert world.ledger.counts() == {(0, n): 1 for n in (*range(10), *range(25, 30))}
+    assert world.committed == {0: 30}
+
+
+def test_a_handoff_goes_on_until_little_is_left(world):
+    """It backfills again what came meanwhile, until what is left is the live app's; which handles each of it once."""
+    world.make_topic()
+    world.produce([b"a"] * 30)
+    more = [b"b"] * 20, [b"c"] * 5
+
+    def produce(progress) -> None:
+        if progress.done == progress.total:
+            world.produce(more[world.ends[0] > 30] if world.ends[0] < 55 else [])
+
+    app = world.entering(auto_commit_interval_ms=200)
+    standing = world.pipeline(app).handoff("enter", max_lag=10, on_progress=produce)
+
+    async def live() -> None:
+        async with app:
+            while await world.witness.committed(world.group, world.topic, 1) != {0: 55}:  # noqa: ASYNC110 - the broker's
+                await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+    assert (standing.lag, standing.members, standing.committed) == (5, 0, {(world.topic, 0): 50})
+    assert world.ledger.counts() == {(0, n): 1 for n in range(55)}
+
+
+def test_what_spark_does_not_understand_is_told_before_anything_is_committed(world):
+    """A trigger that is none, a session without the connector, an option that hides what is lost."""
+    world.make_topic()
+    world.produce([b"a"])
+    pipeline = world.pipeline(world.entering())
+
+    with pytest.raises(ConfigurationError, match="trigger='5 bananas' will not do"):
+        pipeline.start("enter", trigger="5 bananas")
+    with pytest.raises(ConfigurationError, match="'failOnDataLoss' is the pipeline's to say"):
+        pipeline.start("enter", options={"failOnDataLoss": "false"})
+    with pytest.raises(ConfigurationError, match="Spark's Kafka source refuses these options"):
+        pipeline.backfill("enter", options={"kafka.key.deserializer": "mine"})
+    with pytest.raises(ConfigurationError, match=r"no source for Kafka .*spark-sql-kafka-0-10_2\.13:"):
+        check_source(world.spark, {}, "kafka-that-is-not-there")
+
+    assert world.committed == {}
+    assert not (world.folder / "checkpoint").exists()
+
+
+def test_a_handler_may_name_its_group(world):
+    """Of an app without one: where it has committed nothing it begins as a member of that group does."""
+    world.make_topic()
+    world.produce([b"a"] * 3)
+
+    report = world.pipeline(world.entering(group_id=None, declared={"group_id": world.group})).backfill("enter")
+
+    assert report.records == 3
+    assert world.committed == {0: 3}
