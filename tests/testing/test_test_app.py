@@ -23,6 +23,7 @@ from penstock import (
     Reject,
     Retry,
 )
+from penstock.app.dead_letters import replay_letter
 from penstock.testing import TestApp
 
 
@@ -128,6 +129,42 @@ async def test_a_plain_function_may_take_its_time():
         await kafka.send("t", b"0")
 
     assert done == [b"0"]
+
+
+async def test_a_plain_function_may_take_its_time_for_a_batch():
+    """While a thread of a batch handler works the clock stands, too."""
+    app, seen = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1)), []
+
+    @app.batch_handler("t", timeout_ms=30_000)
+    def handle(values: list[bytes]):
+        time.sleep(0.2)
+        seen.append(values)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+        assert seen == [[b"0"]]
+        assert kafka.dead_letters("t") == []
+
+
+async def test_topics_by_pattern():
+    """A topic is there with its first record; letters of it come to nobody, and `send` returns when it is handled."""
+    app, seen = App(group_id="g", dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
+
+    @app.handler(pattern="t.*")
+    async def handle(record: Record):
+        seen.append((record.topic, record.offset))
+        raise ValueError("never")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t-1", b"0")
+        assert seen == [("t-1", 0)]
+        await kafka.send("t-1.g.replay", b"0", headers=replay_letter(*kafka.dead_letters("t-1")).headers)
+        assert seen == [("t-1", 0)] * 2
+        assert [one.deaths for one in kafka.dead_letters("t-1")] == [1, 2]
+        assert kafka.committed("t-1") == kafka.committed("t-1.g.replay") == 1
+        with pytest.raises(ConfigurationError, match=r"no handler reads .*dead. - those of this app read t[.][*]"):
+            await kafka.send("t-1.g.dead", b"0")
 
 
 async def test_a_record_that_nobody_takes_waits_and_send_returns():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar, overload
 from penstock.app.app import App, StandIn, running_of, standing_in
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
 from penstock.app.ends import first_of
-from penstock.app.handlers import Handle
 from penstock.app.plan import Plan, Ready
 from penstock.app.routes import Routes
 from penstock.app.signatures.readers import value_reader
@@ -32,6 +31,7 @@ from penstock.testing.virtual_time import VirtualTime
 __all__ = ["TestApp"]
 
 ValueT = TypeVar("ValueT")
+WorkT = TypeVar("WorkT")
 Provider = Callable[..., object]
 
 
@@ -116,7 +116,7 @@ class TestApp:
             HandlerFailedError: a handler failed, and ``on_failure="stop"`` says to stop.
         """
         if not any(source.reads(topic) for source in self._sources):
-            read = sorted({topic for source in self._sources for topic in source.topics})
+            read = sorted({topic for source in self._sources for topic in source.said})
             raise ConfigurationError(f"no handler reads {topic!r} - those of this app read {', '.join(read) or 'none'}")
         placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
         assert placed is not None
@@ -206,11 +206,16 @@ class TestApp:
 
 
 def _gated(ready: Ready, clock: VirtualTime) -> Ready:
-    def around(call: Handle) -> Handle:
-        async def called(record: Record) -> object:
+    def around(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        async def called(work: WorkT) -> object:
             with clock.held():
-                return await call(record)
+                return await call(work)
 
         return called
 
-    return replace(ready, terms=replace(ready.terms, middleware=(*ready.terms.middleware, around)))
+    handler, terms = ready.handler, ready.terms
+    return replace(
+        ready,
+        handler=replace(handler, batch_middleware=(*handler.batch_middleware, around)),
+        terms=replace(terms, middleware=(*terms.middleware, around)),
+    )

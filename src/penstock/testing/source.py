@@ -42,9 +42,9 @@ class LogSource:
         self._watchers.append(watcher)
 
     @property
-    def topics(self) -> frozenset[str]:
-        """The topics that its handlers name."""
-        return self._routes.topics
+    def said(self) -> Sequence[str]:
+        """The topics and patterns that its handlers name."""
+        return [*self._routes.topics, *self._routes.patterns]
 
     def reads(self, topic: str) -> bool:
         """Whether a record of ``topic`` comes to one of its handlers."""
@@ -55,7 +55,7 @@ class LogSource:
     async def start(self, taker: Taker) -> int:
         """Everything is assigned at once."""
         self._taker = taker
-        self._positions_of(*self.topics, *self._routes.own)
+        self._positions_of(*self._routes.topics, *self._routes.own)
         self._observer.tell(PartitionsAssigned(self.group_id, self._positions.partitions, frozenset()))
         return _WINDOW
 
