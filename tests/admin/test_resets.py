@@ -16,6 +16,8 @@ from penstock import (
     TopicPartition,
     UnknownTopicError,
 )
+from penstock.admin import resets
+from penstock.admin.offsets import GroupOffset, committed_offsets
 from penstock.admin.plans import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
 from penstock.admin.resets import reset_offsets
 from penstock.messages import JoinGroupProtocol, JoinGroupRequest
@@ -133,6 +135,30 @@ async def test_who_joins_in_between_is_told_by_the_coordinator(  # noqa: PLR0917
 
     assert await witness.committed(group, topic, 1) == {0: 1}
     await joiner.stop()
+
+
+async def test_a_topic_that_has_vanished_is_left_out(  # noqa: PLR0917
+    reached, witness, new_topic, commit, group, monkeypatch
+):
+    """Where all topics are meant, a coordinator that still knows of one that is no more holds up nothing."""
+    topic = new_topic(2, records=3)
+    commit(group, topic, {0: 3, 1: 3})
+    vanished = GroupOffset(TopicPartition("a-vanished-topic", 0), 7)
+
+    async def with_more(*arguments, **options):
+        return {vanished.partition: vanished, **await committed_offsets(*arguments, **options)}
+
+    monkeypatch.setattr(resets, "committed_offsets", with_more)
+    async with reached() as cluster:
+        plan = await reset_offsets(cluster, group, ToEarliest(), execute=True)
+
+    assert [(one.partition, one.new) for one in plan.changes] == [
+        (vanished.partition, None),
+        (TopicPartition(topic, 0), 0),
+        (TopicPartition(topic, 1), 0),
+    ]
+    assert plan.changes[0].note == "left out: it no longer exists; `penstock offsets delete` forgets it"
+    assert await witness.committed(group, topic, 2) == {0: 0, 1: 0}
 
 
 async def test_what_there_is_not_is_refused(reached, new_topic, commit, group):

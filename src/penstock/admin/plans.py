@@ -22,6 +22,7 @@ __all__ = [
     "ToLatest",
     "ToOffset",
     "ToTime",
+    "left_out",
     "planned_change",
     "time_of",
 ]
@@ -105,6 +106,16 @@ class OffsetChange:
 def time_of(target: ResetTarget) -> int | None:
     """What to ask ``list_offsets`` for, besides the two ends."""
     return target.timestamp_ms if isinstance(target, ToTime) else None
+
+
+def left_out(committed: GroupOffset) -> OffsetChange:
+    """What is committed of a partition that no longer exists stays as it is."""
+    return OffsetChange(
+        committed.partition,
+        committed.offset,
+        None,
+        "left out: it no longer exists; `penstock offsets delete` forgets it",
+    )
 
 
 def planned_change(  # noqa: PLR0913, PLR0917 - all that it depends on

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.admin.asking import PATIENCE_S, ask_coordinator
 from penstock.admin.descriptions import GroupDescription, GroupMember
 from penstock.admin.groups import check_idle, describe_group
 from penstock.admin.lag import check_of_consumers
-from penstock.admin.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
-from penstock.admin.plans import OffsetChange, ResetTarget, planned_change, time_of
+from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
+from penstock.admin.plans import OffsetChange, ResetTarget, left_out, planned_change, time_of
 from penstock.admin.topics import partitions_of
 from penstock.error_codes import ErrorCode
 from penstock.errors import ConfigurationError, UnknownGroupError, UnknownTopicError, broker_error
@@ -64,7 +64,8 @@ async def reset_offsets(  # noqa: PLR0913 - what a reset is made of
         group_id: the group; it is made when it is not there.
         target: where to.
         topics: all partitions of these.
-        partitions: these. Without either, all partitions of every topic that the group has committed something of.
+        partitions: these. Without either, all partitions of every topic that the group has committed something of;
+            what of these no longer exists is left out, and the plan says so.
         execute: whether to do it.
         timeout_s: how long each of the steps may take.
 
@@ -83,19 +84,20 @@ async def reset_offsets(  # noqa: PLR0913 - what a reset is made of
     if execute and group is not None:
         check_idle(group, _WHAT)
     committed = await committed_offsets(cluster, group_id, stable=True, timeout_s=timeout_s)
-    named, single = list(topics or ()), list(partitions or ())
     if topics is None and partitions is None:
-        named = sorted({one.topic for one in committed})
-        if not named:
+        if not committed:
             raise ConfigurationError(
                 f"group {group_id!r} has committed nothing yet - say which topics to set offsets of"
             )
-    chosen = await _chosen(cluster, named, single, timeout_s)
+        chosen, gone = await _of_all(cluster, committed, timeout_s)
+    else:
+        chosen, gone = await _chosen(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
     begins, ends, at_time = await _bounds(cluster, chosen, time_of(target), timeout_s)
     changes = tuple(
         planned_change(one, target, committed.get(one), begins[one].offset, ends[one].offset, at_time.get(one))
         for one in chosen
     )
+    changes = tuple(sorted((*changes, *map(left_out, gone)), key=lambda change: change.partition))
     plan = ResetPlan(group_id, target, changes, group.members if group is not None else (), is_new=group is None)
     if not execute:
         return plan
@@ -110,6 +112,15 @@ async def _group_or_none(cluster: Cluster, group_id: str, timeout_s: float) -> G
         return None
     check_of_consumers(group)
     return group
+
+
+async def _of_all(
+    cluster: Cluster, committed: Mapping[TopicPartition, GroupOffset], timeout_s: float
+) -> tuple[list[TopicPartition], list[GroupOffset]]:
+    """All partitions of the topics that something is committed of; and what is committed of such as are no more."""
+    counts = await partitions_of(cluster, {one.topic for one in committed}, timeout_s=timeout_s)
+    gone = [offset for one, offset in committed.items() if one.partition >= counts.get(one.topic, 0)]
+    return sorted(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)), gone
 
 
 async def _chosen(
