@@ -77,6 +77,17 @@ def test_it_is_given_up_before_the_broker_does():
     assert in_time.step(8, is_done=True) is Step.COMMIT
 
 
+def test_it_has_time_for_what_ends_before_it_is_given_up():
+    """An attempt that would come later is not waited for; one that is doomed has time for nothing."""
+    window = opened()
+
+    assert window.has_time(3, 4.9)
+    assert not window.has_time(3, 5)
+    window.doom(BROKEN)
+    assert not window.has_time(0, 1)
+    assert Window(SETTINGS).has_time(1_000, 0.0)
+
+
 def test_what_is_doomed_is_aborted_whatever_else_happens():
     """The first reason is the one that is told."""
     window = opened()

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from penstock.app.publisher import Publisher
 from penstock.app.transactions.transactor import Transactor
+from penstock.core.setbacks import Setbacks
 from penstock.core.transaction_windows import Window
 from penstock.errors import ConsumerStateError, PenstockError, PublishError
 from penstock.records import Record, TopicPartition
@@ -63,14 +64,21 @@ class Attempts:
     Args:
         transactor: whose transactions they publish in.
         window: the open one.
+        setbacks: of records that failed in transactions that were taken back.
         on_doom: told why it cannot be committed any more.
 
     Attributes:
         refused: records that published more than a topic allows, as is known since their transaction was aborted.
     """
 
-    def __init__(self, transactor: Transactor, window: Window, on_doom: Callable[[PenstockError], None]) -> None:
-        self._transactor, self._window, self._on_doom = transactor, window, on_doom
+    def __init__(
+        self,
+        transactor: Transactor,
+        window: Window,
+        setbacks: Setbacks,
+        on_doom: Callable[[PenstockError], None],
+    ) -> None:
+        self._transactor, self._window, self._setbacks, self._on_doom = transactor, window, setbacks, on_doom
         self.refused: dict[tuple[TopicPartition, int], PublishError] = {}
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
         """Topics and partitions that are not there, and until when nobody looks again."""
@@ -79,9 +87,11 @@ class Attempts:
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
         """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
-        refused, send = self.refused, self._send
+        refused, setbacks, send = self.refused, self._setbacks, self._send
 
         async def attempted(work: WorkT) -> object:
+            if setbacks.has_last_words:
+                self._raise_last_word_of(work)
             attempt = _Attempt(publisher)
             token = _current.set(attempt)
             try:
@@ -148,7 +158,17 @@ class Attempts:
                 raise PublishError(f"{one.topic}: {error}") from error
             self._on_doom(error)
 
+    def _raise_last_word_of(self, work: object) -> None:
+        records = _records_of(work)
+        # In a batch of several it would be the end of others, too.
+        if len(records) == 1 and (error := self._setbacks.last_word(records[0].topic_partition, records[0].offset)):
+            raise error
+
     def _raise_refusal_of(self, work: object) -> None:
-        for record in work if isinstance(work, list | tuple) else (work,):
-            if isinstance(record, Record) and (error := self.refused.get((record.topic_partition, record.offset))):
+        for record in _records_of(work):
+            if error := self.refused.get((record.topic_partition, record.offset)):
                 raise error
+
+
+def _records_of(work: object) -> list[Record]:
+    return [one for one in (work if isinstance(work, list | tuple) else (work,)) if isinstance(one, Record)]

@@ -17,6 +17,7 @@ from penstock.app.batch_run import BatchRun, Failed
 from penstock.app.outcomes import SAID, Outcomes, is_outage, said
 from penstock.app.together import all_of
 from penstock.core.retries import Decision, Step
+from penstock.core.setbacks import Setback, Setbacks
 from penstock.observe.events import BatchFailed
 from penstock.observe.hooks import Observer
 from penstock.records import Record
@@ -30,6 +31,7 @@ class _Case:
 
     record: Record
     error: Exception
+    so_far: Setback
     decision: Decision
 
     @property
@@ -64,52 +66,49 @@ class BatchFailures:
             HandlerFailedError: ``on_failure="stop"`` says so.
             DeadLetterError: one cannot be written to the dead letters, and so may not be passed over.
         """
-        failures = outages = 0
+        setbacks = self._outcomes.setbacks()
         while failed:
-            are_outages = [is_outage(error) for error in failed.values()]
-            failures, outages = failures + (not all(are_outages)), outages + any(are_outages)
-            cases = self._cases(run.records, failures, outages, failed)
-            self._tell(failures + outages, len(run.records), cases)
+            cases = self._cases(run.records, setbacks, failed)
+            self._tell(len(run.records), cases)
             # What was done of the batch counts from here on, whatever becomes of the rest.
             line.keep(run, [case.record for case in cases])
-            await self._give_up(line, failures, [case for case in cases if not case.is_kept])
+            await self._give_up(line, [case for case in cases if not case.is_kept])
             kept = [case for case in cases if case.is_kept]
             line.keep(run, [case.record for case in kept])
             if not kept or not await self._wait(line, run, kept):
                 return
             failed = await line.attempt(run)
 
-    def _cases(self, records: Sequence[Record], failures: int, outages: int, failed: Failed) -> list[_Case]:
-        chance = self._chance()
-        return [
-            _Case(records[at], failed[at], self._outcomes.decide(records[at], failures, outages, failed[at], chance))
-            for at in sorted(failed)
-        ]
+    def _cases(self, records: Sequence[Record], setbacks: Setbacks, failed: Failed) -> list[_Case]:
+        chance, cases = self._chance(), []
+        for at in sorted(failed):
+            record, error = records[at], failed[at]
+            so_far = setbacks.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
+            cases.append(_Case(record, error, so_far, self._outcomes.decide(record, so_far, error, chance)))
+        return cases
 
-    async def _give_up(self, line: BatchLine, failures: int, cases: Sequence[_Case]) -> None:
+    async def _give_up(self, line: BatchLine, cases: Sequence[_Case]) -> None:
         # What was lost meanwhile is another's to handle, and to bury.
         ours = [case for case in cases if line.is_ours(case.record)]
         if ours:
             await all_of(
-                [self._outcomes.give_up(line, case.record, failures, case.error, case.decision) for case in ours]
+                [
+                    self._outcomes.give_up(line, case.record, case.so_far.failures, case.error, case.decision)
+                    for case in ours
+                ]
             )
 
     async def _wait(self, line: BatchLine, run: BatchRun, kept: Sequence[_Case]) -> bool:
-        set_aside = self._outcomes.set_aside
-        if set_aside is not None and any(case.decision.step is Step.PAUSE for case in kept):
-            # With the transaction, all of the batch is taken back.
-            for case in kept:
-                if case.decision.step is Step.PAUSE:
-                    set_aside(case.record, case.decision.pause_s)
-            return False
         parked = sum(case.decision.step is Step.PAUSE for case in kept)
         self._parked += parked
         try:
-            return await line.pause_all(run, min(case.decision.pause_s for case in kept))
+            pause_s = min(case.decision.pause_s for case in kept)
+            waiting = [(case.record, case.decision) for case in kept]
+            return await self._outcomes.wait_for_all(waiting, lambda: line.pause_all(run, pause_s))
         finally:
             self._parked -= parked
 
-    def _tell(self, failures: int, count: int, cases: Sequence[_Case]) -> None:
+    def _tell(self, count: int, cases: Sequence[_Case]) -> None:
         steps = Counter(case.decision.step for case in cases)
         then = ", ".join(f"{number} {SAID[step]}" for step, number in steps.items())
         first = cases[0]
@@ -120,7 +119,7 @@ class BatchFailures:
                 first.record.offset,
                 len(cases),
                 count,
-                failures,
+                max(case.so_far.all for case in cases),
                 said(first.error),
                 then,
             )

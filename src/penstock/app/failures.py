@@ -41,14 +41,13 @@ class Failures:
             DeadLetterError: it cannot be written to the dead letters, and ``on_failure="stop"`` says so.
             ProducerFencedError: another process publishes in our place.
         """
-        failures, outages, failed = 0, 0, error
+        setbacks, failed = self._outcomes.setbacks(), error
         while True:
-            is_out = is_outage(failed)
-            failures, outages = failures + (not is_out), outages + is_out
-            decision = self._outcomes.decide(record, failures, outages, failed, random.random())  # noqa: S311 - jitter
-            self._tell(record, failures + outages, failed, decision.step)
+            so_far = setbacks.failed(record.topic_partition, record.offset, is_outage=is_outage(failed))
+            decision = self._outcomes.decide(record, so_far, failed, random.random())  # noqa: S311 - jitter
+            self._tell(record, so_far.all, failed, decision.step)
             if decision.step not in {Step.RETRY, Step.PAUSE}:
-                await self._outcomes.give_up(line, record, failures, failed, decision)
+                await self._outcomes.give_up(line, record, so_far.failures, failed, decision)
                 return
             if not await self._outcomes.wait(line, record, decision):
                 return

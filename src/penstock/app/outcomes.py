@@ -8,15 +8,18 @@ reason to end the app either, or one record would end every process of the group
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from penstock.app.handlers import Handler
 from penstock.app.mail import Addressed, Mail
 from penstock.app.reject import Reject
+from penstock.app.sources import Transactions
 from penstock.app.terms import Terms
 from penstock.core.due import hop_of
 from penstock.core.retries import Decision, Step, after_failure
+from penstock.core.setbacks import Setback, Setbacks
 from penstock.errors import (
     DeadLetterError,
     DecodeError,
@@ -60,7 +63,8 @@ class Outcomes:
     """Decides about one handler's failed records, and sees to those that are given up.
 
     Args:
-        set_aside: takes a record that nobody takes, and has it come again later; None where it waits in its lane.
+        transactions: those in which the records are handled, and which wait for none for long; None where there are
+            none, and a record waits in its lane.
         delay_of: the delay of a retry topic in milliseconds; None of other topics.
 
     Attributes:
@@ -74,28 +78,31 @@ class Outcomes:
         *,
         mail: Mail,
         observer: Observer,
-        set_aside: Callable[[Record, float], None] | None = None,
+        transactions: Transactions | None = None,
         delay_of: Callable[[str], int | None] = lambda _topic: None,
     ) -> None:
         self._handler, self._terms, self._mail, self._observer = handler, terms, mail, observer
-        self._delay_of = delay_of
-        self.set_aside = set_aside
+        self._delay_of, self._transactions = delay_of, transactions
+        self._work_s = 0.0 if handler.timeout_ms is None else handler.timeout_ms / 1000
         self.waiting = 0
 
-    def decide(self, record: Record, failures: int, outages: int, error: Exception, chance: float) -> Decision:
+    def setbacks(self) -> Setbacks:
+        """Where failures are counted: as long as records may come again, if they do, else until one is done with."""
+        return Setbacks() if self._transactions is None else self._transactions.setbacks
+
+    def decide(self, record: Record, so_far: Setback, error: Exception, chance: float) -> Decision:
         """What to do with a record that failed so often, the last time with ``error``.
 
         Args:
             record: as it was read.
-            failures: how often, ``error`` included, outages left out.
-            outages: how often something was away that it needs.
+            so_far: how often, ``error`` included.
             error: the last one.
             chance: in [0, 1), for the jitter.
         """
         handler, terms = self._handler, self._terms
         return after_failure(
             terms.retry,
-            outages if is_outage(error) else failures,
+            so_far.outages if is_outage(error) else so_far.failures,
             error,
             dead_letter=terms.dead_letter is not None,
             on_failure=terms.on_failure,
@@ -108,9 +115,31 @@ class Outcomes:
 
     async def wait(self, lane: Lane, record: Record, decision: Decision) -> bool:
         """Wait before a record is tried again; False when that is not to be done here."""
-        if decision.step is not Step.PAUSE:
-            return await lane.pause(record, decision.pause_s)
-        return await self._wait_given_up(lane, record, decision.pause_s)
+        if decision.step is Step.PAUSE:
+            return await self._wait_given_up(lane, record, decision.pause_s)
+        return await self.wait_for_all([(record, decision)], lambda: lane.pause(record, decision.pause_s))
+
+    async def wait_for_all(
+        self, waiting: Sequence[tuple[Record, Decision]], pause: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """``pause`` before records are tried again together, in a transaction if it can wait for all of them.
+
+        Where it cannot, or is taken back meanwhile, each comes again when it is time.
+        """
+        transactions = self._transactions
+        if transactions is None:
+            return await pause()
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        can_wait = all(
+            one.step is Step.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
+        )
+        if can_wait and await pause():
+            return True
+        waited_s = loop.time() - began_at
+        for record, decision in waiting:
+            transactions.set_aside(record, max(0.0, decision.pause_s - waited_s))
+        return False
 
     async def give_up(self, lane: Lane, record: Record, failures: int, error: Exception, decision: Decision) -> None:
         """Do with a record what is decided; it is not tried again.
@@ -121,6 +150,12 @@ class Outcomes:
             ProducerFencedError: another process publishes in our place.
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
+        transactions = self._transactions
+        if transactions is not None and decision.step is not Step.STOP and not transactions.has_time(0.0, 0.0):
+            # What is done about it now would be taken back: it is done when the record comes again.
+            transactions.setbacks.close(partition, offset, error)
+            transactions.set_aside(record, 0.0)
+            return
         match decision.step:
             case Step.RETRY_TOPIC:
                 assert decision.retry_topic is not None
@@ -166,8 +201,8 @@ class Outcomes:
         return False
 
     async def _wait_given_up(self, lane: Lane, record: Record, seconds: float) -> bool:
-        if self.set_aside is not None:
-            self.set_aside(record, seconds)
+        if self._transactions is not None:
+            self._transactions.set_aside(record, seconds)
             return False
         self.waiting += 1
         try:

@@ -17,6 +17,7 @@ from penstock.consumer.hands import Taker
 from penstock.consumer.reader import Reader
 from penstock.consumer.takers import hand_over, read_chosen, read_too
 from penstock.core.positions import Position
+from penstock.core.setbacks import Setbacks
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition
 
@@ -39,8 +40,15 @@ class Transactions(Publisher, Protocol):
     def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
         """``handle``, of which what it publishes counts if it succeeds."""
 
+    @property
+    def setbacks(self) -> Setbacks:
+        """How often its records have failed, in transactions that were taken back, too."""
+
+    def has_time(self, pause_s: float, work_s: float) -> bool:
+        """Whether the open one can wait for a record's next attempt, which comes after a pause and takes so long."""
+
     def set_aside(self, record: Record, seconds: float) -> None:
-        """A record failed for good and nobody takes it: it comes again after so long, and what is behind it later."""
+        """It cannot, or nobody takes the record: that comes again after so long, and what is behind it later."""
 
     @property
     def waiting(self) -> int:

@@ -129,7 +129,7 @@ def _outcomes(ready: Ready, site: Site) -> Outcomes:
         ready.terms,
         mail=site.mail,
         observer=site.observer,
-        set_aside=None if site.transactions is None else site.transactions.set_aside,
+        transactions=site.transactions,
         delay_of=site.delay_of,
     )
 

@@ -17,7 +17,7 @@ from penstock.records import Record, TopicPartition
 __all__ = ["Aside", "Step", "Window", "WindowSettings"]
 
 _SHARE = 0.8
-"""Of the transaction's timeout; the rest is for its end."""
+"""Of the transaction's timeout."""
 
 
 class Step(StrEnum):
@@ -38,6 +38,11 @@ class WindowSettings:
     max_records: int
     timeout_s: float
     """The broker aborts a transaction that is open for longer."""
+
+    @property
+    def longest_s(self) -> float:
+        """How long one may wait for its records before it is taken back; the rest of its time is for its end."""
+        return self.timeout_s * _SHARE
 
 
 class Window:
@@ -117,7 +122,7 @@ class Window:
             return Step.FEED
         if is_done:
             return Step.COMMIT
-        if age_s < self._settings.timeout_s * _SHARE:
+        if age_s < self._settings.longest_s:
             return Step.DRAIN
         self.doom(
             PublishError(
@@ -141,7 +146,11 @@ class Window:
     @property
     def gives_up_at(self) -> float | None:
         """When the open one is aborted, if it is not committed."""
-        return None if self.opened_at is None else self.opened_at + self._settings.timeout_s * _SHARE
+        return None if self.opened_at is None else self.opened_at + self._settings.longest_s
+
+    def has_time(self, seconds: float, now: float) -> bool:
+        """Whether something that takes so long can still be part of it."""
+        return self.doomed_by is None and (self.gives_up_at is None or now + seconds < self.gives_up_at)
 
     def is_timed_out(self, now: float) -> bool:
         """Whether the broker may have aborted the open one by itself."""
@@ -155,7 +164,7 @@ class _Stop:
 
 
 class Aside:
-    """Records that failed for good and that nobody takes: each stops its partition, until it is tried again by itself.
+    """Records that have to wait for longer than a transaction may: each stops its partition, until it is tried again.
 
     A transaction cannot wait for such a record, since it would time out, and cannot pass it, since the group's offset
     has no holes. So what comes before it is committed without it, and then it is tried now and then in a transaction

@@ -70,6 +70,15 @@ class TransactionOptions:
                 f" transaction_timeout_ms={self.transaction_timeout_ms} - what was gathered has to be finished, too"
             )
 
+    @property
+    def window(self) -> WindowSettings:
+        """What they say about when a transaction begins and ends."""
+        return WindowSettings(
+            interval_s=self.transaction_interval_ms / 1000,
+            max_records=self.transaction_max_records,
+            timeout_s=self.transaction_timeout_ms / 1000,
+        )
+
     def name_for(self, group_id: str, config: ConsumerConfig) -> str:
         """The transactional id of a group's producer.
 
@@ -141,11 +150,6 @@ def exactly_once(
         observer: told what becomes of transactions.
     """
     sources: list[TransactionalSource] = []
-    settings = WindowSettings(
-        interval_s=options.transaction_interval_ms / 1000,
-        max_records=options.transaction_max_records,
-        timeout_s=options.transaction_timeout_ms / 1000,
-    )
 
     def connect(routes: Routes) -> TransactionalSource:
         group_id = routes.group_id
@@ -158,7 +162,7 @@ def exactly_once(
         )
         consumer = ConsumerSource(routes, {**given, "group_id": group_id, **_CONSUMER_OPTIONS})
         source = TransactionalSource(
-            consumer, routes.retries, transactor=transactor, settings=settings, observer=observer
+            consumer, routes.retries, transactor=transactor, settings=options.window, observer=observer
         )
         sources.append(source)
         return source
@@ -214,9 +218,15 @@ def check_options(
             "enable_auto_commit=True contradicts delivery='exactly_once': offsets are committed with what was published"
             " for them - leave it out"
         )
+    longest_ms = options.window.longest_s * 1000
     for handler in handlers:
-        if handler.timeout_ms is not None and handler.timeout_ms >= options.transaction_timeout_ms:
+        batches = handler.batches
+        waits_ms, works_ms = 0 if batches is None else batches.max_wait_ms, handler.timeout_ms or 0
+        if waits_ms + works_ms >= longest_ms:
+            waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
+            works = f"timeout_ms={works_ms}" if works_ms else ""
             raise ConfigurationError(
-                f"{handler.name} may take timeout_ms={handler.timeout_ms}, and its transaction only"
-                f" transaction_timeout_ms={options.transaction_timeout_ms} - raise that one"
+                f"{handler.name} may take {' and then '.join(filter(None, (waits, works)))}, and has to stay below"
+                f" {longest_ms:.0f} ms, four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise"
+                " that one, or all of its transactions would be taken back"
             )

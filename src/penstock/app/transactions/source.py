@@ -11,23 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import takewhile
 from typing import TypeVar
 
 from penstock.app.attempts import Attempts, Outgoing
-from penstock.app.dead_letters import due_at
 from penstock.app.delays import RetryTopic
 from penstock.app.sources import ConsumerSource, Crew
+from penstock.app.transactions.outside import Outside
 from penstock.app.transactions.shares import Rest, Shares
 from penstock.app.transactions.transactor import Transactor
 from penstock.consumer.standing import Standing
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
-from penstock.core.due import wait_ms
 from penstock.core.positions import Position
-from penstock.core.transaction_windows import Aside, Step, Window, WindowSettings
+from penstock.core.setbacks import Setbacks
+from penstock.core.transaction_windows import Step, Window, WindowSettings
 from penstock.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -70,12 +68,16 @@ class TransactionalSource:
         settings: WindowSettings,
         observer: Observer,
     ) -> None:
-        self._source, self._retry_topics = source, retry_topics
+        self._source, self._outside = source, Outside(retry_topics)
         self._transactor, self._observer = transactor, observer
-        self._window, self._aside = Window(settings), Aside()
+        self._settings, self._window = settings, Window(settings)
+        self._aside = self._outside.aside
         self._alone: TopicPartition | None = None
         """Whose record is tried again by itself."""
-        self._attempts = Attempts(transactor, self._window, lambda error: self._doom(error, is_at_fault=True))
+        self._setbacks = Setbacks()
+        self._attempts = Attempts(
+            transactor, self._window, self._setbacks, lambda error: self._doom(error, is_at_fault=True)
+        )
         self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
         self._failures = 0
         self._is_committing = self._is_stopping = False
@@ -175,8 +177,23 @@ class TransactionalSource:
         """``handle``, of which what it publishes counts if it succeeds."""
         return self._attempts.around(self, handle)
 
+    @property
+    def setbacks(self) -> Setbacks:
+        """How often its records have failed, in transactions that were taken back, too."""
+        return self._setbacks
+
+    def has_time(self, pause_s: float, work_s: float) -> bool:
+        """Whether a record may wait for its next attempt within the open transaction, while nothing else is begun."""
+        if self._alone is not None and pause_s > self._settings.interval_s:
+            # It comes alone again and again: what others there is goes on in between.
+            return False
+        return self._window.has_time(pause_s + work_s, self._loop.time())
+
     def set_aside(self, record: Record, seconds: float) -> None:
-        """A record failed for good and nobody takes it: commit what comes before it, and try it again later, alone."""
+        """A record has to wait: commit what comes before it, and try it again later, alone."""
+        if record.topic_partition not in self._held.partitions():
+            # It is another's by now.
+            return
         self._aside.put(record.topic_partition, record.offset, self._loop.time() + seconds)
         reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
         self._doom(PublishError(reason), is_at_fault=False)
@@ -201,7 +218,8 @@ class TransactionalSource:
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
-            until = self._next_due_at(now)
+            first = [rest.records[0] for rest in rests.values()]
+            until = self._outside.next_due_at(now, self._at.delivered(), first)
         try:
             async with asyncio.timeout_at(until) as self._waiting:
                 position, records = await self._source.next_slice(room)
@@ -209,7 +227,7 @@ class TransactionalSource:
             return None
         finally:
             self._waiting = None
-        if self._aside or position.partition.topic in self._retry_topics:
+        if self._outside.may_hold_back(position.partition):
             rests[position.partition] = Rest(position, position.epoch, records)
             return self._next_rest(room_of)
         self._took(position, records, position.delivered)
@@ -222,11 +240,7 @@ class TransactionalSource:
             first = rest.records[0].offset
             if not rest.may_go or not (room := self._room(partition, first, room_of)):
                 continue
-            is_stopped = self._aside.is_stopped_at(partition, first)
-            taken = rest.records[:1] if is_stopped else self._aside.before(partition, rest.records)[:room]
-            if partition.topic in self._retry_topics and not (
-                taken := list(takewhile(lambda one: not self._wait_s(one), taken))
-            ):
+            if not (taken := self._outside.first_of(rest.records, room)):
                 continue
             left = rest.records[len(taken) :]
             if left:
@@ -234,25 +248,11 @@ class TransactionalSource:
             else:
                 del rests[partition]
             self._took(rest.position, taken, left[0].offset if left else rest.position.delivered)
-            if is_stopped:
+            if self._aside.is_stopped_at(partition, first):
                 self._alone = partition
                 self._window.close()
             return rest.position, taken
         return None
-
-    def _next_due_at(self, now: float) -> float | None:
-        """When something may be handed out that may not now; what is due already comes when its turn is."""
-        due = [self._aside.next_due_at(self._at.delivered())] if self._aside else []
-        due += [now + self._wait_s(rest.records[0]) for rest in self._held.rests.values()]
-        return min((one for one in due if one is not None and one > now), default=None)
-
-    def _wait_s(self, record: Record) -> float:
-        """In how long a record may be handled, if it is of a retry topic."""
-        retry = self._retry_topics.get(record.topic)
-        if retry is None:
-            return 0.0
-        due, now_ms = due_at(record), int(time.time() * 1000)
-        return wait_ms(due, written_at_ms=record.timestamp, delay_ms=retry.delay_ms, now_ms=now_ms) / 1000
 
     def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
         room = min(room_of(partition), self._window.room)
@@ -287,6 +287,7 @@ class TransactionalSource:
 
     def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
         self._aside.lift(partition)
+        self._setbacks.forget(partition)
         # What the broker says of a commit that is under way counts.
         if was_shared and not self._is_committing:
             self._doom(PublishError(f"{partition} went before its transaction was committed"), is_at_fault=False)
@@ -314,6 +315,7 @@ class TransactionalSource:
         self._failures = 0
         self._observer.tell(OffsetsCommitted(self._at.group_id, {at: one.offset for at, one in offsets.items()}))
         self._held.committed(offsets)
+        self._setbacks.committed({at: one.offset for at, one in offsets.items()})
         if self._alone is not None:
             self._aside.lift(self._alone)
         self._attempts.refused.clear()
