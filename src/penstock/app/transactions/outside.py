@@ -5,8 +5,7 @@ Rule of this file: it says what may go and when the rest may; who holds the reco
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from penstock.app.dead_letters import due_at
@@ -23,13 +22,14 @@ class Outside:
 
     Args:
         retry_topics: those whose records are not handed out before they are due.
+        wall_clock: seconds since the epoch; when a record is due is written on it.
 
     Attributes:
         aside: records that were set aside.
     """
 
-    def __init__(self, retry_topics: Mapping[str, RetryTopic]) -> None:
-        self._retry_topics = retry_topics
+    def __init__(self, retry_topics: Mapping[str, RetryTopic], wall_clock: Callable[[], float]) -> None:
+        self._retry_topics, self._wall_clock = retry_topics, wall_clock
         self.aside = Aside()
 
     def may_hold_back(self, partition: TopicPartition) -> bool:
@@ -61,5 +61,5 @@ class Outside:
         retry = self._retry_topics.get(record.topic)
         if retry is None:
             return 0.0
-        due, now_ms = due_at(record), int(time.time() * 1000)
+        due, now_ms = due_at(record), int(self._wall_clock() * 1000)
         return wait_ms(due, written_at_ms=record.timestamp, delay_ms=retry.delay_ms, now_ms=now_ms) / 1000

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -68,7 +69,7 @@ class TransactionalSource:
         settings: WindowSettings,
         observer: Observer,
     ) -> None:
-        self._source, self._outside = source, Outside(retry_topics)
+        self._source, self._outside = source, Outside(retry_topics, time.time)
         self._transactor, self._observer = transactor, observer
         self._settings, self._window = settings, Window(settings)
         self._aside = self._outside.aside
