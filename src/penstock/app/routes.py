@@ -14,7 +14,7 @@ from penstock.app.handlers import Handler
 from penstock.app.own_names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from penstock.errors import ConfigurationError
 
-__all__ = ["Routes"]
+__all__ = ["Routes", "Taking"]
 
 
 class Routes:
@@ -36,7 +36,7 @@ class Routes:
         self.group_id, self.handlers = group_id, [handler for handler, _ in given]
         self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
         self.dead_letters = _dead_letters_of(group_id, given)
-        self._takings = [_Taking(handler, group_id, template) for handler, template in given]
+        self._takings = [Taking(handler, group_id, template) for handler, template in given]
         self._replay = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}
@@ -91,8 +91,14 @@ class Routes:
             return found
 
 
-class _Taking:
-    """What one handler takes: ``in`` asks for a topic."""
+class Taking:
+    """What one handler takes: ``in`` asks for a topic.
+
+    Args:
+        handler: by names, or by a pattern.
+        group_id: the group that it is of.
+        dead_letter: the template of its dead letters, where it has any.
+    """
 
     def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
         self.handler = handler
@@ -110,8 +116,12 @@ class _Taking:
             for form in self._letters
         )
 
+    def fullmatch(self, topic: str) -> bool:
+        """The same, as a pattern has it."""
+        return topic in self
 
-def _check(one: _Taking, other: _Taking, group_id: str) -> None:
+
+def _check(one: Taking, other: Taking, group_id: str) -> None:
     """Two handlers of one topic and group need a ``when=`` to tell whose a record is."""
     if _share(one.handler, other.handler):
         return

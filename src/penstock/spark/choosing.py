@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.app.app import App
+from penstock.app.app import App, outline_of
 from penstock.app.handlers import Handler
+from penstock.app.routes import Taking
 from penstock.errors import ConfigurationError
 
 __all__ = ["Chosen", "choose"]
@@ -31,7 +32,7 @@ class Chosen:
     handlers: tuple[Handler, ...]
     numbers: tuple[int, ...]
     topics: tuple[str, ...]
-    patterns: tuple[Any, ...]
+    patterns: tuple[Taking, ...]
 
     @property
     def keeps_order(self) -> bool:
@@ -64,7 +65,8 @@ def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None) 
     if group is None:
         raise ConfigurationError(f"{found[0].name} has no group - say App(group_id='billing')")
     topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
-    patterns = tuple(one.pattern for one in found if one.pattern is not None)
+    letters = outline_of(app).defaults.dead_letter
+    patterns = tuple(Taking(one, group, one.dead_letter or letters) for one in found if one.pattern is not None)
     with_it = [
         (number, one)
         for number, one in enumerate(app.declared)
