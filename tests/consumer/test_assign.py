@@ -19,7 +19,7 @@ from penstock import (
     TopicPartition,
     UnknownTopicError,
 )
-from penstock.messages import OffsetFetchRequest
+from penstock.messages import MetadataRequest, OffsetFetchRequest
 
 
 @pytest.fixture
@@ -268,3 +268,22 @@ async def test_an_assignment_that_fails_is_none(witness_of, group):
         await consumer.subscribe(topic)
 
         assert (await consumer.getone()).offset == 0
+
+
+async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quick, group):
+    """With the consumer protocol a broker reads a pattern, so the group is joined anew; what is read stays in view."""
+    topic = quick.topic()
+    quick.produce(topic, [b"0"])
+    options = {"group_id": group, "metadata_max_age_ms": 300, "retry_backoff_max_ms": 100}
+
+    async with quick.consumer(pattern=f"{topic[:-1]}.", **options) as consumer, asyncio.timeout(30):
+        await consumer.getone()
+        await consumer.subscribe(topic)
+        await until(lambda: bool(consumer.assignment()))
+        seen = len(quick.proxy.requests(MetadataRequest))
+        await until(lambda: len(quick.proxy.requests(MetadataRequest)) >= seen + 3)
+        quick.produce(topic, [b"1"])
+
+        assert (await consumer.getone(timeout_ms=10_000)) is not None
+        assert quick.proxy.requests(MetadataRequest)[-1].message.topics is not None
+        assert consumer.subscription() == {topic}

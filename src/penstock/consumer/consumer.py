@@ -424,7 +424,7 @@ class Consumer:
             ConfigurationError: that names no partition, or no place to begin at.
             UnknownTopicError: there is no such partition; nothing has changed then.
         """
-        await self._started.assign(wishes(what, default_start(at, tail), start_of))
+        await self._started.subject.assign(wishes(what, default_start(at, tail), start_of))
 
     async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
         """Read these topics, or those that match ``pattern``, in place of what was subscribed to before.
@@ -435,12 +435,12 @@ class Consumer:
         """
         engine = self._started
         names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
-        await engine.subscribe(names, checked)
+        await engine.subject.subscribe(names, checked)
         self._topics, self._pattern = names, checked
 
     async def unsubscribe(self) -> None:
         """Read nothing: leave the group, or let go of what was assigned; what is done is committed."""
-        await self._started.unsubscribe()
+        await self._started.subject.unsubscribe()
         self._topics, self._pattern = frozenset(), None
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -449,7 +449,7 @@ class Consumer:
 
     def subscription(self) -> frozenset[str]:
         """The topics it reads; with a pattern, those that match it now."""
-        return self._topics if self._pattern is None or self._engine is None else self._engine.subscription
+        return self._topics if self._pattern is None or self._engine is None else self._engine.subject.subscription
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the partition as the last fetch told it; None before the first."""
@@ -509,5 +509,5 @@ class Consumer:
         _ = self._started
         if in_callback.get():
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
-        if self._started.reads_nothing:
+        if self._started.subject.is_nothing:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")
