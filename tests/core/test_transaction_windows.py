@@ -169,9 +169,10 @@ def test_of_several_in_a_partition_the_first_stops_it():
     """The others are met when that one is finished; the first may be put there again for another time."""
     aside = Aside()
     for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
-        aside.put(HERE, offset, due_at)
+        aside.put(HERE, offset, due_at, is_given_up=due_at < 8)
 
     assert len(aside) == 1
+    assert aside.given_up == 0
     assert aside.next_due_at({HERE: 10}) == 8
     assert aside.next_due_at({HERE: 9}) is None
     assert aside.next_due_at({}) is None

@@ -138,7 +138,8 @@ class Outcomes:
             return True
         waited_s = loop.time() - began_at
         for record, decision in waiting:
-            transactions.set_aside(record, max(0.0, decision.pause_s - waited_s))
+            left_s = max(0.0, decision.pause_s - waited_s)
+            transactions.set_aside(record, left_s, is_given_up=decision.step is Step.PAUSE)
         return False
 
     async def give_up(self, lane: Lane, record: Record, failures: int, error: Exception, decision: Decision) -> None:
@@ -154,7 +155,7 @@ class Outcomes:
         if transactions is not None and decision.step is not Step.STOP and not transactions.has_time(0.0, 0.0):
             # What is done about it now would be taken back: it is done when the record comes again.
             transactions.setbacks.close(partition, offset, error)
-            transactions.set_aside(record, 0.0)
+            transactions.set_aside(record, 0.0, is_given_up=False)
             return
         match decision.step:
             case Step.RETRY_TOPIC:
@@ -202,7 +203,7 @@ class Outcomes:
 
     async def _wait_given_up(self, lane: Lane, record: Record, seconds: float) -> bool:
         if self._transactions is not None:
-            self._transactions.set_aside(record, seconds)
+            self._transactions.set_aside(record, seconds, is_given_up=True)
             return False
         self.waiting += 1
         try:

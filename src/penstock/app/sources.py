@@ -47,12 +47,12 @@ class Transactions(Publisher, Protocol):
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Whether the open one can wait for a record's next attempt, which comes after a pause and takes so long."""
 
-    def set_aside(self, record: Record, seconds: float) -> None:
+    def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
         """It cannot, or nobody takes the record: that comes again after so long, and what is behind it later."""
 
     @property
     def waiting(self) -> int:
-        """Records that were set aside."""
+        """Records that failed for good, and were set aside."""
 
     async def settled(self, until: float) -> None:
         """After ``halt``: wait until what was handed out is finished and committed, or it is ``until``."""

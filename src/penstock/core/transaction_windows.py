@@ -161,6 +161,7 @@ class Window:
 class _Stop:
     offset: int
     due_at: float
+    is_given_up: bool
 
 
 class Aside:
@@ -177,11 +178,16 @@ class Aside:
     def __len__(self) -> int:
         return len(self._stops)
 
-    def put(self, partition: TopicPartition, offset: int, due_at: float) -> None:
-        """Stop a partition before ``offset``; of several, the first counts."""
+    @property
+    def given_up(self) -> int:
+        """How many of them failed for good."""
+        return sum(stop.is_given_up for stop in self._stops.values())
+
+    def put(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
+        """Stop a partition before ``offset``, where a record failed for good or waits; of several, the first counts."""
         stop = self._stops.get(partition)
         if stop is None or offset <= stop.offset:
-            self._stops[partition] = _Stop(offset, due_at)
+            self._stops[partition] = _Stop(offset, due_at, is_given_up)
 
     def lift(self, partition: TopicPartition) -> None:
         """The record is finished, or is another's."""

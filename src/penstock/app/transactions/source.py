@@ -190,19 +190,20 @@ class TransactionalSource:
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
-    def set_aside(self, record: Record, seconds: float) -> None:
+    def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
         """A record has to wait: commit what comes before it, and try it again later, alone."""
         if record.topic_partition not in self._held.partitions():
             # It is another's by now.
             return
-        self._aside.put(record.topic_partition, record.offset, self._loop.time() + seconds)
+        due_at = self._loop.time() + seconds
+        self._aside.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
         reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
         self._doom(PublishError(reason), is_at_fault=False)
 
     @property
     def waiting(self) -> int:
-        """Records that were set aside."""
-        return len(self._aside)
+        """Records that failed for good, and were set aside."""
+        return self._aside.given_up
 
     # ---- handing out -------------------------------------------------------------------------------------------
 
