@@ -92,6 +92,35 @@ async def test_getone_gives_none_when_nothing_comes(new_topic, new_consumer, gro
         assert await consumer.getone(timeout_ms=200) is None
 
 
+async def test_a_loop_that_polls_without_waiting_reads_on(new_topic, new_consumer, witness, group):
+    """A time of 0 gives what is there, however long ago the last call was; a loop of such calls lets others run."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    async def polled(poll, count: int) -> list[Record]:
+        got, polls = [], 0
+        while len(got) < count:
+            polls += 1
+            got += await poll() or ()
+            await asyncio.sleep(0.03)
+        assert polls <= count + 1, "what is there is given by every call"
+        return got
+
+    async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
+        while (first := await consumer.getone(timeout_ms=0)) is None:
+            pass
+
+        async def one() -> list[Record]:
+            record = await consumer.getone(timeout_ms=0)
+            return [] if record is None else [record]
+
+        got = [first, *await polled(one, 9)]
+        got += await polled(lambda: consumer.getmany(max_records=2, timeout_ms=0), 20)
+        assert await consumer.getone(timeout_ms=0) is None
+
+    assert [record.offset for record in got] == list(range(30))
+
+
 async def test_getmany_gives_what_is_there(new_topic, new_consumer, witness, group):
     """At most max_records come, at least one, in order; an empty list when the time is over."""
     topic = new_topic(2)

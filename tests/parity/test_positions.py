@@ -267,7 +267,10 @@ async def test_waiting_ends_by_an_error_or_quietly(kafka):
 
 
 async def test_so_many_within_so_long(kafka):
-    """Three are there and five are wanted: the three come when the time is over, and at once with a time of 0."""
+    """Three are there and five are wanted: the three come when the time is over, and at once with a time of 0.
+
+    Without a time the fifth is waited for.
+    """
     topic = topic_of(kafka, 1, 3)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -276,11 +279,18 @@ async def test_so_many_within_so_long(kafka):
         began = time.monotonic()
         waited = await consumer.getmany(max_records=5, min_records=5, timeout_ms=700)
         took = time.monotonic() - began
-        await consumer.seek_to_beginning()
-        some = await consumer.getmany(max_records=5, timeout_ms=5_000)
         nothing = await consumer.getmany(timeout_ms=0)
+        await consumer.seek_to_beginning()
+        async with asyncio.timeout(20):
+            while not (there := await consumer.getmany(max_records=5, timeout_ms=0)):  # noqa: ASYNC110 - a program that polls
+                await asyncio.sleep(0.05)
+        await consumer.seek_to_beginning()
+        waiting = asyncio.create_task(consumer.getmany(max_records=5, min_records=5))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        kafka.produce(topic, [b"4", b"5"])
+        every = await asyncio.wait_for(waiting, 20)
 
-    assert (len(waited), len(some), nothing) == (3, 3, [])
+    assert (len(waited), nothing, len(there), done, len(every)) == (3, [], 3, set(), 5)
     assert took >= 0.6
 
 

@@ -194,7 +194,8 @@ class Consumer:
         """The next record; the one before is done.
 
         Args:
-            timeout_ms: how long to wait; then None is the answer. By default ``consumer_timeout_ms``, or for ever.
+            timeout_ms: how long to wait; then None is the answer; 0 does not wait. By default ``consumer_timeout_ms``,
+                or for ever.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
@@ -208,6 +209,8 @@ class Consumer:
             return record
         if timeout_ms is None:
             return await within_patience(reader.next_record, self._started.config.consumer_timeout_ms)
+        if timeout_ms <= 0:
+            return await self._started.reader.record_now()
         return await within(reader.next_record, timeout_ms)
 
     async def getmany(
@@ -216,7 +219,8 @@ class Consumer:
         """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
 
         Args:
-            max_records: ``max_queued_records`` when nothing is said.
+            max_records: ``max_queued_records`` when nothing is said. All that are given at once are decoded at once,
+                about a millisecond for each thousand, in which nothing else runs.
             timeout_ms: how long to wait; then what is there is the answer, if only an empty list; 0 does not wait. By
                 default ``consumer_timeout_ms``, or for ever.
             min_records: wait for so many, or for as many as there is room for.
@@ -232,6 +236,8 @@ class Consumer:
         wanted = reader.next_records if min_records == 1 else partial(reader.next_full, min_records)
         if timeout_ms is None:
             return await within_patience(partial(wanted, count), config.consumer_timeout_ms)
+        if timeout_ms <= 0:
+            return await reader.records_now(count)
         found = await within(partial(wanted, count), timeout_ms)
         return found if found is not None else reader.take_now(count) if min_records > 1 else []
 

@@ -97,11 +97,27 @@ class Reader:
             PenstockError: whatever has to be told.
         """
         await self._until_something_to_read()
-        self._begin_slice()
-        for record in self.slice:
-            self.hand = record
-            return record
-        raise AssertionError("a slice that was promised is empty")
+        return self._first_of_slice()
+
+    async def record_now(self) -> Record | None:
+        """The next record if there is one, when others have had a turn; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        await self._come()
+        return self._first_of_slice() if self._find_slice(self._next_size()) else None
+
+    async def records_now(self, count: int) -> list[Record]:
+        """At most ``count`` records of those that are there when others have had a turn; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            PenstockError: whatever has to be told.
+        """
+        await self._come()
+        return self.take_now(count)
 
     async def next_batch(self, count: int, wait_s: float) -> list[Record]:
         """At most ``count`` records, as many as have come so long after the first one.
@@ -239,6 +255,16 @@ class Reader:
         finally:
             self._is_waiting = False
 
+    async def _come(self) -> None:
+        """Ask for what is there: a loop that does nothing else must not keep others from their turn."""
+        self._be_the_only_one()
+        try:
+            self._finish()
+            await asyncio.sleep(0)
+            self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
+
     def _be_the_only_one(self) -> None:
         if self._is_waiting or self._hands.taker is not None:
             raise ConsumerStateError(TWO_READERS)
@@ -278,8 +304,12 @@ class Reader:
         """Wait until something may have changed; one at a time."""
         await self._news.wait(self.maps.look_again_at)
 
-    def _begin_slice(self) -> None:
+    def _first_of_slice(self) -> Record:
         self._slice_began_at = self._loop.time()
+        for record in self.slice:
+            self.hand = record
+            return record
+        raise AssertionError("a slice that was promised is empty")
 
     def _whole_slice(self, count: int) -> list[Record]:
         """Take from the slice for a batch, and keep the record of it at once."""
