@@ -19,7 +19,7 @@ from penstock import (
     TopicPartition,
     UnknownTopicError,
 )
-from penstock.messages import ListOffsetsRequest
+from penstock.messages import FetchRequest, ListOffsetsRequest
 from penstock.observe.events import OffsetReset, OffsetsCommitted
 
 NOON = 1_700_000_000_000
@@ -115,15 +115,21 @@ async def test_seeking_to_either_end_and_to_a_time(stamped, new_consumer, group)
 
 
 async def test_a_seek_drops_what_is_under_way_and_is_committed(witness_of, group):
-    """No record from before the seek comes after it, though a fetch was open; the new place is committed."""
-    topic = witness_of.topic_with(1_000)
+    """No record from before the seek comes after it, though a fetch was open; the new place is committed as it is."""
+    topic, events = witness_of.topic(), Recorder()
+    witness_of.produce(topic, (b"x" * 100 for _ in range(1_000)), batch_bytes=2_000)
     place = TopicPartition(topic, 0)
+    options = {"auto_commit_interval_ms": 100, "max_partition_fetch_bytes": 4_000, "hooks": [events]}
 
-    async with witness_of.consumer(topic, group_id=group, auto_commit_interval_ms=100) as consumer:
-        for _ in range(700):
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        with witness_of.proxy.hold_answer(FetchRequest, skip=2) as held:
             await consumer.getone()
-        await consumer.seek(place, 500)
-        assert [(await consumer.getone()).offset for _ in range(20)] == list(range(500, 520))
+            await held.took_place()
+            await consumer.seek(place, 500)
+            await events.wait_for(OffsetsCommitted, where=lambda one: one.offsets == {place: 500})
+            assert await witness_of.committed(group, topic, 1) == {0: 500}
+            held.release()
+        assert [(await consumer.getone()).offset for _ in range(120)] == list(range(500, 620))
         await consumer.seek_to_beginning()
 
     assert await witness_of.committed(group, topic, 1) == {0: 0}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from recorder import Recorder
 
 from penstock import Consumer, ConsumerStateError, TopicPartition
+from penstock.error_codes import ErrorCode
 from penstock.messages import ApiVersionsRequest, FetchRequest, MetadataRequest
 from penstock.observe.events import OffsetsCommitted
 
@@ -35,6 +38,44 @@ async def test_fetches_say_what_the_options_say(kafka, group):
     assert (first.min_bytes, first.max_wait_ms) == (2, 123)
     assert first.max_bytes <= 54_321
     assert [one.partition_max_bytes for one in first.partitions] == [12_345]
+
+
+async def test_an_answer_is_no_larger_than_asked_for(kafka, group):
+    """All of a leader's partitions share fetch_max_bytes: no answer has more records but for the last batch of it."""
+    topic = kafka.topic(4)
+    for partition in range(4):
+        kafka.produce(topic, (b"x" * 1_000 for _ in range(100)), partition=partition, batch_bytes=4_000)
+    limits = {"fetch_max_bytes": 20_000, "max_partition_fetch_bytes": 15_000, "auto_offset_reset": "earliest"}
+
+    async with kafka.consumer(topic, client_id=group, **limits) as consumer:
+        got = [await consumer.getone() for _ in range(400)]
+    answers = [frame.size for frame in kafka.proxy.answers(FetchRequest, client_id=group)]
+
+    assert {record.partition for record in got} == set(range(4))
+    assert {one.max_bytes for one in fetches(kafka, group)} == {20_000}
+    assert 20_000 - 4_000 < max(answers) < 20_000 + 4_000 + 500
+
+
+async def test_who_leads_is_looked_up_with_pauses(kafka, group):
+    """A broker says that it is not the leader, and again: the picture is asked for at once, then with pauses."""
+    topic, pause_ms = kafka.topic_with(1), 200
+    options = {"client_id": group, "retry_backoff_ms": pause_ms, "auto_offset_reset": "earliest"}
+
+    def moved(answer):
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
+
+    async with kafka.consumer(topic, **options) as consumer:
+        await consumer.getone()
+        before = len(kafka.proxy.requests(MetadataRequest, client_id=group))
+        with kafka.proxy.edit_answer(FetchRequest, moved, times=4) as refusal:
+            kafka.produce(topic, [b"x"])
+            assert (await consumer.getone(timeout_ms=20_000)).offset == 1
+    asked = [frame.at for frame in kafka.proxy.requests(MetadataRequest, client_id=group)][before:]
+
+    assert refusal.count == 4
+    assert 2 <= len(asked) <= 4
+    assert min(later - earlier for earlier, later in pairwise(asked)) >= 0.7 * pause_ms / 1000
 
 
 async def test_a_broker_waits_for_enough_or_for_so_long(kafka, group):
