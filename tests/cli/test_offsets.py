@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import pytest
 
@@ -34,6 +35,24 @@ def test_offsets_are_shown(kafka, topic):
         (0, 4, 0, ""),
         (1, 7, 0, ""),
     ]
+
+
+def test_a_row_is_a_line_on_a_screen_and_whole_in_a_pipe(kafka, topic, monkeypatch):
+    """A text that is beside each offset is told once; one too long for the screen is cut, and for a pipe it is not."""
+    text = f"spark query={'6c2c' * 10} batch=17"
+    kafka.commit(topic, {0: 4, 1: 7}, text=text)
+    same = kafka.call("offsets", "show", kafka.group)
+    kafka.commit(topic, {0: 4}, text="mine")
+    screen = kafka.call("offsets", "show", kafka.group)
+    monkeypatch.delitem(os.environ, "COLUMNS")
+    pipe = kafka.call("offsets", "show", kafka.group)
+
+    assert same.fits
+    assert same.out.count("spark query") == 1
+    assert f"text {text} - the same beside each" in same.words
+    assert screen.fits
+    assert [line.rstrip()[-1] for line in screen.out.splitlines() if line.startswith(topic[:8])] == ["e", "…"]
+    assert [line.rpartition("   ")[2] for line in pipe.out.splitlines()[1:3]] == ["mine", text]
 
 
 def test_a_group_without_offsets_has_none(kafka):

@@ -59,10 +59,11 @@ class KafkasTool:
         return [dict(zip(lines[header], line, strict=False)) for line in lines[header + 1 :]]
 
 
-def commit_to(bootstrap_servers: str, group: str, topic: str, offsets: dict[int, int]) -> None:
-    """Commit by librdkafka, outside of any membership."""
+def commit_to(bootstrap_servers: str, group: str, topic: str, offsets: dict[int, int], text: str = "") -> None:
+    """Commit by librdkafka, outside of any membership, with a text beside each offset."""
     with closing(ConfluentConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as consumer:
-        entries = [ConfluentTopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        said = [text] if text else []
+        entries = [ConfluentTopicPartition(topic, partition, offset, *said) for partition, offset in offsets.items()]
         consumer.commit(offsets=entries, asynchronous=False)
 
 
@@ -109,8 +110,8 @@ class Kafka:
             producer.produce(topic, value, partition=partition, timestamp=since_ms and since_ms + 1000 * n, **more)
         assert producer.flush(20) == 0
 
-    def commit(self, topic: str, offsets: dict[int, int], group: str | None = None) -> None:
-        commit_to(self.bootstrap_servers, group or self.group, topic, offsets)
+    def commit(self, topic: str, offsets: dict[int, int], group: str | None = None, text: str = "") -> None:
+        commit_to(self.bootstrap_servers, group or self.group, topic, offsets, text)
 
     def committed(self, topic: str, group: str | None = None) -> dict[int, int]:
         """As librdkafka sees it."""

@@ -66,7 +66,7 @@ async def _list(cluster: Cluster, options: argparse.Namespace) -> None:
         paper.say("groups", "none that we may see")
         return
     paper.table(
-        [Column("group", is_wide=True), Column("state"), Column("kind"), Column("members", is_number=True)],
+        [Column("group"), Column("state"), Column("kind"), Column("members", is_number=True)],
         [
             [one.group_id, states.get(one.group_id, one.state) or "-", _kind(one), count(members.get(one.group_id))]
             for one in listings
@@ -101,16 +101,16 @@ async def _show(cluster: Cluster, options: argparse.Namespace) -> None:
     paper.say("broker", f"{group.coordinator} (number {group.coordinator_id}) coordinates it")
     paper.say("members", count(len(group.members)) if group.members else "none")
     if group.members:
-        paper.say("", "")
+        paper.gap()
         paper.table(
-            [Column("member", is_wide=True), Column("host"), Column("partitions", is_wide=True)],
-            [[_named(one), one.host, _share(one)] for one in group.members],
+            [Column("client"), Column("host"), Column("partitions", is_folded=True), Column("member")],
+            [[_named(one), one.host, _share(one), one.member_id] for one in group.members],
         )
 
 
 def _named(member: GroupMember) -> str:
     static = f" ({member.group_instance_id})" if member.group_instance_id is not None else ""
-    return f"{member.client_id}{static} {member.member_id}"
+    return f"{member.client_id}{static}"
 
 
 def _share(member: GroupMember) -> str:

@@ -17,12 +17,12 @@ from penstock.net.cluster import Cluster
 __all__ = ["work"]
 
 _COLUMNS = (
-    Column("topic", is_wide=True),
+    Column("topic"),
     Column("partition", is_number=True),
     Column("committed", is_number=True),
     Column("end", is_number=True),
     Column("lag", is_number=True),
-    Column("member", is_wide=True),
+    Column("member"),
 )
 
 

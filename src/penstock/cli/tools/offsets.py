@@ -48,14 +48,17 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
         write_json(_offset_as_json(group_id, one) for one in found)
         return 0
     paper = Paper()
+    # confluent-kafka writes the zero that ends a text in C, too.
+    texts = [one.said.problem or one.said.user_text.rstrip("\0") for one in found]
+    is_same = len(found) > 1 and len(set(texts)) == 1
     if found:
         paper.table(
             [
-                Column("topic", is_wide=True),
+                Column("topic"),
                 Column("partition", is_number=True),
                 Column("committed", is_number=True),
                 Column("beyond", is_number=True),
-                Column("text", is_wide=True),
+                *[Column("text")] * (not is_same),
             ],
             [
                 [
@@ -63,12 +66,14 @@ async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) ->
                     str(one.partition.partition),
                     count(one.offset),
                     count(one.finished_beyond or None),
-                    one.said.problem or one.said.user_text or "-",
+                    *[text or "-"] * (not is_same),
                 ]
-                for one in found
+                for one, text in zip(found, texts, strict=True)
             ],
         )
     paper.say("offsets", f"{counted(len(found), 'partition')} of group {group_id}" if found else "none are committed")
+    if is_same and texts[0]:
+        paper.say("text", f"{texts[0]} - the same beside each")
     if beyond := sum(one.finished_beyond for one in found):
         paper.say(
             "beyond", f"{counted(beyond, 'record')} after these offsets are finished and will not be handled again"
@@ -136,14 +141,14 @@ def _target(options: argparse.Namespace) -> ResetTarget:
 def _tell(paper: Paper, plan: ResetPlan) -> None:
     has_notes = any(one.note for one in plan.changes)
     columns = [
-        Column("topic", is_wide=True),
+        Column("topic"),
         Column("partition", is_number=True),
         Column("old", is_number=True),
         Column("new", is_number=True),
         Column("change", is_number=True),
     ]
     paper.table(
-        columns + [Column("note", is_wide=True)] * has_notes,
+        columns + [Column("note", is_folded=True)] * has_notes,
         [_row(one) + [one.note] * has_notes for one in plan.changes],
     )
     moved = counted(sum(one.new is not None for one in plan.changes), "partition")
@@ -197,7 +202,7 @@ async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) 
         return 0
     paper = Paper()
     paper.table(
-        [Column("topic", is_wide=True), Column("partition", is_number=True), Column("committed", is_number=True)],
+        [Column("topic"), Column("partition", is_number=True), Column("committed", is_number=True)],
         [[one.topic, str(one.partition), count(committed[one].offset)] for one in chosen],
     )
     what = f"{counted(len(chosen), 'offset')} of group {group_id}"

@@ -1,11 +1,13 @@
 """What tools write: tables and labelled lines for people, lines of JSON for programs.
 
-Rule of this file: names and texts come from brokers, so from anybody: nothing of them steers a terminal. Where rich is
-not installed the same is written plainly.
+Rule of this file: names and texts come from brokers, so from anybody: nothing of them steers a terminal. On a screen a
+row is a line, and what has no room in it ends with an ellipsis. Into a pipe, and where rich is not installed, the same
+is written plainly, and whole.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,20 +27,23 @@ class Column(NamedTuple):
 
     name: str
     is_number: bool = False
-    is_wide: bool = False
-    """It takes the room that is left, and is folded where that is not enough."""
+    is_folded: bool = False
+    """Where there is no room for it, it goes on in the next line, as it is not to be cut."""
 
 
 class Paper:
-    """Writes for people; with rich where it is there."""
+    """Writes for people; with rich where it is there, and somebody looks."""
 
     def __init__(self) -> None:
+        self._screen = None
         try:
             from penstock.cli.screen import Screen  # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
-            self._screen = None
-        else:
-            self._screen = Screen()
+            return
+        screen = Screen()
+        # A shell does not hand COLUMNS on unless it is told to: who says it wants so many.
+        if screen.is_terminal or os.environ.get("COLUMNS"):
+            self._screen = screen
 
     @property
     def is_terminal(self) -> bool:
@@ -53,6 +58,10 @@ class Paper:
         from rich.markup import escape  # noqa: PLC0415 - an extra
 
         self._screen.say(label, escape(plain(text)))
+
+    def gap(self) -> None:
+        """An empty line."""
+        _print("")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """A table, with an empty line behind it."""
@@ -70,17 +79,18 @@ def drawn(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Renderabl
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(header_style="dim", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
+    table = Table(header_style="dim", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(
             column.name,
             justify="right" if column.is_number else "left",
             no_wrap=column.is_number,
-            overflow="fold",
-            ratio=1 if column.is_wide else None,
+            overflow="fold" if column.is_folded else "ellipsis",
         )
     for row in rows:
-        table.add_row(*map(Text, row))
+        # Not of the column: one that never wraps is not made narrower either.
+        cells = zip(row, columns, strict=True)
+        table.add_row(*(Text(cell, no_wrap=not column.is_folded) for cell, column in cells))
     return table
 
 
@@ -88,7 +98,7 @@ def _plainly(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     table = [[column.name for column in columns], *rows]
     widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
     return "".join(
-        "  ".join(
+        "   ".join(
             cell.rjust(width) if column.is_number else cell.ljust(width)
             for cell, width, column in zip(row, widths, columns, strict=True)
         ).rstrip()
