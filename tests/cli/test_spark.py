@@ -72,7 +72,7 @@ def spark(folder, *arguments):
 
 @pytest.mark.slow
 def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
-    """What is there is handled and committed, as `penstock lag` says; what came later is left to the live app."""
+    """What is there is handled and committed, as `penstock lag` says; what came later is left, or a handoff's."""
     folder, topic = shop
 
     done = spark(folder, "backfill", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
@@ -84,6 +84,12 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
     produce(kafka_server, topic, range(10, 12))
     lag = penstock("lag", topic, "--bootstrap-servers", kafka_server.bootstrap_servers, "--json")
     assert [json.loads(line)["lag"] for line in lag.stdout.splitlines()] == [1, 1]
+    handed = spark(folder, "handoff", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
+    assert handed.returncode == 0, handed.stderr
+    assert f"group {topic} is 0 records behind" in handed.stdout
+    assert "the live app may take over: penstock run shop:billing" in handed.stdout
+    # The witness goes on where it was.
+    assert doubled(kafka_server, topic, 2) == [20, 22]
 
 
 @pytest.mark.slow
