@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -111,15 +110,3 @@ async def check(ledger: Ledger, topic: str, numbers: Iterable[int]) -> None:
 
     assert {key: sorted(found) for key, found in by_key.items()} == by_key
     assert Counter(n for found in by_key.values() for n in found) == Counter(numbers)
-
-
-def with_code(code: int) -> Callable[[Any], Any]:
-    """Edits an answer: that code, of all that it is about."""
-
-    def edit(answer: Any) -> Any:
-        if not hasattr(answer, "partitions"):
-            return dataclasses.replace(answer, error_code=code)
-        refused = tuple(dataclasses.replace(one, error_code=code) for one in answer.partitions)
-        return dataclasses.replace(answer, partitions=refused)
-
-    return edit

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 
 import pytest
 from crew import until
 from ledger import Ledger
-from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, passing_on, until_committed, with_code
-from witness import Witness
+from mishaps import IN_TRANSACTION, LOSSES, with_code
+from passing import check, fill, passing_on, until_committed
 
-from penstock import App, ProducerFencedError, Record, Retry
+from penstock import App, ProducerFencedError, Record
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
     AddOffsetsToTxnRequest,
@@ -22,52 +23,12 @@ from penstock.messages import (
     TxnOffsetCommitRequest,
 )
 from penstock.observe.events import OffsetsCommitted, TransactionAborted, TransactionalIdRenewed, TransactionInDoubt
-from penstock.testing import FaultProxy, KafkaServer
-
-IN_TRANSACTION = (
-    AddPartitionsToTxnRequest,
-    ProduceRequest,
-    AddOffsetsToTxnRequest,
-    TxnOffsetCommitRequest,
-    EndTxnRequest,
-)
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    """A broker behind a proxy, which this module may kill."""
-    with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
-        yield started
 
 
 @pytest.fixture
-def ledger(own_server) -> Ledger:
-    return Ledger(direct(own_server))
-
-
-@pytest.fixture
-def witness(own_server) -> Witness:
-    return Witness(direct(own_server).bootstrap_servers)
-
-
-@pytest.fixture
-def proxy(own_server) -> FaultProxy:
-    return own_server.proxy
-
-
-@pytest.fixture
-def new_app(own_server, group, recorder):
-    def make(**options) -> App:
-        defaults = {
-            **IMPATIENT,
-            "group_id": group,
-            "hooks": [recorder],
-            "retry": Retry(attempts=2, backoff_ms=1),
-            "transaction_timeout_ms": 5_000,
-        }
-        return App(bootstrap_servers=own_server.bootstrap_servers, delivery="exactly_once", **{**defaults, **options})
-
-    return make
+def new_app(new_app):
+    """Transactions that are lost are ended by the broker soon."""
+    return functools.partial(new_app, transaction_timeout_ms=5_000)
 
 
 async def hand_on(  # noqa: PLR0917 - what a run is about
@@ -83,7 +44,7 @@ async def hand_on(  # noqa: PLR0917 - what a run is about
 # ---- answers that get lost, requests that are refused ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer", "drop_request", "repeat_request"])
+@pytest.mark.parametrize("fault", LOSSES)
 async def test_a_lost_answer_loses_and_repeats_nothing(ledger, witness, proxy, new_app, group, fault):  # noqa: PLR0917
     """Done and not heard of, or not done, or done twice: what comes out comes out once."""
     source, target = ledger.topic(), ledger.topic()

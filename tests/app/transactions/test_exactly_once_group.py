@@ -7,11 +7,9 @@ from collections import Counter
 
 import pytest
 from crew import until
-from ledger import Ledger
-from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, offsets_now, passing_on, until_committed
-from witness import Witness
+from passing import check, fill, offsets_now, passing_on, until_committed
 
-from penstock import App, Record, Retry
+from penstock import App, Record
 from penstock.observe.events import (
     DrainTimedOut,
     FinishedSkipped,
@@ -19,38 +17,13 @@ from penstock.observe.events import (
     PartitionsRevoked,
     TransactionAborted,
 )
-from penstock.testing import KafkaServer
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    with KafkaServer(config=QUICK_BROKER) as started:
-        yield started
 
 
 @pytest.fixture
-def ledger(own_server) -> Ledger:
-    return Ledger(direct(own_server))
-
-
-@pytest.fixture
-def witness(own_server) -> Witness:
-    return Witness(own_server.bootstrap_servers)
-
-
-@pytest.fixture
-def new_app(own_server, group, recorder):
-    def make(**options) -> App:
-        defaults = {
-            **IMPATIENT,
-            "group_id": group,
-            "hooks": [recorder],
-            "retry": Retry(attempts=2, backoff_ms=1),
-            "delivery": "exactly_once",
-        }
-        if options.get("group_protocol") != "consumer":
-            defaults["heartbeat_interval_ms"] = 200
-        return App(bootstrap_servers=own_server.bootstrap_servers, **{**defaults, **options})
+def new_app(new_app):
+    def make(**options: object) -> App:
+        quick = {} if options.get("group_protocol") == "consumer" else {"heartbeat_interval_ms": 200}
+        return new_app(**quick, **options)
 
     return make
 

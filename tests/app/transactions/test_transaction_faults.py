@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import uuid
-from typing import Any
 
 import pytest
 from ledger import Ledger
+from mishaps import IN_TRANSACTION, LOSSES, with_code
 
 from penstock import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
 from penstock.app.transactions.producer import TransactionalProducer
-from penstock.core.membership import Identity
+from penstock.core.membership_events import Identity
 from penstock.core.transaction_states import State
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
@@ -24,44 +23,17 @@ from penstock.messages import (
     ProduceRequest,
     TxnOffsetCommitRequest,
 )
-from penstock.testing import FaultProxy, KafkaServer
 
 NOBODY = Identity()
-
-IN_TRANSACTION = (
-    AddPartitionsToTxnRequest,
-    ProduceRequest,
-    AddOffsetsToTxnRequest,
-    TxnOffsetCommitRequest,
-    EndTxnRequest,
-)
 
 # So that what is lost is missed soon.
 IMPATIENT = {"request_timeout_ms": 300}
 
 
-@pytest.fixture(scope="module")
-def own_server():
-    """A broker behind a proxy, which this module may kill."""
-    # Transactions that took too long are looked for often.
-    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
-    with KafkaServer(proxied=True, config=config) as server:
-        yield server
-
-
 @pytest.fixture
 def ledger(own_server) -> Ledger:
+    """It makes the producers, which are to pass the proxy."""
     return Ledger(own_server)
-
-
-@pytest.fixture
-def proxy(own_server) -> FaultProxy:
-    return own_server.proxy
-
-
-@pytest.fixture
-def group() -> str:
-    return f"g-{uuid.uuid4().hex[:12]}"
 
 
 def offset(topic: str, number: int) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -80,7 +52,7 @@ async def publish(producer: TransactionalProducer, topic: str, value: bytes, gro
 # ---- answers that get lost -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer", "drop_request", "repeat_request"])
+@pytest.mark.parametrize("fault", LOSSES)
 async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fault):
     """Done and not heard of, or not done, or done twice: each record is there once, and each offset is right."""
     topic, numbers = ledger.topic(2), range(len(IN_TRANSACTION))
@@ -128,18 +100,6 @@ async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
 
 
 # ---- answers that refuse ---------------------------------------------------------------------------------------
-
-
-def with_code(code: int) -> Any:
-    """Edits an answer: that code, of all that it is about."""
-
-    def edit(answer: Any) -> Any:
-        if not hasattr(answer, "partitions"):
-            return dataclasses.replace(answer, error_code=code)
-        refused = tuple(dataclasses.replace(one, error_code=code) for one in answer.partitions)
-        return dataclasses.replace(answer, partitions=refused)
-
-    return edit
 
 
 @pytest.mark.parametrize(

@@ -11,63 +11,18 @@ from collections import Counter
 
 import pytest
 from crew import until
-from ledger import Ledger
-from passing import IMPATIENT, QUICK_BROKER, check, direct, fill, offsets_now, passing_on, until_committed, with_code
-from witness import Witness
+from passing import check, fill, passing_on, until_committed
 
 from penstock import (
     App,
     ConfigurationError,
-    HandlerFailedError,
-    Message,
-    PartialFailureError,
     PublishError,
     Record,
-    Reject,
-    Retry,
     UnsupportedVersionError,
 )
-from penstock.error_codes import ErrorCode
-from penstock.messages import ApiVersionsRequest, ApiVersionsResponse, TxnOffsetCommitRequest
-from penstock.observe.events import HandlerFailed, RecordBuried, TransactionAborted
-from penstock.testing import KafkaServer
+from penstock.messages import ApiVersionsRequest, ApiVersionsResponse
 
 INIT_PRODUCER_ID = 22
-QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A broker behind a proxy, which looks often for transactions that took too long."""
-    with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
-        yield started
-
-
-@pytest.fixture
-def ledger(server) -> Ledger:
-    return Ledger(direct(server))
-
-
-@pytest.fixture
-def witness(server) -> Witness:
-    return Witness(direct(server).bootstrap_servers)
-
-
-@pytest.fixture
-def proxy(server):
-    return server.proxy
-
-
-@pytest.fixture
-def new_app(server, group, recorder):
-    def make(**options):
-        return App(
-            bootstrap_servers=server.bootstrap_servers,
-            delivery="exactly_once",
-            **{**IMPATIENT, "group_id": group, "hooks": [recorder], "retry": QUICK, **options},
-        )
-
-    return make
 
 
 # ---- all or nothing --------------------------------------------------------------------------------------------
@@ -191,168 +146,6 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
         await until_committed(ledger, group, source, 19)
 
     assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
-
-
-# ---- failures --------------------------------------------------------------------------------------------------
-
-
-async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
-    ledger, witness, new_app, group, server, proxy, recorder
-):
-    """What fails for good stands among the dead letters once, though its transaction was aborted before."""
-    source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
-    dead = f"{source}.{group}.dead"
-    server.create_topic(dead)
-    ledger._partitions[dead] = 1
-    fill(witness, source, range(100))
-
-    async def some_fail(record: Record) -> None:
-        if int(record.value) % 10 == 0:
-            raise Reject("poison") if int(record.value) % 20 else ValueError("poison")
-
-    passing_on(app, source, target, first=some_fail)
-    with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
-        async with app:
-            await until_committed(ledger, group, source, 100)
-
-    assert len(recorder.of(TransactionAborted)) == 1
-    assert len(recorder.of(RecordBuried)) == 20
-    assert sorted(map(int, await ledger.values(dead))) == list(range(0, 100, 10))
-    await check(ledger, target, [n for n in range(100) if n % 10])
-
-
-async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger, witness, new_app, group):
-    """What comes before it is committed, other partitions go on, and when it is mended what is behind it follows."""
-    source, target, app = ledger.topic(2), ledger.topic(), new_app()
-    witness.produce(source, (b"%d" % n for n in range(50)), partition=0, keys=(b"k%d" % (n % 5) for n in range(50)))
-    witness.produce(source, (b"%d" % n for n in range(50, 100)), partition=1, keys=(b"a" for _ in range(50)))
-    is_mended = False
-
-    async def one_fails(record: Record) -> None:
-        if record.value == b"20" and not is_mended:
-            raise ValueError("poison")
-
-    passing_on(app, source, target, first=one_fails)
-    async with app:
-        await until_committed(ledger, group, source, 70, 2)
-        assert await offsets_now(ledger, group, source, 2) == {0: 20, 1: 50}
-        assert app.health().status == "degraded"
-        witness.produce(source, (b"%d" % n for n in range(100, 150)), partition=1, keys=(b"a" for _ in range(50)))
-        await until_committed(ledger, group, source, 120, 2)
-        is_mended = True
-        await until_committed(ledger, group, source, 150, 2)
-
-    await check(ledger, target, range(150))
-
-
-async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledger, witness, new_app, group):
-    """The app ends with the handler's error, and nothing of the transaction is seen or committed."""
-    source, target, app = ledger.topic(), ledger.topic(), new_app(on_failure="stop", transaction_interval_ms=2_000)
-    fill(witness, source, range(10))
-
-    async def last_fails(record: Record) -> None:
-        if record.value == b"9":
-            raise ValueError("poison")
-
-    passing_on(app, source, target, first=last_fails)
-    with pytest.raises(HandlerFailedError, match="poison"):
-        await app.run()
-
-    assert await ledger.values(target) == []
-    assert await ledger.group_offsets(group, source) == {}
-
-
-async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
-    ledger, witness, new_app, group, server, recorder
-):
-    """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
-    source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
-    server.create_topic(f"{source}.dead")
-    ledger._partitions[f"{source}.dead"] = 1
-    fill(witness, source, range(40))
-
-    @app.handler(source)
-    async def pass_on(record: Record) -> None:
-        if record.value == b"7":
-            await app.publish("nowhere", b"", key=record.key)
-        await app.publish(target, record.value * (20_000 if record.value == b"13" else 1), key=record.key)
-
-    async with app:
-        await until_committed(ledger, group, source, 40)
-
-    assert sorted(await ledger.values(f"{source}.dead")) == [b"13", b"7"]
-    assert "MESSAGE_TOO_LARGE" in recorder.of(HandlerFailed)[-1].error
-    await check(ledger, target, sorted({*range(40)} - {7, 13}))
-
-
-async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group, server):
-    """A record that is tried again later is in the transactions that send it there and bring it back, once each."""
-    source, target, app = ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1))
-    fill(witness, source, range(20))
-    failed = set()
-
-    @app.handler(source, publish=target, retry_topics=[1_500])
-    async def pass_on(record: Record) -> bytes:
-        if record.offset == 5 and record.offset not in failed:
-            failed.add(record.offset)
-            raise ValueError("not yet")
-        return record.value
-
-    async with app:
-        await until_committed(ledger, group, source, 20)
-        assert len(await ledger.values(target)) == 19
-        await until_committed(ledger, group, f"{source}.{group}.retry.1500ms", 1)
-
-    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(20))
-
-
-async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
-    """What a batch handler publishes counts, of an attempt that failed nothing; what it names is tried again alone."""
-    source, target, app = ledger.topic(), ledger.topic(), new_app()
-    fill(witness, source, range(100))
-    attempts = Counter()
-
-    @app.batch_handler(source, publish=target, max_records=20, max_wait_ms=20, order_by="none")
-    async def pass_on(records: list[Record]) -> list[Message]:
-        numbers = [int(one.value) for one in records]
-        attempts.update(numbers)
-        if attempts[numbers[0]] == 1 and numbers[0] % 40 == 0:
-            await app.publish(target, b"in vain")
-            raise ValueError("not yet")
-        odd = [index for index, number in enumerate(numbers) if number % 30 == 7 and attempts[number] == 1]
-        if odd:
-            for number in numbers:
-                if number % 30 != 7:
-                    await app.publish(target, b"%d" % number, key=b"k%d" % (number % 20))
-            raise PartialFailureError(odd)
-        return [Message(one.value, key=one.key) for one in records]
-
-    async with app:
-        await until_committed(ledger, group, source, 100)
-
-    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(100))
-
-
-async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
-    """Its transaction is taken back, other partitions go on, and it is passed on when it is mended."""
-    source, target, app = ledger.topic(2), ledger.topic(), new_app()
-    witness.produce(source, (b"%d" % n for n in range(20)), partition=0)
-    witness.produce(source, (b"%d" % n for n in range(20, 40)), partition=1)
-    is_mended = False
-
-    @app.batch_handler(source, publish=target, max_records=5, max_wait_ms=20)
-    async def pass_on(records: list[Record]) -> list[Message]:
-        if records[0].partition == 0 and not is_mended:
-            raise ValueError("poison")
-        return [Message(one.value) for one in records]
-
-    async with app:
-        await until_committed(ledger, group, source, 20, 2)
-        assert (await offsets_now(ledger, group, source, 2))[1] == 20
-        is_mended = True
-        await until_committed(ledger, group, source, 40, 2)
-
-    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------

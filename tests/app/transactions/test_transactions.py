@@ -25,7 +25,7 @@ from penstock import (
 )
 from penstock.app.transactions.producer import TransactionalProducer
 from penstock.config import resolve
-from penstock.core.membership import Identity
+from penstock.core.membership_events import Identity
 from penstock.core.transaction_states import State
 from penstock.net.cluster import Cluster
 from penstock.testing import KafkaServer
@@ -34,11 +34,6 @@ from penstock.testing import KafkaServer
 @pytest.fixture
 def ledger(kafka_server) -> Ledger:
     return Ledger(kafka_server)
-
-
-@pytest.fixture
-def group() -> str:
-    return f"g-{uuid.uuid4().hex[:12]}"
 
 
 def offsets_of(topic: str, *numbers: int) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -1,0 +1,273 @@
+"""App(delivery="exactly_once") and records that fail: tried again, buried, set aside, however long that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+
+import pytest
+from mishaps import with_code
+from passing import check, fill, offsets_now, passing_on, until_committed
+
+from penstock import (
+    ConfigurationError,
+    HandlerFailedError,
+    Message,
+    PartialFailureError,
+    Record,
+    Reject,
+    Retry,
+)
+from penstock.error_codes import ErrorCode
+from penstock.messages import TxnOffsetCommitRequest
+from penstock.observe.events import HandlerFailed, RecordBuried, TransactionAborted
+
+POISON = b"7"
+
+
+@pytest.fixture
+def short_app(new_app):
+    """Makes apps whose transactions wait for 400 ms at most."""
+    return functools.partial(new_app, dead_letter="{topic}.dead", transaction_timeout_ms=500)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, dead, proxy, recorder
+):
+    """What fails for good stands among the dead letters once, though its transaction was aborted before."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
+    letters = dead(f"{source}.{group}.dead")
+    fill(witness, source, range(100))
+
+    async def some_fail(record: Record) -> None:
+        if int(record.value) % 10 == 0:
+            raise Reject("poison") if int(record.value) % 20 else ValueError("poison")
+
+    passing_on(app, source, target, first=some_fail)
+    with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
+        async with app:
+            await until_committed(ledger, group, source, 100)
+
+    assert len(recorder.of(TransactionAborted)) == 1
+    assert len(recorder.of(RecordBuried)) == 20
+    assert sorted(map(int, await ledger.values(letters))) == list(range(0, 100, 10))
+    await check(ledger, target, [n for n in range(100) if n % 10])
+
+
+async def test_a_poison_record_that_nobody_takes_stops_its_partition_only(ledger, witness, new_app, group):
+    """What comes before it is committed, other partitions go on, and when it is mended what is behind it follows."""
+    source, target, app = ledger.topic(2), ledger.topic(), new_app()
+    witness.produce(source, (b"%d" % n for n in range(50)), partition=0, keys=(b"k%d" % (n % 5) for n in range(50)))
+    witness.produce(source, (b"%d" % n for n in range(50, 100)), partition=1, keys=(b"a" for _ in range(50)))
+    is_mended = False
+
+    async def one_fails(record: Record) -> None:
+        if record.value == b"20" and not is_mended:
+            raise ValueError("poison")
+
+    passing_on(app, source, target, first=one_fails)
+    async with app:
+        await until_committed(ledger, group, source, 70, 2)
+        assert await offsets_now(ledger, group, source, 2) == {0: 20, 1: 50}
+        assert app.health().status == "degraded"
+        witness.produce(source, (b"%d" % n for n in range(100, 150)), partition=1, keys=(b"a" for _ in range(50)))
+        await until_committed(ledger, group, source, 120, 2)
+        is_mended = True
+        await until_committed(ledger, group, source, 150, 2)
+
+    await check(ledger, target, range(150))
+
+
+async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledger, witness, new_app, group):
+    """The app ends with the handler's error, and nothing of the transaction is seen or committed."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(on_failure="stop", transaction_interval_ms=2_000)
+    fill(witness, source, range(10))
+
+    async def last_fails(record: Record) -> None:
+        if record.value == b"9":
+            raise ValueError("poison")
+
+    passing_on(app, source, target, first=last_fails)
+    with pytest.raises(HandlerFailedError, match="poison"):
+        await app.run()
+
+    assert await ledger.values(target) == []
+    assert await ledger.group_offsets(group, source) == {}
+
+
+async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, dead, recorder
+):
+    """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
+    source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
+    letters = dead(f"{source}.dead")
+    fill(witness, source, range(40))
+
+    @app.handler(source)
+    async def pass_on(record: Record) -> None:
+        if record.value == b"7":
+            await app.publish("nowhere", b"", key=record.key)
+        await app.publish(target, record.value * (20_000 if record.value == b"13" else 1), key=record.key)
+
+    async with app:
+        await until_committed(ledger, group, source, 40)
+
+    assert sorted(await ledger.values(letters)) == [b"13", b"7"]
+    assert "MESSAGE_TOO_LARGE" in recorder.of(HandlerFailed)[-1].error
+    await check(ledger, target, sorted({*range(40)} - {7, 13}))
+
+
+async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group):
+    """A record that is tried again later is in the transactions that send it there and bring it back, once each."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1))
+    fill(witness, source, range(20))
+    failed = set()
+
+    @app.handler(source, publish=target, retry_topics=[1_500])
+    async def pass_on(record: Record) -> bytes:
+        if record.offset == 5 and record.offset not in failed:
+            failed.add(record.offset)
+            raise ValueError("not yet")
+        return record.value
+
+    async with app:
+        await until_committed(ledger, group, source, 20)
+        assert len(await ledger.values(target)) == 19
+        await until_committed(ledger, group, f"{source}.{group}.retry.1500ms", 1)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(20))
+
+
+async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
+    """What a batch handler publishes counts, of an attempt that failed nothing; what it names is tried again alone."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    fill(witness, source, range(100))
+    attempts = Counter()
+
+    @app.batch_handler(source, publish=target, max_records=20, max_wait_ms=20, order_by="none")
+    async def pass_on(records: list[Record]) -> list[Message]:
+        numbers = [int(one.value) for one in records]
+        attempts.update(numbers)
+        if attempts[numbers[0]] == 1 and numbers[0] % 40 == 0:
+            await app.publish(target, b"in vain")
+            raise ValueError("not yet")
+        odd = [index for index, number in enumerate(numbers) if number % 30 == 7 and attempts[number] == 1]
+        if odd:
+            for number in numbers:
+                if number % 30 != 7:
+                    await app.publish(target, b"%d" % number, key=b"k%d" % (number % 20))
+            raise PartialFailureError(odd)
+        return [Message(one.value, key=one.key) for one in records]
+
+    async with app:
+        await until_committed(ledger, group, source, 100)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(100))
+
+
+async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
+    """Its transaction is taken back, other partitions go on, and it is passed on when it is mended."""
+    source, target, app = ledger.topic(2), ledger.topic(), new_app()
+    witness.produce(source, (b"%d" % n for n in range(20)), partition=0)
+    witness.produce(source, (b"%d" % n for n in range(20, 40)), partition=1)
+    is_mended = False
+
+    @app.batch_handler(source, publish=target, max_records=5, max_wait_ms=20)
+    async def pass_on(records: list[Record]) -> list[Message]:
+        if records[0].partition == 0 and not is_mended:
+            raise ValueError("poison")
+        return [Message(one.value) for one in records]
+
+    async with app:
+        await until_committed(ledger, group, source, 20, 2)
+        assert (await offsets_now(ledger, group, source, 2))[1] == 20
+        is_mended = True
+        await until_committed(ledger, group, source, 40, 2)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
+
+
+# ---- failures that take long -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retry", "takes_s", "timeout_ms", "attempts"),
+    [
+        # The pauses add up to more than a transaction may last, and so does the longest of them alone.
+        (Retry(attempts=4, backoff_ms=150, jitter=False), 0.0, None, 4),
+        (Retry(attempts=2, backoff_ms=600, jitter=False), 0.0, None, 2),
+        # The attempts do.
+        (Retry(attempts=3, backoff_ms=1), 600.0, 250, 3),
+        # One attempt alone does.
+        (Retry(attempts=2, backoff_ms=1), 0.6, None, 2),
+    ],
+)
+async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
+    ledger, witness, short_app, group, recorder, dead, retry, takes_s, timeout_ms, attempts
+):
+    """After as many attempts as were said, in the transaction that goes on without it; others are not held up."""
+    source, target = ledger.topic(2), ledger.topic()
+    letters, app, tried = dead(f"{source}.dead"), short_app(retry=retry), []
+    fill(witness, source, range(20))
+
+    @app.handler(source, publish=target, order_by="key", timeout_ms=timeout_ms, concurrency=16)
+    async def pass_on(record: Record) -> Message:
+        if record.value == POISON:
+            tried.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(takes_s)
+            raise ValueError("poison")
+        return Message(record.value, key=record.key)
+
+    async with app:
+        await until_committed(ledger, group, source, 20, 2)
+
+    assert len(tried) == attempts
+    assert len(recorder.of(RecordBuried)) == 1
+    assert await ledger.values(letters) == [POISON]
+    await check(ledger, target, sorted({*range(20)} - {7}))
+
+
+async def test_a_record_of_a_batch_that_fails_slowly_dies(ledger, witness, short_app, group, dead):
+    """It alone, after as many attempts as were said; the others of its batches are passed on once."""
+    source, target = ledger.topic(), ledger.topic()
+    letters, app, tried = dead(f"{source}.dead"), short_app(retry=Retry(attempts=3, backoff_ms=250, jitter=False)), []
+    fill(witness, source, range(20))
+
+    @app.batch_handler(source, publish=target, max_records=5, max_wait_ms=20)
+    async def pass_on(records: list[Record]) -> list[Message]:
+        found = [index for index, record in enumerate(records) if record.value == POISON]
+        tried.extend(found)
+        if found:
+            raise PartialFailureError(found)
+        return [Message(record.value, key=record.key) for record in records]
+
+    async with app:
+        await until_committed(ledger, group, source, 20)
+
+    assert len(tried) == 3
+    assert await ledger.values(letters) == [POISON]
+    await check(ledger, target, sorted({*range(20)} - {7}))
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ({"timeout_ms": 400}, "timeout_ms=400.*below 400 ms.*transaction_timeout_ms=500"),
+        ({"max_wait_ms": 300, "timeout_ms": 100}, "max_wait_ms=300 and then timeout_ms=100"),
+        ({"max_wait_ms": 400}, "max_wait_ms=400"),
+    ],
+)
+async def test_what_can_never_fit_into_a_transaction_is_refused_at_the_start(short_app, handler, said):
+    """All of its transactions would be taken back; the longest time that would do is told."""
+    app = short_app()
+    declare = app.batch_handler if "max_wait_ms" in handler else app.handler
+
+    @declare("t", **handler)
+    async def handle(_values: list[bytes]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=said):
+        await app.start()
