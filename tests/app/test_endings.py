@@ -7,11 +7,13 @@ import contextlib
 from typing import Annotated
 
 import pytest
+from crew import until
 from recorder import Recorder
+from witness import Witness
 
 from penstock import App, Depends, HandlerFailedError, Reject, Retry
-from penstock.observe.events import HandlerFailed, HandlerLeftBehind, RecordSkipped
-from penstock.testing import TestApp
+from penstock.observe.events import HandlerFailed, HandlerLeftBehind, LeavingCutShort, RecordSkipped
+from penstock.testing import KafkaServer, TestApp
 
 said: list[str] = []
 
@@ -164,3 +166,37 @@ async def test_one_that_does_not_end_is_left_behind_and_told(kind):
         assert ("on_" in told.handler, told.partition.topic, told.offset) == (True, "orders", 0)
         assert took_s == pytest.approx(12, abs=1)
         assert kafka.committed("orders") in {0, 1}
+
+
+async def test_several_groups_are_left_in_time_while_no_broker_answers():
+    """All of them at once, with something to commit, a handler that waits and a record that nobody acknowledges."""
+    groups = [f"g{n}" for n in range(4)]
+    with KafkaServer(proxied=True) as server:
+        witness, events, handled, publishing = Witness(server.bootstrap_servers), Recorder(), [], asyncio.Event()
+        options = {"stop_timeout_ms": 4_000, "auto_commit_interval_ms": 60_000, "hooks": [events]}
+        app = App(bootstrap_servers=server.bootstrap_servers, group_id="g", **options)
+
+        async def handle(value: bytes) -> None:
+            handled.append(value)
+
+        @app.handler("payments")
+        async def pay(value: bytes) -> None:
+            server.proxy.black_hole()
+            publishing.set()
+            await app.publish("orders", b"paid")
+
+        for name in ("orders", "payments"):
+            server.create_topic(name)
+        for group in groups:
+            app.handler("orders", group_id=group)(handle)
+        witness.produce("orders", [b"0"])
+        async with app:
+            await until(lambda: len(handled) == len(groups))
+            await asyncio.to_thread(witness.produce, "payments", [b"0"])
+            await publishing.wait()
+            began_at = asyncio.get_running_loop().time()
+        took_s = asyncio.get_running_loop().time() - began_at
+
+    assert took_s < 4.5
+    assert {event.group_id for event in events.of(LeavingCutShort)} == {"g", *groups}
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -342,11 +342,14 @@ async def _give_up(producer: Any) -> None:  # noqa: ANN401
     """End a producer whose batches nobody acknowledges; its own ``stop`` would wait for them, for ever."""
     producer._closed = True  # noqa: SLF001 - it has no other way
     sender = producer._sender.sender_task  # noqa: SLF001
-    # The first time it waits for requests under way, the second it does not.
-    for _ in range(2):
+    try:
+        # The first time it waits for requests under way, the second it does not.
+        for _ in range(2):
+            sender.cancel()
+            await asyncio.wait({sender}, timeout=_GIVING_UP_S)
+    finally:
         sender.cancel()
-        await asyncio.wait({sender}, timeout=_GIVING_UP_S)
-    await producer.client.close()
+        await producer.client.close()
 
 
 async def _send(producer: Any, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
