@@ -7,10 +7,11 @@ import copy
 from penstock.core.classic import ClassicMember
 from penstock.core.classic_states import State
 from penstock.core.leading import Lead
-from penstock.core.membership import (
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import Effect
+from penstock.core.membership_events import (
     Beat,
     CoordinatorGone,
-    Effect,
     Failed,
     GenerationLost,
     GroupEvent,
@@ -23,7 +24,6 @@ from penstock.core.membership import (
     LeaveAnswered,
     MemberIdGiven,
     MemberLost,
-    MemberSettings,
     NotNow,
     PartitionsChanged,
     PartitionsFound,

@@ -15,14 +15,24 @@ from group_model import Answer, Coordinator
 
 from penstock.core.classic import ClassicMember
 from penstock.core.group_errors import Asked, event_of
-from penstock.core.membership import (
-    Beat,
-    CoordinatorGone,
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
     Effect,
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
+    Release,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    Beat,
+    CoordinatorGone,
+    Failed,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
@@ -32,25 +42,17 @@ from penstock.core.membership import (
     LeaveAnswered,
     MemberIdGiven,
     MemberLost,
-    MemberSettings,
     PartitionsChanged,
     PartitionsFound,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
     Returned,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
     Stalled,
     Start,
     Stop,
     Synced,
     TakenOver,
-    TakeOver,
-    Tell,
 )
 from penstock.core.strategies import are_cooperative, strategies_of
 from penstock.error_codes import ErrorCode

@@ -23,15 +23,24 @@ from classic_member import (
     told,
 )
 
-from penstock.core import membership
+from penstock.core import membership_events
 from penstock.core.classic import TABLE, ClassicMember
 from penstock.core.classic_states import ALIVE, OVER, State
-from penstock.core.membership import (
-    Beat,
-    CoordinatorGone,
+from penstock.core.membership_effects import (
     Fail,
     FindPartitions,
     ForgetCoordinator,
+    Release,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    Beat,
+    CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
@@ -45,22 +54,15 @@ from penstock.core.membership import (
     PartitionsChanged,
     PartitionsFound,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
     Returned,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
     SessionOver,
     Stalled,
     Start,
     Stop,
     Synced,
     TakenOver,
-    TakeOver,
-    Tell,
 )
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 
@@ -110,7 +112,7 @@ def member_in(state: State, **changes) -> ClassicMember:
 
 def test_every_event_there_is_is_tried():
     """The examples of this file leave none out."""
-    named = {getattr(membership, name) for name in membership.__all__}
+    named = {getattr(membership_events, name) for name in membership_events.__all__}
 
     assert {one for one in named if inspect.isclass(one) and issubclass(one, GroupEvent)} - {GroupEvent} == set(EVENTS)
     assert {event for _, event in TABLE} <= set(EVENTS)

@@ -22,13 +22,21 @@ from classic_member import (
 
 from penstock.core.classic import TABLE, ClassicMember
 from penstock.core.classic_states import OVER, State
-from penstock.core.membership import (
-    Beat,
-    CoordinatorGone,
+from penstock.core.membership_effects import (
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
+    Release,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+)
+from penstock.core.membership_events import (
+    Beat,
+    CoordinatorGone,
+    Failed,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
@@ -41,20 +49,14 @@ from penstock.core.membership import (
     PartitionsChanged,
     PartitionsFound,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
     SessionOver,
     Stalled,
     Start,
     Stop,
     Synced,
     TakenOver,
-    TakeOver,
 )
 from penstock.errors import RebalanceError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import classic, reconciling
 from penstock.core.group_errors import Asked, Reaction, error_of, event_of, reaction_to
-from penstock.core.membership import (
+from penstock.core.membership_events import (
     CoordinatorGone,
     Failed,
     GenerationLost,

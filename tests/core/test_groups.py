@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.classic_states import State
-from penstock.core.membership import Release, SendHeartbeat, TakeOver
+from penstock.core.membership_effects import Release, SendHeartbeat, TakeOver
 from penstock.records import TopicPartition
 
 T = TypeVar("T")

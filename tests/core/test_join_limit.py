@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.join_limit import JoinLimit
-from penstock.core.membership import (
+from penstock.core.membership_effects import SendJoin, SendLeave, SendSync
+from penstock.core.membership_events import (
     CoordinatorGone,
     Failed,
     Identity,
@@ -13,9 +14,6 @@ from penstock.core.membership import (
     LeaveAnswered,
     NotNow,
     RebalanceCalled,
-    SendJoin,
-    SendLeave,
-    SendSync,
     Synced,
 )
 from penstock.errors import RebalanceError

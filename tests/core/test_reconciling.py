@@ -10,13 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import membership
-from penstock.core.membership import (
+from penstock.core import membership_events
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
+    Fail,
+    ForgetCoordinator,
+    NameTopics,
+    Release,
+    SendGroupHeartbeat,
+    SendLeave,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
     Beat,
     CoordinatorGone,
-    Fail,
     Failed,
-    ForgetCoordinator,
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
@@ -28,18 +37,13 @@ from penstock.core.membership import (
     LeaveAnswered,
     MemberIdGiven,
     MemberLost,
-    MemberSettings,
-    NameTopics,
     NotNow,
     PartitionsChanged,
     PartitionsFound,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
     Returned,
-    SendGroupHeartbeat,
-    SendLeave,
     SessionKnown,
     SessionOver,
     Stalled,
@@ -48,8 +52,6 @@ from penstock.core.membership import (
     StopDue,
     Synced,
     TakenOver,
-    TakeOver,
-    Tell,
     TopicsNamed,
 )
 from penstock.core.reconciling import ALIVE, OVER, TABLE, ReconcilingMember, State
@@ -242,7 +244,7 @@ def picture(one: object) -> object:
 
 def test_every_event_there_is_is_tried():
     """The examples of this file leave none out."""
-    named = {getattr(membership, name) for name in membership.__all__}
+    named = {getattr(membership_events, name) for name in membership_events.__all__}
 
     assert {one for one in named if inspect.isclass(one) and issubclass(one, GroupEvent)} - {GroupEvent} == set(EVENTS)
     assert {event for _, event in TABLE} <= set(EVENTS)

@@ -14,27 +14,29 @@ from hypothesis import strategies as st
 from reconciling_model import Coordinator
 
 from penstock.core.group_errors import Asked, event_of
-from penstock.core.membership import (
-    CoordinatorGone,
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
     Effect,
     ForgetCoordinator,
+    NameTopics,
+    Release,
+    SendGroupHeartbeat,
+    SendLeave,
+    TakeOver,
+)
+from penstock.core.membership_events import (
+    CoordinatorGone,
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
     LeaveAnswered,
-    MemberSettings,
-    NameTopics,
     PartitionsChanged,
-    Release,
     Released,
     Resubscribed,
-    SendGroupHeartbeat,
-    SendLeave,
     SessionKnown,
     Start,
     Stop,
     TakenOver,
-    TakeOver,
     TopicsNamed,
 )
 from penstock.core.reconciling import OVER, ReconcilingMember, State

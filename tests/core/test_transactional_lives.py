@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transaction_model import Brokers, Stage
 from transactional_member import FIRST, NOW, SECOND, member
 
-from penstock.core.membership import Identity
+from penstock.core.membership_events import Identity
 from penstock.core.transaction_events import (
     Abort,
     BatchesAnswered,

@@ -8,7 +8,7 @@ import pytest
 from transactional_member import FIRST, NOW, SECOND, member
 
 from penstock.core import transaction_events
-from penstock.core.membership import Identity
+from penstock.core.membership_events import Identity
 from penstock.core.transaction_events import (
     Abort,
     Batch,

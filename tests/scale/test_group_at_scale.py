@@ -18,7 +18,7 @@ import pytest
 from group_world import LOST, Consumer, Letter, World
 
 from penstock.core.classic_states import State
-from penstock.core.membership import Release, SendHeartbeat, TakeOver
+from penstock.core.membership_effects import Release, SendHeartbeat, TakeOver
 from penstock.records import TopicPartition
 
 MEMBERS, TOPICS, PARTITIONS = 1_000, 100, 100

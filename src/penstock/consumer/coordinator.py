@@ -27,34 +27,35 @@ from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.classic import ClassicMember
 from penstock.core.group_errors import Asked
-from penstock.core.membership import (
-    Beat,
-    CoordinatorGone,
+from penstock.core.membership import MemberSettings, Membership
+from penstock.core.membership_effects import (
     Effect,
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
-    GroupEvent,
-    Identity,
-    MemberSettings,
-    Membership,
     NameTopics,
-    NotNow,
-    PartitionsChanged,
     Release,
-    Released,
-    Resubscribed,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    Beat,
+    CoordinatorGone,
+    Failed,
+    GroupEvent,
+    Identity,
+    NotNow,
+    PartitionsChanged,
+    Released,
+    Resubscribed,
     Start,
     Stop,
     TakenOver,
-    TakeOver,
-    Tell,
 )
 from penstock.core.reconciling import ReconcilingMember
 from penstock.core.strategies import strategies_of

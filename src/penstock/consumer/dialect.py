@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from penstock.consumer.subscriptions import read_subscription, write_subscription
-from penstock.core.membership import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
+from penstock.core.membership_effects import SendJoin, SendSync
+from penstock.core.membership_events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
 from penstock.messages import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 from penstock.wire.members import decode_assignment, encode_assignment
 

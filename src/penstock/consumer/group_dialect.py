@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from penstock.core.membership import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
+from penstock.core.membership_effects import SendJoin, SendSync
+from penstock.core.membership_events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
 from penstock.core.strategies import Strategy
 from penstock.errors import ConfigurationError, RebalanceError
 from penstock.messages import (

@@ -24,30 +24,32 @@ from penstock.consumer.group_requests import GroupRequests, outcome_of
 from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.wake import Wake
 from penstock.core.classic import ClassicMember
-from penstock.core.membership import (
-    Beat,
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
     Effect,
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
-    GroupEvent,
-    MemberSettings,
     NameTopics,
-    PartitionsFound,
     Release,
-    Released,
-    Resubscribed,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    Beat,
+    Failed,
+    GroupEvent,
+    PartitionsFound,
+    Released,
+    Resubscribed,
     Start,
     Stop,
     TakenOver,
-    TakeOver,
-    Tell,
 )
 from penstock.errors import ConfigurationError, ConsumerStateError, NoCommonAssignorError, PenstockError, RebalanceError
 from penstock.net.cluster import Cluster

@@ -19,23 +19,25 @@ from penstock.consumer.dialect import ConsumerDialect, Dialect
 from penstock.consumer.reactions import Reactions
 from penstock.core.group_errors import Asked, error_of
 from penstock.core.join_limit import JoinLimit
-from penstock.core.membership import (
-    CoordinatorGone,
-    Failed,
+from penstock.core.membership_effects import (
     FindPartitions,
-    GroupEvent,
-    GroupHeartbeatAnswered,
-    HeartbeatAnswered,
-    LeaveAnswered,
-    MemberIdGiven,
     NameTopics,
-    NotNow,
-    PartitionsFound,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
+)
+from penstock.core.membership_events import (
+    CoordinatorGone,
+    Failed,
+    GroupEvent,
+    GroupHeartbeatAnswered,
+    HeartbeatAnswered,
+    LeaveAnswered,
+    MemberIdGiven,
+    NotNow,
+    PartitionsFound,
     SessionKnown,
     TopicsNamed,
 )

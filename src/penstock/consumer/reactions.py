@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config import ConsumerConfig
 from penstock.core.group_errors import Asked, Reaction, event_of, reaction_to
-from penstock.core.membership import GroupEvent
+from penstock.core.membership_events import GroupEvent
 from penstock.errors import ConfigurationError
 
 __all__ = ["Reactions"]

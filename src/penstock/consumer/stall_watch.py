@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from penstock.consumer.reader import Reader
-from penstock.core.membership import GroupEvent, Returned, Stalled
+from penstock.core.membership_events import GroupEvent, Returned, Stalled
 from penstock.core.stalls import StallClock
 from penstock.errors import RebalanceError
 

@@ -11,7 +11,7 @@ from functools import partial
 from penstock.consumer.consumer import Consumer
 from penstock.consumer.engine import Engine
 from penstock.consumer.offsets import committed_offsets
-from penstock.core.membership import Identity
+from penstock.core.membership_events import Identity
 from penstock.core.offset_map import decode
 from penstock.core.positions import Position
 from penstock.records import OffsetAndMetadata, TopicPartition

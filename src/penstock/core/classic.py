@@ -21,14 +21,25 @@ from penstock.core.backoff import Backoff
 from penstock.core.classic_states import ALIVE, OVER, OWNING, REJOINING, State
 from penstock.core.heartbeat import Heartbeat
 from penstock.core.leading import Lead, by_topic
-from penstock.core.membership import (
-    Beat,
-    CoordinatorGone,
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
     Effect,
     Fail,
-    Failed,
     FindPartitions,
     ForgetCoordinator,
+    Partitions,
+    Release,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    Beat,
+    CoordinatorGone,
+    Failed,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
@@ -39,20 +50,13 @@ from penstock.core.membership import (
     LeaveAnswered,
     MemberIdGiven,
     MemberLost,
-    MemberSettings,
     NotNow,
-    Partitions,
     PartitionsChanged,
     PartitionsFound,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
     Returned,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
     SessionOver,
     Stalled,
     Start,
@@ -60,8 +64,6 @@ from penstock.core.membership import (
     StopDue,
     Synced,
     TakenOver,
-    TakeOver,
-    Tell,
 )
 from penstock.core.strategies import Strategy, are_cooperative
 from penstock.errors import PenstockError, RebalanceError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from penstock.core.membership import (
+from penstock.core.membership_events import (
     CoordinatorGone,
     Failed,
     GenerationLost,

@@ -16,7 +16,9 @@ from uuid import UUID
 
 from penstock.core.backoff import Backoff
 from penstock.core.heartbeat import Heartbeat
-from penstock.core.membership import Identity, MemberSettings, SendGroupHeartbeat
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import SendGroupHeartbeat
+from penstock.core.membership_events import Identity
 
 __all__ = ["GroupHeartbeat", "Places"]
 

@@ -5,8 +5,8 @@ Rule of this file: a round is a join and its sync; it has succeeded when the syn
 
 from __future__ import annotations
 
-from penstock.core.membership import (
-    Effect,
+from penstock.core.membership_effects import Effect, SendJoin, SendSync
+from penstock.core.membership_events import (
     Failed,
     GroupEvent,
     JoinedAsFollower,
@@ -14,8 +14,6 @@ from penstock.core.membership import (
     MemberIdGiven,
     NotNow,
     RebalanceCalled,
-    SendJoin,
-    SendSync,
     Synced,
 )
 from penstock.errors import RebalanceError

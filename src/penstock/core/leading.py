@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock.core.assignors import GroupMember
-from penstock.core.membership import JoinedAsLeader, PartitionsFound
+from penstock.core.membership_events import JoinedAsLeader, PartitionsFound
 from penstock.core.strategies import Strategy, checked_deal
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.records import TopicPartition

@@ -21,37 +21,39 @@ from uuid import UUID
 
 from penstock.core.backoff import Backoff
 from penstock.core.group_heartbeat import GroupHeartbeat, Places
-from penstock.core.membership import (
-    CoordinatorGone,
+from penstock.core.membership import MemberSettings
+from penstock.core.membership_effects import (
     Effect,
     Fail,
-    Failed,
     ForgetCoordinator,
+    NameTopics,
+    Partitions,
+    Release,
+    SendLeave,
+    TakeOver,
+    Tell,
+)
+from penstock.core.membership_events import (
+    CoordinatorGone,
+    Failed,
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
     LeaveAnswered,
     MemberLost,
-    MemberSettings,
-    NameTopics,
     NotNow,
-    Partitions,
     PartitionsChanged,
     RebalanceCalled,
-    Release,
     Released,
     Resubscribed,
     Returned,
-    SendLeave,
     SessionKnown,
     SessionOver,
     Stalled,
     Start,
     Stop,
     TakenOver,
-    TakeOver,
-    Tell,
     TopicsNamed,
 )
 from penstock.core.topic_names import TopicNames

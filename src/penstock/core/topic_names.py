@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from penstock.core.backoff import Backoff
-from penstock.core.membership import NameTopics
+from penstock.core.membership_effects import NameTopics
 
 __all__ = ["TopicNames"]
 
