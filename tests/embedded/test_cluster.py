@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock.embedded import cluster
+from penstock.embedded.server import KafkaServer
 from penstock.testing import KafkaCluster
 
 pytestmark = pytest.mark.xdist_group("embedded-cluster")  # they share brokers
@@ -132,7 +132,7 @@ def test_clients_are_told_the_ports_that_are_advertised(temporary):
         asked[node_id] = port
         return port + 20_000
 
-    with cluster.KafkaServer(advertise=advertise) as server:
+    with KafkaServer(advertise=advertise) as server:
         (node_id, port), *others = asked.items()
         found = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=20)
 

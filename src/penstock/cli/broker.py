@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from penstock.cli.screen import Screen
 from penstock.embedded import jars
-from penstock.embedded.cluster import EXTERNAL, KafkaServer
+from penstock.embedded.cluster import EXTERNAL
+from penstock.embedded.server import KafkaServer
 
 __all__ = ["local_broker"]
 

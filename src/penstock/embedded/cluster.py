@@ -1,4 +1,4 @@
-"""KafkaServer and KafkaCluster: the real broker, or three, for as long as a ``with`` block lasts.
+"""KafkaCluster: the real broker, or three, for as long as a ``with`` block lasts.
 
 Where they come from, in this order: ``PENSTOCK_TEST_BOOTSTRAP_SERVERS`` (a cluster that is there already; only tests
 use that name, since they create and delete topics), an installed Java >= 17 or the JRE wheel with the broker's jars,
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self
 
 import anyio
 
@@ -25,12 +25,19 @@ from penstock.embedded.container import ContainerBroker
 from penstock.embedded.java import find_java
 from penstock.embedded.node import BrokerNode
 from penstock.embedded.ports import free_ports, is_free
-from penstock.embedded.settings import FIXED, ListenerSecurity, Ports, Security, listener_security, server_properties
+from penstock.embedded.settings import (
+    ListenerSecurity,
+    Ports,
+    Security,
+    check_options,
+    listener_security,
+    server_properties,
+)
 from penstock.embedded.storage import formatted_file, new_id
 from penstock.embedded.topics import TopicAdmin, new_topic
 from penstock.errors import ConfigurationError, KafkaNotAvailableError, KafkaServerError, broker_error
 
-__all__ = ["EXTERNAL", "KafkaCluster", "KafkaServer"]
+__all__ = ["EXTERNAL", "KafkaCluster"]
 
 EXTERNAL = "PENSTOCK_TEST_BOOTSTRAP_SERVERS"
 """The variable that names brokers to use instead of starting some."""
@@ -69,7 +76,7 @@ class KafkaCluster:
         advertise: Callable[[int, int], int] | None = None,
         progress: jars.Progress | None = None,
     ) -> None:
-        _check(brokers, security, tls=tls, config=config or {}, racks=racks)
+        check_options(brokers, security, tls=tls, config=config or {}, racks=racks)
         self.version = version
         self.nodes: tuple[BrokerNode, ...] = ()
         """The brokers, to be stopped, killed, paused; empty when somebody else runs them."""
@@ -389,77 +396,5 @@ class KafkaCluster:
                 runs.leave_signals_alone()
 
 
-class KafkaServer(KafkaCluster):
-    """One real broker; ``with`` and ``async with`` start and end it.
-
-    Options are those of KafkaCluster, without ``brokers`` and ``racks``, and ``port``: where it listens; any free port
-    when nothing is said.
-    """
-
-    def __init__(  # noqa: PLR0913 - options of a test's broker
-        self,
-        *,
-        security: Security = "PLAINTEXT",
-        tls: bool = False,
-        config: Mapping[str, object] | None = None,
-        version: str = jars.KAFKA_VERSION,
-        advertise: Callable[[int, int], int] | None = None,
-        progress: jars.Progress | None = None,
-        port: int | None = None,
-    ) -> None:
-        super().__init__(
-            1, security=security, tls=tls, config=config, version=version, advertise=advertise, progress=progress
-        )
-        self._port = port
-
-    @property
-    def node(self) -> BrokerNode:
-        """The broker's process.
-
-        Raises:
-            KafkaServerError: it is not started, or somebody else runs it.
-        """
-        return self._our_nodes[0]
-
-    def stop(self) -> None:
-        """End the broker in order; ``restart`` brings it back with its data."""
-        self.node.stop()
-
-    def kill(self) -> None:
-        """End it as a power cut would (SIGKILL)."""
-        self.node.kill()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
-        self.node.pause()
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        self.node.resume()
-
-    def restart(self, node: BrokerNode | None = None) -> None:
-        """Start it again, on its old port and with its data, and wait until it answers."""
-        super().restart(node or self.node)
-
-
 def _nothing() -> None:
     """What there is to forget before anything was registered."""
-
-
-def _check(
-    brokers: int, security: str, *, tls: bool, config: Mapping[str, object], racks: Sequence[str] | None
-) -> None:
-    if brokers < 1:
-        raise ConfigurationError(f"brokers={brokers} will not do: it has to be at least 1")
-    if security not in get_args(Security):
-        raise ConfigurationError(
-            f"security={security!r} will not do: it has to be one of {', '.join(get_args(Security))}"
-        )
-    if tls and security in {"PLAINTEXT", "SSL", "MTLS"}:
-        raise ConfigurationError(f"tls=True is for a SASL mechanism - security={security!r} says it all; 'SSL' is TLS")
-    if racks is not None and len(racks) != brokers:
-        raise ConfigurationError(f"racks={list(racks)} will not do: one for each of {brokers} brokers is needed")
-    if fixed := sorted(FIXED & config.keys()):
-        raise ConfigurationError(
-            f"config: {fixed[0]} is not to be set - penstock decides where a broker listens and writes"
-        )

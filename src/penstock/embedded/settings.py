@@ -9,18 +9,20 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from penstock.errors import ConfigurationError
 
 __all__ = [
-    "FIXED",
     "PASSWORD",
     "USERNAME",
     "ListenerSecurity",
     "Ports",
     "Security",
+    "check_options",
     "listener_security",
     "server_properties",
     "unsecured_token",
@@ -47,7 +49,7 @@ _DEFAULTS: Mapping[str, str] = {
 }
 
 
-FIXED = frozenset(
+_FIXED = frozenset(
     {
         "advertised.listeners",
         "broker.id",
@@ -224,3 +226,27 @@ def _base64url(value: object) -> str:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_options(
+    brokers: int, security: str, *, tls: bool, config: Mapping[str, object], racks: Sequence[str] | None
+) -> None:
+    """See that options of a cluster go together.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if brokers < 1:
+        raise ConfigurationError(f"brokers={brokers} will not do: it has to be at least 1")
+    if security not in get_args(Security):
+        raise ConfigurationError(
+            f"security={security!r} will not do: it has to be one of {', '.join(get_args(Security))}"
+        )
+    if tls and security in {"PLAINTEXT", "SSL", "MTLS"}:
+        raise ConfigurationError(f"tls=True is for a SASL mechanism - security={security!r} says it all; 'SSL' is TLS")
+    if racks is not None and len(racks) != brokers:
+        raise ConfigurationError(f"racks={list(racks)} will not do: one for each of {brokers} brokers is needed")
+    if fixed := sorted(_FIXED & config.keys()):
+        raise ConfigurationError(
+            f"config: {fixed[0]} is not to be set - penstock decides where a broker listens and writes"
+        )

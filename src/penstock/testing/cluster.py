@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.embedded import cluster
+from penstock.embedded import cluster, server
 from penstock.testing.proxy import FaultProxy
 
 __all__ = ["KafkaCluster", "KafkaServer"]
@@ -38,7 +38,7 @@ class KafkaCluster(cluster.KafkaCluster):
         super().close()
 
 
-class KafkaServer(cluster.KafkaServer):
+class KafkaServer(server.KafkaServer):
     """One real broker; with ``proxied=True`` clients are told the address of ``proxy``."""
 
     def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - those of the server
