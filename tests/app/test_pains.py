@@ -191,20 +191,24 @@ async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps
     assert await witness.committed(group, topic, 1) == await witness.ends(topic, 1) == {0: 36}
 
 
-async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_topic, witness, group):
-    """It does not come back in time and is cancelled: its record is not committed, and the next start handles it."""
-    topic, begun, cancelled, handled = new_topic(), [], [], []
+@pytest.mark.parametrize("raises", [asyncio.CancelledError, ConnectionError])
+async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_topic, witness, group, raises):
+    """It does not come back in time and is cancelled: its record is not committed, and the next start handles it.
+
+    Nor is it buried, where the handler makes another error of it.
+    """
+    topic, dead, begun, cancelled, handled = new_topic(), new_topic(), [], [], []
     witness.produce(topic, (b"%d" % n for n in range(10)))
-    app, following = App(**options, stop_timeout_ms=1_000), App(**options)
+    app, following = App(**options, stop_timeout_ms=1_000, dead_letter=dead, retry=Retry(attempts=1)), App(**options)
 
     @app.handler(topic)
     async def never_comes_back(n: int) -> None:
         begun.append(n)
         try:
             await asyncio.sleep(3600 if n == 4 else 0)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             cancelled.append(n)
-            raise
+            raise raises from error
 
     @following.handler(topic)
     async def handle(n: int) -> None:
@@ -222,6 +226,7 @@ async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_t
     assert cancelled == [4]
     assert held == {0: 4}
     assert handled == [4, 5, 6, 7, 8, 9]
+    assert await witness.ends(dead, 1) == {0: 0}
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
