@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -18,9 +17,7 @@ from confluent_kafka.admin import (
 from crew import until
 from recorder import Recorder
 
-from penstock import App, BrokerError, PublishError, Record, Retry
-from penstock.app.producer import Producer
-from penstock.config import resolve
+from penstock import App, BrokerError, Record, Retry
 from penstock.observe.events import LetterRefused, RecordBuried, TopicMissing
 from penstock.testing import KafkaServer
 
@@ -124,33 +121,3 @@ async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, g
 
     assert "TOPIC_AUTHORIZATION_FAILED" in refused.error
     assert "may write" in refused.advice
-
-
-async def test_who_was_shut_out_publishes_when_it_may_again(server):
-    """Without the right to write anywhere there is not even a producer id; with it, publishing needs no restart."""
-    admin, refused, published = admin_of(server), [], []
-
-    def rules(kind: type) -> list:
-        denied = ((ANY_TOPIC, AclOperation.WRITE), (CLUSTER, AclOperation.IDEMPOTENT_WRITE))
-        return [acl(*one, AclPermissionType.DENY, kind) for one in denied]
-
-    async def publish() -> None:
-        try:
-            published.append(await producer.publish("orders", b"x", partition=1))
-        except PublishError as error:
-            refused.append(str(error))
-
-    async with Producer(resolve(server.client_options, {})) as producer, asyncio.timeout(30):
-        await publish()
-        for done in admin.create_acls(rules(AclBinding)).values():
-            done.result(20)
-        while not (refused and "no producer on" in refused[-1]):
-            await publish()
-        before = len(published)
-        for done in admin.delete_acls(rules(AclBindingFilter)).values():
-            done.result(20)
-        while len(published) < before + 2:
-            await publish()
-
-    assert "TOPIC_AUTHORIZATION_FAILED" in refused[0]
-    assert [place.offset - published[0].offset for place in published] == list(range(len(published)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 import pytest
 
@@ -195,6 +196,52 @@ async def test_it_gets_in_with_a_consumers_options(security):
         server.create_topic("t")
         async with Producer(resolve(server.client_options, {})) as producer:
             assert await producer.publish("t", b"x") == Published(TopicPartition("t", 0), 0)
+
+
+class Tokens:
+    """A provider that fails when it is told to, with extensions that do."""
+
+    def __init__(self, real) -> None:
+        self.real, self.fails, self.breaks = real, 0, 0
+
+    async def __call__(self) -> str:
+        if self.fails:
+            self.fails -= 1
+            raise OSError("no token today")
+        return await self.real()
+
+    def extensions(self) -> dict[str, str]:
+        if self.breaks:
+            self.breaks -= 1
+            raise RuntimeError("no extensions today")
+        return {"tenant": "a"}
+
+
+async def test_without_a_token_it_goes_on_later():
+    """A provider that fails costs time. What is raised elsewhere costs what is under way, and no restart."""
+    with KafkaServer(security="OAUTHBEARER") as server:
+        server.create_topic("t")
+        options = server.client_options
+        tokens = Tokens(options["sasl_oauth_token_provider"])
+        options |= {"sasl_oauth_token_provider": tokens, "connections_max_idle_ms": 50}
+
+        tokens.fails = 1
+        with pytest.raises(BrokerConnectionError, match="no token today"):
+            await Producer(resolve(options, {})).start()
+
+        async with Producer(resolve(options, {})) as producer, asyncio.timeout(30):
+
+            async def publish_until(is_over: Callable[[], bool]) -> None:
+                while not is_over():
+                    await asyncio.sleep(0.2)  # idle for so long, its connection is closed
+                    await producer.publish("t", b"x")
+
+            tokens.fails = 1
+            await publish_until(lambda: not tokens.fails)
+            tokens.breaks = 1
+            with pytest.raises(PublishError):
+                await publish_until(lambda: False)
+            await producer.publish("t", b"x")
 
 
 async def test_no_broker_is_told_in_time():

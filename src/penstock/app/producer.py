@@ -3,7 +3,7 @@
 Rule of this file: the one door to ``AIOKafkaProducer``, and what it lacks. Idempotent, it tries a batch again for ever,
 so each wait for it has a deadline here. It cannot give up, so ``close`` takes its sender from it when the time is over.
 A batch that is refused leaves a gap in its sequence numbers, behind which the broker takes nothing more of it for that
-partition, so it goes on under a new producer id then. And when its sender fails, another takes its place.
+partition: who runs into one gives it a new producer id. And when its sender has failed, another takes its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import (
     BrokerResponseError,
     InvalidTimestampError,
@@ -26,10 +25,12 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     UnknownError,
 )
+from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
 
+from penstock.app.producer_options import TokenSource, connection_options
 from penstock.app.publisher import Published
-from penstock.config import ConsumerConfig, TokenProvider
+from penstock.config import ConsumerConfig
 from penstock.core.partitioning import partition_of
 from penstock.errors import (
     BrokerConnectionError,
@@ -38,7 +39,6 @@ from penstock.errors import (
     PublishTooLargeError,
     broker_error,
 )
-from penstock.net.security import tls_context
 from penstock.records import TopicPartition
 
 __all__ = ["Producer"]
@@ -90,7 +90,7 @@ class Producer:
         self._config, self._max_batch_bytes, self._linger_ms = config, max_batch_bytes, linger_ms
         self._timeout_s = config.default_api_timeout_ms / 1000
         self._producer: Any = None
-        self._replacing = asyncio.Lock()
+        self._mending = asyncio.Lock()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """To travel alone to a topic: of many that wait for a place at once, aiokafka gives up most."""
         self._waiting: set[asyncio.Future[Any]] = set()
@@ -213,23 +213,46 @@ class Producer:
         producer = self._started
         if not producer._sender.sender_task.done():  # noqa: SLF001 - it tells nobody
             return producer
-        async with self._replacing:
-            if self._started is not producer:
-                return self._producer
-            try:
-                another = await self._opened()
-            except BrokerConnectionError as error:
-                raise PublishError(str(error)) from error
-            if self._producer is not producer:
-                await another.stop()
-                return self._started
-            self._producer = another
-            await _give_up(producer)
-        return another
+        async with self._mending:
+            if self._producer is producer:
+                try:
+                    another = await self._opened()
+                except BrokerConnectionError as error:
+                    raise PublishError(str(error)) from error
+                if self._producer is producer:
+                    self._producer, another = another, producer
+                await _give_up(another)
+        return self._started
+
+    async def _begin_anew(self, producer: Any) -> None:  # noqa: ANN401
+        """Have it go on under a new producer id, and count from nought.
+
+        What is under way keeps the old one. Of each partition that is one batch at most: nothing arrives twice, and
+        nothing is overtaken.
+        """
+        old = producer._txn_manager  # noqa: SLF001 - as is all of it: it has no other way
+        async with self._mending:
+            if producer._txn_manager is not old:  # noqa: SLF001
+                return
+            new = TransactionManager(None, old.transaction_timeout_ms)
+            asking = Sender(
+                producer.client,
+                acks=-1,
+                txn_manager=new,
+                message_accumulator=None,
+                retry_backoff_ms=self._config.retry_backoff_ms,
+                request_timeout_ms=self._config.request_timeout_ms,
+            )
+            await asking._maybe_wait_for_pid()  # noqa: SLF001
+            for part in (producer, producer._sender, producer._message_accumulator):  # noqa: SLF001
+                part._txn_manager = new  # noqa: SLF001
 
     async def _opened(self) -> Any:  # noqa: ANN401 - aiokafka is untyped
+        provider = self._config.sasl_oauth_token_provider
+        token = None if provider is None else TokenSource(provider)
         producer = AIOKafkaProducer(
-            **_connection_options(self._config),
+            **connection_options(self._config),
+            sasl_oauth_token_provider=token,
             enable_idempotence=True,
             max_batch_size=self._max_batch_bytes,
             max_request_size=_LARGEST_RECORD_BYTES,
@@ -240,11 +263,13 @@ class Producer:
                 await producer.start()
         except BaseException as error:
             await producer.stop()
-            if isinstance(error, KafkaError | TimeoutError):
-                raise BrokerConnectionError(
-                    f"no producer on {', '.join(self._config.bootstrap_servers)}: {str(error) or 'no answer in time'}"
-                ) from error
-            raise
+            if not isinstance(error, Exception):
+                raise
+            # Also what Kerberos raises.
+            reason = (token and token.error) or str(error) or "no answer in time"
+            raise BrokerConnectionError(
+                f"no producer on {','.join(self._config.bootstrap_servers)}: {reason}"
+            ) from error
         return producer
 
     async def _acknowledged(self, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
@@ -259,12 +284,10 @@ class Producer:
                 acknowledged = await _send(producer, topic, partition, content)
             try:
                 return await acknowledged
-            except KafkaError as error:
-                _begin_anew(producer)
-                if isinstance(error, OutOfOrderSequenceNumber):
-                    # It came behind the gap that another has left.
-                    continue
-                if is_alone or not isinstance(error, _OF_ONE_RECORD):
+            except OutOfOrderSequenceNumber:
+                await self._begin_anew(producer)
+            except _OF_ONE_RECORD:
+                if is_alone:
                     raise
                 is_alone = True
 
@@ -283,8 +306,6 @@ class Producer:
         self._waiting.discard(acknowledged)
         if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
             self._refused = self._refused or error
-            if self._producer is not None:
-                _begin_anew(self._producer)
 
     def _refusal(self, what: str, error: BaseException) -> PublishError:
         if isinstance(error, _TOO_LARGE):
@@ -305,37 +326,6 @@ class Producer:
             case _:
                 reason = f"{type(error).__name__}: {error}"
         return PublishError(f"{what}: {reason}")
-
-
-def _connection_options(config: ConsumerConfig) -> dict[str, object]:
-    """Ours as aiokafka spells them; it has no time for connecting and no local address."""
-    provider = config.sasl_oauth_token_provider
-    return {
-        "bootstrap_servers": list(config.bootstrap_servers),
-        "client_id": config.client_id,
-        "request_timeout_ms": config.request_timeout_ms,
-        "retry_backoff_ms": config.retry_backoff_ms,
-        "metadata_max_age_ms": config.metadata_max_age_ms,
-        "connections_max_idle_ms": config.connections_max_idle_ms,
-        "security_protocol": config.security_protocol,
-        "ssl_context": tls_context(config),
-        "sasl_mechanism": config.sasl_mechanism,
-        "sasl_plain_username": config.sasl_plain_username,
-        "sasl_plain_password": config.sasl_plain_password,
-        "sasl_oauth_token_provider": None if provider is None else _Token(provider),
-        "sasl_kerberos_service_name": config.sasl_kerberos_service_name,
-        "sasl_kerberos_domain_name": config.sasl_kerberos_domain_name,
-    }
-
-
-class _Token(AbstractTokenProvider):
-    """The user's async callable as aiokafka's producer wants it."""
-
-    def __init__(self, provide: TokenProvider) -> None:
-        self._provide = provide
-
-    async def token(self) -> str:
-        return await self._provide()
 
 
 async def _give_up(producer: Any) -> None:  # noqa: ANN401
@@ -367,14 +357,3 @@ async def _send_alone(producer: Any, topic: str, partition: int | None, content:
     batch.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
     batch.close()
     return await producer.send_batch(batch, topic, partition=partition)
-
-
-def _begin_anew(producer: Any) -> None:  # noqa: ANN401
-    """Have it ask for a producer id before it sends another batch, and count from nought again.
-
-    What is under way keeps the old id. It was sent before, and each partition has one batch under way at most: nothing
-    is there twice, and nothing overtakes.
-    """
-    sequence = producer._txn_manager  # noqa: SLF001 - it has no other way
-    if sequence.has_pid():
-        TransactionManager.__init__(sequence, None, sequence.transaction_timeout_ms)

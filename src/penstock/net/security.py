@@ -21,7 +21,7 @@ from penstock.error_codes import ErrorCode, name_of
 from penstock.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.messages import Request, SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 
-__all__ = ["Exchange", "authenticate", "tls_context"]
+__all__ = ["Exchange", "Token", "authenticate", "tls_context"]
 
 _FEWEST_ITERATIONS, _MOST_ITERATIONS = 4_096, 1_000_000
 
@@ -130,7 +130,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
     made: object
     if mechanism == "OAUTHBEARER":
         assert config.sasl_oauth_token_provider is not None
-        made = OAuthAuthenticator(sasl_oauth_token_provider=_Token(config.sasl_oauth_token_provider))
+        made = OAuthAuthenticator(sasl_oauth_token_provider=Token(config.sasl_oauth_token_provider))
     elif mechanism == "GSSAPI":
         if find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi")
@@ -155,7 +155,7 @@ def _check_writable(config: ConsumerConfig) -> None:
             raise ConfigurationError(f"{name} has bytes that are no text - give it as UTF-8")
 
 
-class _Token:
+class Token:
     """The user's provider as aiokafka's authenticator wants it; what it raises becomes ours.
 
     One that is an object may have ``extensions() -> dict[str, str]`` too (KIP-342).
@@ -166,6 +166,12 @@ class _Token:
         self.extensions: object = getattr(provide, "extensions", None)
 
     async def token(self) -> str:
+        """Ask the user's provider.
+
+        Raises:
+            BrokerConnectionError: it failed.
+            ConfigurationError: what it gave is no token.
+        """
         try:
             token = await self._ask()
         except PenstockError:
