@@ -154,7 +154,7 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     """
     makers = {
         "penstock/app/batch_line.py": {"create_task"},
-        "penstock/app/line.py": {"create_task"},
+        "penstock/app/workers.py": {"create_task"},
         "penstock/consumer/supervisor.py": {"create_task", "ensure_future"},
         "penstock/consumer/run.py": {"ensure_future"},
     }
