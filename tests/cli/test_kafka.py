@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 
+import pytest
 from commands import end, penstock, read_until, running
 from confluent_kafka import Producer
 
@@ -13,21 +14,33 @@ from penstock.embedded.ports import free_ports
 
 
 def test_a_broker_until_ctrl_c():
-    """It says where it listens, takes records for topics that nobody made, and is gone after Ctrl-C."""
+    """It says where it listens, has the topics that were asked for, makes others when they are written to, and ends."""
     (port,) = free_ports(1)
 
-    with running("kafka", "--port", str(port)) as process:
+    with running("kafka", "--port", str(port), "--topic", "orders:6", "--topic", "bills") as process:
         assert f"127.0.0.1:{port}" in read_until(process, "broker")
+        assert read_until(process, "topics") == "orders (6), bills (1)"
         assert read_until(process, "use") == f"export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:{port}"
         read_until(process, "end")
         producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
+        made = {name: len(topic.partitions) for name, topic in producer.list_topics(timeout=20).topics.items()}
         producer.produce("new", b"x")
         assert producer.flush(20) == 0
         java = broker_of(process.pid)
         returned, said = end(process, signal.SIGINT)
 
     assert (returned, "Traceback" in said) == (130, False)
+    assert made == {"orders": 6, "bills": 1}
     assert not is_alive(java)
+
+
+@pytest.mark.parametrize("topic", ["", ":3", "orders:", "orders:none", "orders:0"])
+def test_a_topic_that_is_none_is_told(topic):
+    """How a topic is written is told before anything is started."""
+    done = penstock("kafka", "--topic", topic)
+
+    assert done.returncode == 2
+    assert "give a name, or name:6 for six partitions" in done.stderr
 
 
 def test_a_broker_that_dies_is_told():

@@ -90,3 +90,11 @@ def test_files_that_pages_name_exist(page):
     missing = [name for name in named if not any((place / name).exists() for place in places)]
 
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    """A link to a file of ours names one that is there."""
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+
+    assert [link for link in links if not (page.parent / link).exists()] == []

@@ -20,7 +20,7 @@ and forgets all data when it ends.
 _EPILOG = """\
 examples:
   penstock kafka
-  penstock kafka --port 9092
+  penstock kafka --port 9092 --topic orders:6 --topic invoices
 
 It takes 300 MB of memory. Other programs reach it by the address it prints;
 penstock also by PENSTOCK_BOOTSTRAP_SERVERS.
@@ -33,6 +33,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--port", type=_port, metavar="N", help="listen there (any free port when nothing is said)")
+    parser.add_argument(
+        "--topic",
+        type=_topic,
+        action="append",
+        default=[],
+        metavar="NAME[:N]",
+        help="make a topic of N partitions (default: 1); repeat for more",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,6 +57,10 @@ def run(options: argparse.Namespace) -> int:
     screen = Screen()
     try:
         with local_broker(screen, port=options.port, config={"auto.create.topics.enable": True}) as server:
+            for name, partitions in options.topic:
+                server.create_topic(name, partitions)
+            if options.topic:
+                screen.say("topics", ", ".join(f"{name} ({partitions})" for name, partitions in options.topic))
             screen.say("use", f"export PENSTOCK_BOOTSTRAP_SERVERS={server.bootstrap_servers}")
             screen.say("end", "Ctrl-C, and all that was written to it is gone")
             while not server.nodes or server.node.is_running:
@@ -64,3 +76,10 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
         raise argparse.ArgumentTypeError(f"{text} is no port - give a number from 1 to 65535")
     return int(text)
+
+
+def _topic(text: str) -> tuple[str, int]:
+    name, separator, count = text.partition(":")
+    if not name or (separator and not (count.isdecimal() and 1 <= int(count) <= 1_000)):
+        raise argparse.ArgumentTypeError(f"{text} will not do: give a name, or name:6 for six partitions")
+    return name, int(count or 1)
