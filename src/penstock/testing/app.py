@@ -14,18 +14,23 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from penstock.app.app import App, StandIn, running_of, standing_in
+from penstock.app.app import App, StandIn, outline_of, running_of, standing_in
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
 from penstock.app.ends import first_of
 from penstock.app.plan import Plan, Ready
+from penstock.app.publisher import Publisher
 from penstock.app.routes import Routes
 from penstock.app.signatures.readers import value_reader
+from penstock.app.sources import Source
+from penstock.app.transactions.exactly_once import ByContext
+from penstock.app.transactions.source import TransactionalSource
 from penstock.errors import ConfigurationError
 from penstock.observe.events import Event
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
 from penstock.testing.log import Log
 from penstock.testing.source import LogSource
+from penstock.testing.transactions import in_transactions
 from penstock.testing.virtual_time import VirtualTime
 
 __all__ = ["TestApp"]
@@ -62,6 +67,7 @@ class TestApp:
         self._app, self._overrides, self._is_virtual = app, dict(overrides or {}), virtual_time
         self._log = Log(partitions or {}, self._now_s)
         self._sources: list[LogSource] = []
+        self._transactional: list[TransactionalSource] = []
         self._stack = AsyncExitStack()
         self._began = (0.0, 0.0)
         self._clock: VirtualTime | None = None
@@ -130,9 +136,7 @@ class TestApp:
             PenstockError: what ended the app meanwhile.
         """
         running = running_of(self._app)
-        while not all(group.is_settled for group in running.groups) or any(
-            source.has_news(group.room_of) for source, group in zip(self._sources, running.groups, strict=True)
-        ):
+        while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
             if running.failure is not None:
                 raise running.failure
             self._news.clear()
@@ -179,15 +183,20 @@ class TestApp:
         """Something has happened: whoever waits looks again."""
         self._news.set()
 
-    def _connect(self, routes: Routes) -> LogSource:
-        source = LogSource(self._log, routes, Observer((self, running_of(self._app).signs)))
+    def _connect(self, routes: Routes) -> Source:
+        observer = Observer((self, running_of(self._app).signs))
+        source = LogSource(self._log, routes, observer)
         source.watch(self._news.set)
         self._sources.append(source)
-        return source
+        options = outline_of(self._app).transactions
+        if options is None:
+            return source
+        self._transactional.append(in_transactions(source, self._log, options, observer))
+        return self._transactional[-1]
 
     @asynccontextmanager
-    async def _open_log(self) -> AsyncIterator[Log]:
-        yield self._log
+    async def _open_log(self) -> AsyncIterator[Publisher]:
+        yield ByContext(self._log, self._transactional)
 
     def _with_gates(self, plan: Plan) -> Plan:
         """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""

@@ -18,11 +18,11 @@ class Log:
 
     Args:
         partitions: how many a topic has; one when nothing is said.
-        wall_clock_s: seconds since the epoch.
+        wall_clock: seconds since the epoch.
     """
 
-    def __init__(self, partitions: Mapping[str, int], wall_clock_s: Callable[[], float]) -> None:
-        self._counts, self._wall_clock_s = partitions, wall_clock_s
+    def __init__(self, partitions: Mapping[str, int], wall_clock: Callable[[], float]) -> None:
+        self._counts, self.wall_clock = partitions, wall_clock
         self._records: defaultdict[TopicPartition, list[Record]] = defaultdict(list)
         self._watchers: list[Callable[[], None]] = []
 
@@ -47,6 +47,18 @@ class Log:
         """What a topic holds, partition by partition."""
         return [record for partition in self.partitions(topic) for record in self._records[partition]]
 
+    def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Where a record goes.
+
+        Raises:
+            PublishError: there is no such partition.
+        """
+        count = len(self.partitions(topic))
+        chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
+        if not 0 <= chosen < count:
+            raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
+        return TopicPartition(topic, chosen)
+
     def add(  # noqa: PLR0913, PLR0917 - what a record has
         self,
         topic: str,
@@ -61,16 +73,12 @@ class Log:
         Raises:
             PublishError: there is no such partition.
         """
-        count = len(self.partitions(topic))
-        chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
-        if not 0 <= chosen < count:
-            raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
-        place = TopicPartition(topic, chosen)
+        place = self.place_of(topic, key, partition)
         record = Record(
             topic=topic,
-            partition=chosen,
+            partition=place.partition,
             offset=len(self._records[place]),
-            timestamp=int(self._wall_clock_s() * 1000) if timestamp_ms is None else timestamp_ms,
+            timestamp=int(self.wall_clock() * 1000) if timestamp_ms is None else timestamp_ms,
             key=key,
             value=value,
             headers=tuple(headers),

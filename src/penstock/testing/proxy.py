@@ -7,11 +7,9 @@ the same tables as penstock itself; what it cannot decode (TLS, unknown versions
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -20,13 +18,13 @@ from typing import Any, Self
 
 from penstock.errors import MalformedMessageError
 from penstock.messages import Request
-from penstock.testing.faults import Direction, Fault, Frame, decode, kept
+from penstock.testing.faults import Direction, Fault, Frame, kept
+from penstock.testing.pairs import LENGTH, Asked, Pair, edited, read_frame
 from penstock.wire.api import read_request_header
-from penstock.wire.registry import api_by_key, api_of
+from penstock.wire.registry import api_by_key
 
 __all__ = ["FaultProxy"]
 
-_LENGTH = struct.Struct(">i")
 _START_S = 10
 
 
@@ -48,7 +46,7 @@ class FaultProxy:
         """Where clients connect."""
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
-        self._pairs: set[_Pair] = set()
+        self._pairs: set[Pair] = set()
         self._numbers = itertools.count(1)
         self._is_black_hole = False
         self._latency_s = 0.0
@@ -253,7 +251,7 @@ class FaultProxy:
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        pair = _Pair(next(self._numbers), task, writer)
+        pair = Pair(next(self._numbers), task, writer)
         self._pairs.add(pair)
         try:
             upstream_reader, pair.upstream = await asyncio.open_connection(*self._upstream)
@@ -267,15 +265,15 @@ class FaultProxy:
             self._pairs.discard(pair)
             pair.reset()
 
-    async def _pass_requests(self, pair: _Pair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    async def _pass_requests(self, pair: Pair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         while True:
-            data = await _read_frame(source)
+            data = await read_frame(source)
             try:
                 header = read_request_header(memoryview(data))
             except MalformedMessageError:
                 await self._write(to, data)
                 continue
-            asked = _Asked(header.api_key, header.version, header.client_id)
+            asked = Asked(header.api_key, header.version, header.client_id)
             self._note("request", pair, asked, header.correlation_id, data)
             for fault in self._matching("request", asked.api_key):
                 if fault.action == "repeat":
@@ -290,10 +288,10 @@ class FaultProxy:
                 pair.asked[header.correlation_id] = asked
                 await self._write(to, data)
 
-    async def _pass_answers(self, pair: _Pair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    async def _pass_answers(self, pair: Pair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         while True:
-            data = await _read_frame(source)
-            correlation_id = _LENGTH.unpack_from(data)[0]
+            data = await read_frame(source)
+            correlation_id = LENGTH.unpack_from(data)[0]
             if correlation_id in pair.swallow:
                 pair.swallow.discard(correlation_id)
                 continue
@@ -312,7 +310,7 @@ class FaultProxy:
     def _matching(self, direction: Direction, api_key: int) -> list[Fault]:
         return [fault for fault in self._faults if fault.takes(direction, api_key)]
 
-    async def _apply(self, fault: Fault, pair: _Pair, asked: _Asked, correlation_id: int, data: bytes) -> bytes:
+    async def _apply(self, fault: Fault, pair: Pair, asked: Asked, correlation_id: int, data: bytes) -> bytes:
         """The frame as it goes on; empty when it does not."""
         match fault.action:
             case "drop":
@@ -326,12 +324,12 @@ class FaultProxy:
                 await asyncio.sleep(fault.delay_s)
             case "edit":
                 try:
-                    return _edited(fault, asked, correlation_id, data)
+                    return edited(fault, asked, correlation_id, data)
                 except Exception as error:  # noqa: BLE001 - the test's own code; the test is told
                     fault.error = error
         return data
 
-    def _note(self, direction: Direction, pair: _Pair, asked: _Asked, correlation_id: int, data: bytes) -> None:
+    def _note(self, direction: Direction, pair: Pair, asked: Asked, correlation_id: int, data: bytes) -> None:
         self.frames.append(
             Frame(
                 direction,
@@ -352,7 +350,7 @@ class FaultProxy:
         if self._is_black_hole:
             # For ever, or until the connection is reset.
             await asyncio.Event().wait()
-        framed = _LENGTH.pack(len(data)) + data
+        framed = LENGTH.pack(len(data)) + data
         size = self._slice or len(framed)
         for at in range(0, len(framed), size):
             part = framed[at : at + size]
@@ -360,50 +358,3 @@ class FaultProxy:
             await to.drain()
             if self._bytes_per_s is not None:
                 await asyncio.sleep(len(part) / self._bytes_per_s)
-
-
-class _Asked:
-    """What has to be remembered of a request to understand its answer."""
-
-    def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
-        self.api_key, self.version, self.client_id = api_key, version, client_id
-
-
-class _Pair:
-    """A client's connection and ours to the broker."""
-
-    def __init__(self, number: int, task: asyncio.Task[Any], client: asyncio.StreamWriter) -> None:
-        self.number, self.task, self.client = number, task, client
-        self.upstream: asyncio.StreamWriter | None = None
-        self.asked: dict[int, _Asked] = {}
-        self.swallow: set[int] = set()
-
-    def reset(self) -> None:
-        """End both sides at once; the client sees a reset."""
-        for writer in (self.client, self.upstream):
-            if writer is None:
-                continue
-            peer: socket.socket | None = writer.get_extra_info("socket")
-            if peer is not None:
-                with contextlib.suppress(OSError):
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-
-
-async def _read_frame(source: asyncio.StreamReader) -> bytes:
-    (size,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
-    return await source.readexactly(size)
-
-
-def _edited(fault: Fault, asked: _Asked, correlation_id: int, data: bytes) -> bytes:
-    api = api_by_key(asked.api_key)
-    assert api is not None
-    assert fault.edit is not None
-    message = fault.edit(decode(api, fault.direction, memoryview(data), asked.version))
-    if fault.direction == "answer":
-        framed = api.encode_response(message, asked.version, correlation_id=correlation_id)
-    else:
-        framed = api_of(message).encode_request(
-            message, asked.version, correlation_id=correlation_id, client_id=asked.client_id
-        )
-    return bytes(framed[_LENGTH.size :])

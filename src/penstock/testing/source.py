@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.app.routes import Routes
+from penstock.app.transactions.seams import Foothold
 from penstock.consumer.hands import Taker
+from penstock.core.membership_events import Identity
 from penstock.core.positions import Position, Positions
 from penstock.observe.events import PartitionsAssigned
 from penstock.observe.hooks import Observer
-from penstock.records import Record, TopicPartition
+from penstock.records import OffsetAndMetadata, Record, TopicPartition
 from penstock.testing.log import Log
 
 __all__ = ["LogSource"]
@@ -24,12 +26,14 @@ class LogSource:
 
     def __init__(self, log: Log, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
-        self._log, self._routes, self._observer = log, routes, observer
-        self._positions = Positions()
+        self._log, self.routes, self._observer = log, routes, observer
+        self.positions = Positions()
         self._taker: Taker | None = None
         self._news = asyncio.Event()
         self._watchers: list[Callable[[], None]] = []
-        self._is_halted = False
+        self._is_halted = self._is_waited_for = False
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        """What transactions have committed."""
         log.watch(self._news.set)
 
     @property
@@ -44,19 +48,19 @@ class LogSource:
     @property
     def said(self) -> Sequence[str]:
         """The topics and patterns that its handlers name."""
-        return [*self._routes.topics, *self._routes.patterns]
+        return [*self.routes.topics, *self.routes.patterns]
 
     def reads(self, topic: str) -> bool:
         """Whether a record of ``topic`` comes to one of its handlers."""
-        return self._routes.reads(topic)
+        return self.routes.reads(topic)
 
     # ---- as a group wants it -----------------------------------------------------------------------------------
 
     async def start(self, taker: Taker) -> int:
         """Everything is assigned at once."""
         self._taker = taker
-        self._positions_of(*self._routes.topics, *self._routes.own)
-        self._observer.tell(PartitionsAssigned(self.group_id, self._positions.partitions, frozenset()))
+        self._positions_of(*self.routes.topics, *self.routes.own)
+        self._observer.tell(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
         return _WINDOW
 
     async def stop(self) -> None:
@@ -73,40 +77,91 @@ class LogSource:
                 position.delivered = taken[-1].offset + 1
                 return position, taken
             self._news.clear()
-            await self._news.wait()
+            self._is_waited_for = True
+            self._tell()
+            try:
+                await self._news.wait()
+            finally:
+                self._is_waited_for = False
 
     def progressed(self) -> None:
         """Look again, and tell who waits."""
         self._news.set()
-        for watcher in self._watchers:
-            watcher()
+        self._tell()
 
     def halt(self) -> None:
         """Hand out nothing more."""
         self._is_halted = True
         if self._taker is not None:
-            for position in self._positions:
+            for position in self.positions:
                 if (left := self._taker.halt(position.partition)) is not None:
                     position.delivered = left
+
+    def wall_clock(self) -> float:
+        """The log's."""
+        return self._log.wall_clock()
+
+    # ---- as transactions want it -------------------------------------------------------------------------------
+
+    def foothold(self) -> Foothold:
+        """All partitions are ours."""
+        return _Foothold(self)
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """A transaction is committed."""
+        self.offsets.update(offsets)
+
+    def read_again(self, position: Position, offset: int) -> None:
+        """Go back to an offset."""
+        if self._taker is not None:
+            self._taker.drop(position.partition)
+        position.begin(offset)
+        self._news.set()
 
     # ---- for whoever looks -------------------------------------------------------------------------------------
 
     def committed(self, partition: TopicPartition) -> int:
         """The lowest offset that is not done."""
-        (position,) = self._positions.of([partition]) or self._positions.add([partition])
+        (position,) = self.positions.of([partition]) or self.positions.add([partition])
         lowest = None if self._taker is None else self._taker.done_of(position)
         return (position.delivered or 0) if lowest is None else lowest
 
-    def has_news(self, room_of: Callable[[TopicPartition], int]) -> bool:
-        """Whether something is left that may be handed out now, or that is only not due yet."""
-        return any(
-            (position.delivered or 0) < len(self._log.records(position.partition))
-            and (position.partition.topic in self._routes or room_of(position.partition) > 0)
-            for position in self._positions_of(*filter(self.reads, self._log.topics))
-        )
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing that may be handed out now."""
+        return self._is_waited_for and not self._news.is_set()
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _positions_of(self, *topics: str) -> list[Position]:
         partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
-        for position in self._positions.add(partitions):
+        for position in self.positions.add(partitions):
             position.begin(0)
-        return self._positions.of(partitions)
+        return self.positions.of(partitions)
+
+
+class _Foothold:
+    """The only member of a group."""
+
+    identity = Identity("test", 1)
+
+    def __init__(self, source: LogSource) -> None:
+        self._source, self.group_id = source, source.group_id
+
+    def delivered(self) -> Mapping[TopicPartition, int | None]:
+        """The next offset to be handed out of each partition."""
+        return {position.partition: position.delivered for position in self._source.positions}
+
+    def is_ours(self, position: Position) -> bool:
+        """Whether it is one of these."""
+        return self._source.positions.get(position.partition) is position
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What transactions have committed."""
+        return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
+
+    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+        """Go back to what is committed."""
+        self._source.read_again(position, at.offset)
