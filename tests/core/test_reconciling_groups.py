@@ -39,8 +39,7 @@ from penstock.core.membership_events import (
     TakenOver,
     TopicsNamed,
 )
-from penstock.core.reconciling import ReconcilingMember
-from penstock.core.reconciling_states import OVER, State
+from penstock.core.reconciling import OVER, ReconcilingMember, State
 from penstock.error_codes import ErrorCode
 from penstock.records import TopicPartition
 

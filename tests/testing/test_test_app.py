@@ -326,3 +326,78 @@ async def test_real_time_where_it_is_wanted():
             await kafka.send("t", b"0")
 
     assert seen == [b"42"]
+
+
+# ---- exactly once --------------------------------------------------------------------------------------------------
+
+
+def exactly_once(**options) -> App:
+    return App(group_id="g", delivery="exactly_once", **{"retry": Retry(attempts=2), **options})
+
+
+async def test_what_a_failed_attempt_published_was_never_there():
+    """Of a record that is tried again, what the attempt that succeeded has published counts, and nothing else."""
+    app, tried = exactly_once(), []
+
+    @app.handler("a", publish="b")
+    async def handle(value: bytes) -> bytes:
+        tried.append(value)
+        await app.publish("log", b"%d" % len(tried))
+        await asyncio.sleep(1)
+        if len(tried) == 1:
+            raise OSError("not yet")
+        return value
+
+    @app.handler("b", group_id="other")
+    async def pass_on(value: bytes) -> None:
+        await app.publish("c", value)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("a", b"x")
+        assert [kafka.published(topic, bytes) for topic in ("log", "b", "c")] == [[b"2"], [b"x"], [b"x"]]
+        assert kafka.committed("a") == kafka.committed("b") == 1
+
+
+async def test_in_transactions_a_record_that_nobody_takes_is_waited_for():
+    """What comes before it is committed, what is behind it waits, and nothing is there twice when it heals."""
+    app, is_broken, tried = exactly_once(), True, []
+
+    @app.handler("t", publish="out", order_by="none")
+    async def handle(value: bytes) -> bytes:
+        tried.append(value)
+        await asyncio.sleep(0 if value == b"1" else 0.01)
+        if value == b"1" and is_broken:
+            raise OSError("away")
+        return value
+
+    async with TestApp(app) as kafka:
+        async with asyncio.TaskGroup() as sending:
+            for value in (b"0", b"1", b"2"):
+                sending.create_task(kafka.send("t", value))
+        assert (kafka.committed("t"), kafka.published("out", bytes)) == (1, [b"0"])
+        assert app.health().status == "degraded"
+        is_broken = False
+        await asyncio.sleep(60)
+        await kafka.settled()
+
+        assert (kafka.committed("t"), sorted(kafka.published("out", bytes))) == (3, [b"0", b"1", b"2"])
+        assert app.health().status == "ok"
+
+
+async def test_in_transactions_records_wait_in_retry_topics_and_die():
+    """Delays pass in virtual time there, too; a dead letter is there when its record is done."""
+    app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
+
+    @app.batch_handler("t", retry_topics=[60_000, 3_600_000])
+    async def handle(values: list[bytes]) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        await app.publish("out", b"never")
+        raise OSError("away")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+        assert [round(after - before) for before, after in itertools.pairwise(tried)] == [60, 3_600]
+        assert [letter.attempts for letter in kafka.dead_letters("t")] == [3]
+        assert kafka.published("out") == []
+        assert kafka.committed("t") == kafka.committed("t.g.retry.1h") == 1

@@ -35,7 +35,14 @@ from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource, Source
 from penstock.app.terms import Terms
-from penstock.app.transactions.exactly_once import Delivery, Kafka, check_options, exactly_once, transaction_options
+from penstock.app.transactions.exactly_once import (
+    Delivery,
+    Kafka,
+    TransactionOptions,
+    check_options,
+    exactly_once,
+    transaction_options,
+)
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.retries import OnFailure, Retry
@@ -398,12 +405,17 @@ class Outline:
 
     defaults: Terms
     overrides: Overrides
-    is_exactly_once: bool
+    transactions: TransactionOptions | None
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether records are handled in transactions."""
+        return self.transactions is not None
 
 
 def outline_of(app: App) -> Outline:
     """What whoever runs an app's handlers elsewhere has to know, started or not."""
-    return Outline(app._defaults, app._overrides, app._transactions is not None)  # noqa: SLF001 - this room's own
+    return Outline(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - this room's own
 
 
 def running_of(app: App) -> Running:

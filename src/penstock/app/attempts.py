@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 from penstock.app.publisher import Publisher
-from penstock.app.transactions.transactor import Transactor
+from penstock.app.transactions.seams import Committer
 from penstock.core.setbacks import Setbacks
 from penstock.core.transaction_windows import Window
 from penstock.errors import ConsumerStateError, PenstockError, PublishError
@@ -73,7 +73,7 @@ class Attempts:
 
     def __init__(
         self,
-        transactor: Transactor,
+        transactor: Committer,
         window: Window,
         setbacks: Setbacks,
         on_doom: Callable[[PenstockError], None],

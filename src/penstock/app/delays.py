@@ -7,7 +7,6 @@ stays undecoded, or with the broker. One timer for all of them; nothing runs and
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +70,7 @@ class Delays:
         hand_on: Callable[[Position, Sequence[Record]], None],
         room_of: Callable[[TopicPartition], int],
         on_empty: Callable[[], None],
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._topics, self._hand_on, self._room_of, self._on_empty = topics, hand_on, room_of, on_empty
         self._wall_clock, self._loop = wall_clock, asyncio.get_running_loop()

@@ -63,11 +63,15 @@ class Group:
         self.group_id = group_id
         self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
         self._routes = Routes(group_id, [(one.handler, one.terms.dead_letter) for one in handlers])
-        self._delays = Delays(
-            self._routes.retries, hand_on=self._deal, room_of=self._room_in_lines, on_empty=self._may_read_on
-        )
         self.source = connect(self._routes)
         self._transactions = self.source.transactions
+        self._delays = Delays(
+            self._routes.retries,
+            hand_on=self._deal,
+            room_of=self._room_in_lines,
+            on_empty=self._may_read_on,
+            wall_clock=self.source.wall_clock,
+        )
         self._stations: list[Station] = []
         self._of_topic: dict[str, list[Station]] = {}
         self._progress = Wake()
@@ -85,7 +89,7 @@ class Group:
         site = Site(
             opened=self._opened,
             publisher=publisher,
-            mail=Mail(self.group_id, publisher),
+            mail=Mail(self.group_id, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
             origins=self._routes,
@@ -125,6 +129,8 @@ class Group:
     @property
     def is_settled(self) -> bool:
         """Whether nothing goes on by itself: what is not done waits for what failed for good."""
+        if self._transactions is not None and not self._transactions.are_settled:
+            return False
         return not self._delays and all(
             one.line.at_work == one.failures.waiting and not one.line.has_failed for one in self._stations
         )

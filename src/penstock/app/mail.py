@@ -6,7 +6,6 @@ Rule of this file: a letter is sent when the topic has acknowledged it. What fol
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,7 @@ class Mail:
         wall_clock: seconds since the epoch.
     """
 
-    def __init__(self, group_id: str, publisher: Publisher, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, group_id: str, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
         self._group_id, self._publisher, self._wall_clock = group_id, publisher, wall_clock
 
     def for_later(self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int) -> Addressed:

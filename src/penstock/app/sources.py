@@ -5,6 +5,7 @@ Rule of this file: what is in hand, done and given back is between the source an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -15,6 +16,7 @@ from penstock.config import resolve
 from penstock.consumer.consumer import Consumer
 from penstock.consumer.hands import Taker
 from penstock.consumer.reader import Reader
+from penstock.consumer.standing import Standing
 from penstock.consumer.takers import hand_over, read_chosen, read_too
 from penstock.core.positions import Position
 from penstock.core.setbacks import Setbacks
@@ -54,6 +56,10 @@ class Transactions(Publisher, Protocol):
     def waiting(self) -> int:
         """Records that failed for good, and were set aside."""
 
+    @property
+    def are_settled(self) -> bool:
+        """Whether none is open, and what waits outside of them waits for what failed for good."""
+
     async def settled(self, until: float) -> None:
         """After ``halt``: wait until what was handed out is finished and committed, or it is ``until``."""
 
@@ -88,6 +94,9 @@ class Source(Protocol):
     def halt(self) -> None:
         """Hand out nothing more."""
 
+    def wall_clock(self) -> float:
+        """Seconds since the epoch, by the clock that says when its records are due."""
+
 
 class ConsumerSource:
     """A consumer that reads what some handlers want.
@@ -120,6 +129,14 @@ class ConsumerSource:
         await self.consumer.start()
         self._reader, window = hand_over(self.consumer, taker)
         return window
+
+    def wall_clock(self) -> float:
+        """That of this machine."""
+        return time.time()
+
+    def foothold(self) -> Standing:
+        """Where the consumer stands in its group; once it is started."""
+        return Standing(self.consumer)
 
     async def stop(self) -> None:
         """Commit what is done, leave the group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -69,6 +70,10 @@ class ArrowSource:
         """Hand out nothing more."""
         self._is_halted = True
         self._slices.clear()
+
+    def wall_clock(self) -> float:
+        """That of this machine."""
+        return time.time()
 
     # ---- as a task wants it ------------------------------------------------------------------------------------
 

@@ -27,7 +27,15 @@ from penstock.core.transaction_windows import WindowSettings
 from penstock.errors import ConfigurationError
 from penstock.observe.hooks import Observer
 
-__all__ = ["Delivery", "Kafka", "TransactionOptions", "check_options", "exactly_once", "transaction_options"]
+__all__ = [
+    "ByContext",
+    "Delivery",
+    "Kafka",
+    "TransactionOptions",
+    "check_options",
+    "exactly_once",
+    "transaction_options",
+]
 
 Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
 
@@ -170,13 +178,18 @@ def exactly_once(
     @asynccontextmanager
     async def open_publisher() -> AsyncIterator[Publisher]:
         async with kafka.open_publisher() as outside:
-            yield _ByContext(outside, sources)
+            yield ByContext(outside, sources)
 
     return Kafka(connect, open_publisher)
 
 
-class _ByContext:
-    """Publishes with the transaction of the handler that asks; by itself, when none does."""
+class ByContext:
+    """Publishes with the transaction of the handler that asks; by itself, when none does.
+
+    Args:
+        outside: what publishes then.
+        sources: those that have transactions; there may be more of them later.
+    """
 
     def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
         self._outside, self._sources = outside, sources
@@ -191,6 +204,11 @@ class _ByContext:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published | None:
+        """As a publisher has it; None where it is part of a transaction.
+
+        Raises:
+            PublishError: as that has it.
+        """
         publisher = current_publisher()
         if publisher is None or publisher not in self._sources:
             publisher = self._outside

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.app.sources import Crew
-from penstock.consumer.standing import Standing
+from penstock.app.transactions.seams import Foothold
 from penstock.core.offset_map import encode
 from penstock.core.positions import Position
 from penstock.records import OffsetAndMetadata, Record, TopicPartition
@@ -132,14 +132,14 @@ class Shares:
                 share.position.committed = offsets[share.position.partition].offset
         self._shares.clear()
 
-    def read_again(self, standing: Standing, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def read_again(self, foothold: Foothold, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Go back to what is committed, of all of them."""
         self._is_reading_again = True
         try:
             for share in self:
-                if standing.is_ours(share.position) and share.is_current:
+                if foothold.is_ours(share.position) and share.is_current:
                     at = committed.get(share.position.partition) or OffsetAndMetadata(share.first)
-                    standing.read_again(share.position, at)
+                    foothold.read_again(share.position, at)
         finally:
             self._is_reading_again = False
             self._shares.clear()

@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.app.attempts import Attempts, Outgoing
 from penstock.app.delays import RetryTopic
-from penstock.app.sources import ConsumerSource, Crew
+from penstock.app.sources import Crew
 from penstock.app.transactions.outside import Outside
+from penstock.app.transactions.seams import Committer, FootedSource, Foothold
 from penstock.app.transactions.shares import Rest, Shares
-from penstock.app.transactions.transactor import Transactor
-from penstock.consumer.standing import Standing
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.positions import Position
@@ -62,14 +60,14 @@ class TransactionalSource:
 
     def __init__(
         self,
-        source: ConsumerSource,
+        source: FootedSource,
         retry_topics: Mapping[str, RetryTopic],
         *,
-        transactor: Transactor,
+        transactor: Committer,
         settings: WindowSettings,
         observer: Observer,
     ) -> None:
-        self._source, self._outside = source, Outside(retry_topics, time.time)
+        self._source, self._outside = source, Outside(retry_topics, source.wall_clock)
         self._transactor, self._observer = transactor, observer
         self._settings, self._window = settings, Window(settings)
         self._aside = self._outside.aside
@@ -86,7 +84,7 @@ class TransactionalSource:
         """The record that was handed out last."""
         self._crew: Crew | None = None
         self._shares: Shares | None = None
-        self._standing: Standing | None = None
+        self._foothold: Foothold | None = None
         self._loop = asyncio.get_running_loop()
         self._progress = Wake()
         self._waiting: asyncio.Timeout | None = None
@@ -98,6 +96,10 @@ class TransactionalSource:
     def transactions(self) -> TransactionalSource:
         """Itself."""
         return self
+
+    def wall_clock(self) -> float:
+        """As whoever gives the records has it."""
+        return self._source.wall_clock()
 
     # ---- as a group wants it -----------------------------------------------------------------------------------
 
@@ -111,7 +113,7 @@ class TransactionalSource:
         self._shares = Shares(taker, on_halt=self._close_soon, on_loss=self._lost)
         await self._transactor.start()
         window = await self._source.start(self._shares)
-        self._standing = Standing(self._source.consumer)
+        self._foothold = self._source.foothold()
         return window
 
     async def stop(self) -> None:
@@ -204,6 +206,14 @@ class TransactionalSource:
     def waiting(self) -> int:
         """Records that failed for good, and were set aside."""
         return self._aside.given_up
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether none is open, and what waits outside of them waits for what failed for good."""
+        if self._window.is_open or len(self._aside) > self._aside.given_up:
+            return False
+        rests = self._held.rests.values()
+        return all(self._aside.is_stopped_at(one.position.partition, one.records[0].offset) for one in rests)
 
     # ---- handing out -------------------------------------------------------------------------------------------
 
@@ -386,6 +396,6 @@ class TransactionalSource:
         return self._shares
 
     @property
-    def _at(self) -> Standing:
-        assert self._standing is not None
-        return self._standing
+    def _at(self) -> Foothold:
+        assert self._foothold is not None
+        return self._foothold

@@ -1,0 +1,88 @@
+"""What a transactional source stands on, so that a test can put other things there: records, and who commits.
+
+Rule of this file: promises alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from penstock.app.sources import Source
+from penstock.consumer.hands import Taker
+from penstock.core.membership_events import Identity
+from penstock.core.positions import Position
+from penstock.errors import PenstockError
+from penstock.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Committer", "FootedSource", "Foothold"]
+
+
+class Foothold(Protocol):
+    """Where a member of a group stands: as ``consumer.standing`` has it."""
+
+    group_id: str
+
+    @property
+    def identity(self) -> Identity | None:
+        """As whom to commit; None while the group counts us in no generation."""
+
+    def delivered(self) -> Mapping[TopicPartition, int | None]:
+        """The next offset to be handed out of each partition that is assigned."""
+
+    def is_ours(self, position: Position) -> bool:
+        """Whether a position is still that of its partition, and not of an assignment that is over."""
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed, when no open transaction may change it any more."""
+
+    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+        """Read from a committed offset on."""
+
+
+class FootedSource(Source, Protocol):
+    """Records of a group of which it commits nothing by itself."""
+
+    async def start(self, taker: Taker) -> int:
+        """Begin; gives how many records may wait on the way."""
+
+    def foothold(self) -> Foothold:
+        """Where it stands; once it is started."""
+
+
+class Committer(Protocol):
+    """Begins, fills and ends the transactions of one group: as ``app.transactions.transactor`` has it."""
+
+    async def start(self) -> None:
+        """Be ready to begin."""
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Abort what is open."""
+
+    async def begin(self) -> None:
+        """Begin a transaction, unless one is begun."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records may be sent."""
+
+    async def check(self, topic: str, partition: int | None) -> None:
+        """See that a record would have a place."""
+
+    async def send(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        """Put a record into the transaction."""
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: Identity) -> None:
+        """Commit it."""
+
+    async def abort(self, cause: PenstockError, *, is_timed_out: bool) -> None:
+        """Take it back."""
