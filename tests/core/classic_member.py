@@ -6,6 +6,7 @@ import copy
 
 from penstock.core.classic import ClassicMember
 from penstock.core.classic_states import State
+from penstock.core.classic_steps import ClassicSteps
 from penstock.core.leading import Lead
 from penstock.core.membership import MemberSettings
 from penstock.core.membership_effects import Effect
@@ -122,8 +123,9 @@ def told(one: ClassicMember, *events: GroupEvent, now: float = NOW) -> list[Effe
     return done(one)
 
 
-def picture(one: ClassicMember) -> dict[str, object]:
+def picture(one: object) -> dict[str, object]:
     """All that it knows."""
     return {
-        name: dict(vars(value)) if isinstance(value, Lead) else copy.copy(value) for name, value in vars(one).items()
+        name: picture(value) if isinstance(value, ClassicSteps | Lead) else copy.copy(value)
+        for name, value in vars(one).items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core import classic, reconciling
+from penstock.core import classic, classic_states, reconciling, reconciling_states
 from penstock.core.group_errors import Asked, Reaction, error_of, event_of, reaction_to
 from penstock.core.membership_events import (
     CoordinatorGone,
@@ -100,11 +100,15 @@ def test_every_code_has_a_reaction_and_its_event(asked):
             assert event.reason == f"{asked}: {code.name}"
 
 
-@pytest.mark.parametrize("machine", [classic, reconciling], ids=["classic", "KIP-848"])
+@pytest.mark.parametrize(
+    ("machine", "states"),
+    [(classic, classic_states), (reconciling, reconciling_states)],
+    ids=["classic", "KIP-848"],
+)
 @pytest.mark.parametrize("kind", EVENTS.values(), ids=lambda kind: kind.__name__)
-def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent], machine):
+def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent], machine, states):
     """Whatever a heartbeat, a join or a sync is answered with, each machine has a rule for it there."""
-    assert all((state, kind) in machine.TABLE for state in (*machine.ALIVE, machine.State.JOINING))
+    assert all((state, kind) in machine.TABLE for state in (*states.ALIVE, states.State.JOINING))
 
 
 def test_the_user_may_override_an_entry():

@@ -54,7 +54,8 @@ from penstock.core.membership_events import (
     TakenOver,
     TopicsNamed,
 )
-from penstock.core.reconciling import ALIVE, OVER, TABLE, ReconcilingMember, State
+from penstock.core.reconciling import TABLE, ReconcilingMember
+from penstock.core.reconciling_states import ALIVE, OVER, State
 from penstock.errors import FencedMemberError, RebalanceError
 from penstock.messages import MemberAssignment
 from penstock.records import TopicPartition

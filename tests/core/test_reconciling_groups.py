@@ -39,7 +39,8 @@ from penstock.core.membership_events import (
     TakenOver,
     TopicsNamed,
 )
-from penstock.core.reconciling import OVER, ReconcilingMember, State
+from penstock.core.reconciling import ReconcilingMember
+from penstock.core.reconciling_states import OVER, State
 from penstock.error_codes import ErrorCode
 from penstock.records import TopicPartition
 
