@@ -92,7 +92,8 @@ class Group:
             mail=Mail(self.group_id, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
-            origins=self._routes,
+            # Looked up for each record: where all of them are known by name, that is a set.
+            origins=self._routes if self._routes.patterns else self._routes.own,
             delay_of=self._delays.delay_of,
             window=window,
             on_progress=self._progressed,
