@@ -81,3 +81,39 @@ async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topi
         with pytest.raises(RebalanceError, match="left the group"):
             await consumer.getone()
         assert (await consumer.getone()).offset == 0
+
+
+async def test_streams_that_all_stand_still_are_a_stuck_member(new_topic, new_consumer, witness, group):
+    """While one body waits at its stream, the other may take its time; when nobody comes to any, the member leaves.
+
+    Whoever comes back first is told why, and the member joins again.
+    """
+    topic, events = new_topic(2), Recorder()
+    for partition in range(2):
+        witness.produce(topic, (b"%d" % n for n in range(100)), partition=partition)
+    options = {"auto_commit_interval_ms": 100, "hooks": [events], **LIMIT}
+
+    async with new_consumer(topic, group_id=group, **options) as consumer:
+        streams = aiter(consumer.streams())
+        (_, one), (_, other) = await anext(streams), await anext(streams)
+        first = [await anext(other) for _ in range(100)]
+        await anext(one)
+        waiting = asyncio.create_task(anext(other))
+        # It is looked four times in each interval, and two go by.
+        await asyncio.sleep(2.5)
+        assert not events.of(PartitionsLost)
+        witness.produce(topic, [b"100"], partition=first[0].partition)
+        assert (await waiting).offset == 100
+
+        await events.wait_for(PartitionsLost)
+        joined = len(events.of(GroupJoined))
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
+            await anext(one)
+        with pytest.raises(StopAsyncIteration):
+            await anext(other)
+        await events.wait_for(GroupJoined, joined + 1)
+        again = [await anext(streams) for _ in range(2)]
+        # What was in hand when the member left was not done.
+        assert {(await anext(stream)).offset for _, stream in again} == {0, 100}
+
+    assert {place.partition for place, _ in again} == {0, 1}

@@ -22,6 +22,7 @@ from penstock.consumer.arguments import (
 )
 from penstock.consumer.batches import Batches
 from penstock.consumer.engine import Engine
+from penstock.consumer.keeping import Keeping
 from penstock.consumer.not_started import NotStarted
 from penstock.consumer.overview import (
     ConsumerHealth,
@@ -87,6 +88,7 @@ class Consumer:
         self._engine: Engine | None = None
         self._supervisor: Supervisor | None = None
         self._reader: Reader | NotStarted = NotStarted()
+        self._kept: Keeping | NotStarted = NotStarted()
         self._streams: Streams | None = None
         self._is_stopped = False
 
@@ -138,7 +140,7 @@ class Consumer:
         except BaseException:
             self._is_stopped = True
             raise
-        self._reader = engine.reader
+        self._reader, self._kept = engine.reader, engine.reader.kept
 
     async def stop(self, *, commit: bool = True) -> None:
         """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
@@ -178,11 +180,11 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Record:
-        reader = self._reader
-        for record in reader.slice:
-            reader.hand = record
+        kept = self._kept
+        for record in kept.slice:
+            kept.hand = record
             return record
-        return await or_stop(reader.next_record, self._config, self._has_stopped)
+        return await or_stop(self._reader.next_record, self._config, self._has_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -203,14 +205,14 @@ class Consumer:
             PenstockError: whatever has happened in the background and ends the reading.
         """
         self._check_readable()
-        reader = self._reader
-        for record in reader.slice:
-            reader.hand = record
+        reader, kept = self._started.reader, self._kept
+        for record in kept.slice:
+            kept.hand = record
             return record
         if timeout_ms is None:
             return await within_patience(reader.next_record, self._started.config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await self._started.reader.record_now()
+            return await reader.record_now()
         return await within(reader.next_record, timeout_ms)
 
     async def getmany(
@@ -256,7 +258,8 @@ class Consumer:
         """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
 
         Each may be read by a task of its own. A record is done when its own stream is asked for the next one, and the
-        stream ends when its partition is given back. There is no other way of reading beside it.
+        stream ends when its partition is given back. There is no other way of reading beside it. As long as somebody
+        comes to any of the streams, or waits there, ``max_poll_interval_ms`` holds.
 
         Raises:
             ConsumerStateError: not started, stopped, or somebody reads in another way.
@@ -269,7 +272,7 @@ class Consumer:
         if self._streams is not None:
             raise ConsumerStateError("streams() was called before - one loop gives all streams")
         streams = Streams(engine.positions, engine.reader, config.max_queued_records, config.consumer_timeout_ms)
-        engine.reader.hand_over_to(streams)
+        engine.reader.hand_over_to(streams, watched=streams)
         self._streams = streams
         return streams
 
@@ -313,7 +316,7 @@ class Consumer:
             return
         partitions = None if offsets is None else checked_partitions(offsets)
         if engine.config.ack == "auto":
-            engine.reader.finish_all() if partitions is None else engine.reader.finish_of(partitions)
+            engine.reader.kept.finish() if partitions is None else engine.reader.kept.finish_of(partitions)
         await engine.committer.commit_done(partitions, timeout_s=timeout_s)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -279,7 +279,7 @@ class Fetcher:
         self._back_off([position])
 
     def _out_of_range(self, position: Position) -> None:
-        if self._buffer.holds(position.partition) or self._reader.holds(position):
+        if self._buffer.holds(position.partition) or self._reader.kept.holds(position):
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return

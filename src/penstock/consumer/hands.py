@@ -13,7 +13,7 @@ from penstock.consumer.acks import Acks
 from penstock.core.positions import Position, Positions
 from penstock.records import Record, TopicPartition
 
-__all__ = ["Hands", "Taker"]
+__all__ = ["Hands", "Taker", "Watched"]
 
 
 class Taker(Protocol):
@@ -30,6 +30,17 @@ class Taker(Protocol):
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition: it is not ours any more, or is read from somewhere else."""
+
+
+class Watched(Protocol):
+    """A taker from which a user reads, who may stand still (``max_poll_interval_ms``)."""
+
+    @property
+    def progress(self) -> object:
+        """Something that differs whenever somebody has come for a record since."""
+
+    def is_owed(self, *, waits: bool) -> bool:
+        """Whether something is in hand or to come for, and nobody waits; ``waits``: there is something more."""
 
 
 class Hands:

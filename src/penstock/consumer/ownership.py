@@ -222,7 +222,7 @@ class Ownership:
     async def _drain(self, partitions: Partitions) -> None:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        held = await self._reader.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        held = await self._reader.kept.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.tell(DrainTimedOut(held, loop.time() - began_at))
 

@@ -2,7 +2,8 @@
 
 Rule of this file: no task and no queue. A stream takes a slice of its own partition when it is asked for a record and
 has none; of those that wait, one listens for news and wakes the others. What is in hand of a stream is one record,
-which is done when the same stream is asked for the next.
+which is done when the same stream is asked for the next. A member is stuck when nobody waits at any of its streams
+while one of them has a record, and nobody comes for the next of any (``max_poll_interval_ms``).
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ class PartitionStream:
 
     async def _next_record(self) -> Record:
         self._hand = None
-        self._streams.progressed()
+        self._streams.come()
         await asyncio.sleep(0)  # many streams: each new slice gives the others a turn
         while True:
             if not self._streams.is_ours(self._position):
+                self._streams.raise_told()
                 raise StopAsyncIteration
             if not self._slice:
                 self._slice.extend(self._streams.take(self.partition, self._size))
@@ -83,6 +85,16 @@ class PartitionStream:
             return self._hand.offset
         return self._slice[0].offset if self._slice else None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether somebody waits for a record."""
+        return self._is_waiting
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether somebody has a record in hand, or one to come for."""
+        return self._hand is not None or (bool(self._slice) and not self._position.is_paused)
+
     def halt(self) -> int | None:
         """Hand out nothing more; the lowest offset that was not."""
         first = self._slice[0].offset if self._slice else None
@@ -98,7 +110,8 @@ class PartitionStream:
 class Streams:
     """``async for partition, stream in consumer.streams()``: a stream whenever a partition becomes ours.
 
-    It takes the records from the reader in its user's place (``consumer.hands.Taker``).
+    It takes the records from the reader in its user's place (``consumer.hands.Taker``), who is watched there
+    (``consumer.hands.Watched``).
     """
 
     def __init__(self, positions: Positions, reader: Reader, max_queued_records: int, limit_ms: int | None) -> None:
@@ -141,7 +154,21 @@ class Streams:
 
     def progressed(self) -> None:
         """Something is done: whoever waits to give a partition back wants to know."""
-        self._reader.finished_some()
+        self._reader.kept.finished_some()
+
+    def come(self) -> None:
+        """Somebody comes for the next record, and the one before is done."""
+        self._reader.kept.come()
+        self.progressed()
+
+    def raise_told(self) -> None:
+        """Say why a partition went, if there is something to be said.
+
+        Raises:
+            PenstockError: whatever has to be told.
+        """
+        if not self._reader.is_over():
+            self._reader.raise_told()
 
     async def news(self) -> None:
         """Wait until something may have changed; one of those who wait listens for all."""
@@ -155,6 +182,18 @@ class Streams:
             self._is_listening = False
             self._round.set()
             self._round = asyncio.Event()
+
+    # ---- for the reader: consumer.hands.Watched ----------------------------------------------------------------
+
+    @property
+    def progress(self) -> object:
+        """Something that differs whenever a stream was asked for the next record."""
+        return tuple(stream.lowest for stream in self._streams.values())
+
+    def is_owed(self, *, waits: bool) -> bool:
+        """Whether there is a record for somebody and nobody waits; ``waits``: there is one in the buffer."""
+        streams = self._streams.values()
+        return not any(one.is_waiting for one in streams) and (waits or any(one.is_owed for one in streams))
 
     # ---- for the reader: consumer.hands.Taker ------------------------------------------------------------------
 
