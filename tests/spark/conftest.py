@@ -1,4 +1,7 @@
-"""One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process."""
+"""One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process.
+
+``PENSTOCK_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from penstock.spark import SparkPipeline, spark_session
 
 @pytest.fixture(scope="session")
 def spark():
-    with spark_session(master="local[2]") as session:
+    with spark_session(master=os.environ.get("PENSTOCK_TEST_SPARK_MASTER", "local[2]")) as session:
         yield session
 
 
@@ -71,11 +74,10 @@ class World:
         """An app of the test's group, without handlers."""
         return App(**{"bootstrap_servers": self.server.bootstrap_servers, "group_id": self.group, **options})
 
-    def entering(self, *, first=None, declared=None, **options) -> App:
+    def entering(self, *, first=None, declared=None, named=None, **options) -> App:
         """One with a handler, ``enter``, that awaits ``first`` and then writes into the ledger."""
         app, folder, files = self.app(**options), str(self.ledger.folder), {}
 
-        @app.handler(self.topic, **(declared or {}))
         async def enter(record: Record) -> None:
             if first is not None:
                 await first(record)
@@ -83,6 +85,8 @@ class World:
                 files[os.getpid()] = os.open(f"{folder}/{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.write(files[os.getpid()], b"%d %d\n" % (record.partition, record.offset))
 
+        enter.__qualname__ = named or enter.__qualname__
+        app.handler(self.topic, **(declared or {}))(enter)
         return app
 
     def pipeline(self, app: App, checkpoint: str = "checkpoint") -> SparkPipeline:

@@ -33,7 +33,7 @@ async def enter(record: Record) -> None:
         Path(FOLDER, "happened").touch()  # noqa: ASYNC240
         if HOW == "kill-executor":
             os.kill(executor(), signal.SIGKILL)
-        if HOW == "hang":
+        if HOW in {"hang", "stream"}:
             await asyncio.Event().wait()
     if os.getpid() not in files:
         files[os.getpid()] = os.open(f"{FOLDER}/ledger/{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -42,7 +42,8 @@ async def enter(record: Record) -> None:
 
 if __name__ == "__main__":
     with spark_session(app, master=MASTER) as spark:
-        report = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint").backfill(
-            enter, max_records_per_batch=1_000
-        )
+        pipeline = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint")
+        if HOW == "stream":
+            pipeline.start(enter, max_records_per_batch=1_000).await_termination()
+        report = pipeline.backfill(enter, max_records_per_batch=1_000)
     sys.stdout.write(f"{report.records}\n")

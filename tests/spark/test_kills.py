@@ -54,34 +54,57 @@ def until_gone(pids: list[int]) -> None:
             raise AssertionError(f"{pid} is still there")
 
 
-def test_a_driver_killed_in_mid_batch_loses_nothing(world):
-    """SIGKILL of the driver: the next one goes on where the group stands, and repeats are of the killed batch alone."""
+def killed_in_its_second_batch(world, how: str, *, without_java: bool = False) -> dict[int, int]:
+    """A driver that is killed when two partitions of 1,500 are a third done; gives what is committed then."""
     world.make_topic(2)
     world.produce([b"a"] * 1_500, partition=0)
     world.produce([b"b"] * 1_500, partition=1)
-    driver = started(world, how="hang", without_java=True)
+    driver = started(world, how=how, without_java=without_java)
     waiting = threading.Event()
     for _ in range(_WAIT_S * 10):
-        if (world.folder / "happened").exists() or driver.poll() is not None:
+        # A stream commits when Spark tells of the batch, which may be when it is in the next one.
+        if driver.poll() is not None or ((world.folder / "happened").exists() and sum(world.committed.values()) > 0):
             break
         waiting.wait(0.1)
     assert (world.folder / "happened").exists(), (world.folder / "stderr").read_text()
     driver.kill()
     driver.communicate(timeout=30)
     until_gone(world.ledger.pids)
-    committed = world.committed
+    return world.committed
+
+
+def assert_only_the_second_batch_was_repeated(world) -> None:
+    counts = world.ledger.counts()
+    repeated = {(p, n) for (p, n), times in counts.items() if times > 1}
+
+    assert set(counts) == {(p, n) for p in range(2) for n in range(1_500)}
+    assert set(counts.values()) <= {1, 2}
+    assert repeated <= {(p, n) for p in (0, 1) for n in range(500, 1_000)}
+    assert world.committed == {0: 1_500, 1: 1_500}
+
+
+def test_a_driver_killed_in_mid_batch_loses_nothing(world):
+    """SIGKILL of the driver: the next one goes on where the group stands, and repeats are of the killed batch alone."""
+    committed = killed_in_its_second_batch(world, "hang", without_java=True)
 
     report = world.pipeline(world.entering(), "another").backfill("enter")
 
-    counts = world.ledger.counts()
     assert committed == {0: 500, 1: 500}
-    assert set(counts) == {(p, n) for p in range(2) for n in range(1_500)}
-    assert set(counts.values()) <= {1, 2}
-    assert {(p, n) for (p, n), times in counts.items() if times > 1} <= {
-        (p, n) for p in (0, 1) for n in range(500, 1_000)
-    }
     assert report.records == 2_000
-    assert world.committed == {0: 1_500, 1: 1_500}
+    assert_only_the_second_batch_was_repeated(world)
+
+
+def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
+    """The next one takes up the checkpoint: the killed batch is handled again as it was, and nothing else."""
+    committed = killed_in_its_second_batch(world, "stream")
+
+    query = world.pipeline(world.entering(named="enter")).start("enter", trigger="available_now")
+    assert query.await_termination(60)
+
+    assert committed == {0: 500, 1: 500}
+    assert (world.folder / "checkpoint" / "generation-1").exists()
+    assert not (world.folder / "checkpoint" / "generation-2").exists()
+    assert_only_the_second_batch_was_repeated(world)
 
 
 def test_a_killed_executor_is_made_good_by_the_other(world):
