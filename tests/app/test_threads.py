@@ -13,9 +13,13 @@ import time
 import pytest
 from commands import environment
 from crew import until
+from recorder import Recorder
 
+from penstock import App
 from penstock.app import threads
 from penstock.app.threads import Threads
+from penstock.observe.events import HandlerLeftBehind
+from penstock.testing import TestApp
 
 said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="nothing")
 
@@ -66,6 +70,30 @@ async def test_threads_that_rest_end(monkeypatch):
     assert await pool.call(lambda: 1) == 1
 
 
+async def test_a_thread_is_waited_for_until_it_is_given_up():
+    """Who is cancelled waits for the function to come back, and for nothing when it is cancelled once more."""
+    pool, let_go, is_back = Threads(), threading.Event(), []
+
+    def hang() -> None:
+        let_go.wait(10)
+        is_back.append(True)
+
+    patient, impatient = (asyncio.create_task(pool.call(hang)) for _ in range(2))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        impatient.cancel()
+        await asyncio.sleep(0)
+    patient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    assert not patient.done()
+    let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await patient
+
+    assert is_back
+
+
 def test_one_that_comes_back_too_late_ends_quietly():
     """Nobody waits for it any more, and there may be no loop to tell."""
     let_go, seen = threading.Event(), []
@@ -75,14 +103,39 @@ def test_one_that_comes_back_too_late_ends_quietly():
         let_go.wait(10)
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(Threads().call(hang), 0.05)
+        call = asyncio.create_task(Threads().call(hang))
+        await until(lambda: bool(seen))
+        call.cancel()
+        await asyncio.sleep(0)
 
     asyncio.run(main())
     let_go.set()
     seen[0].join(10)
 
     assert not seen[0].is_alive()
+
+
+async def test_a_plain_handler_that_hangs_is_named():
+    """The app ends in its time, and tells of the handler that it leaves behind."""
+    begun, let_go, events = threading.Event(), threading.Event(), Recorder()
+    app = App(group_id="g", stop_timeout_ms=500, hooks=[events])
+
+    @app.handler("orders")
+    def hang(value: bytes) -> None:
+        begun.set()
+        let_go.wait(10)
+
+    async with TestApp(app) as kafka:
+        await app.publish("orders", b"0")
+        await until(begun.is_set)
+        async with asyncio.timeout(5):
+            await app.stop()
+        (left,) = asyncio.all_tasks() - {asyncio.current_task()}
+        let_go.set()
+        await asyncio.wait({left})
+
+        assert [(one.handler.endswith("hang"), one.offset) for one in events.of(HandlerLeftBehind)] == [(True, 0)]
+        assert kafka.committed("orders") == 0
 
 
 STUCK = """

@@ -2,7 +2,7 @@
 
 Rule of this file: a thread cannot be ended, so one that does not come back is left behind when nobody waits for it any
 more, and goes with the process. An interpreter that ends waits for the threads of asyncio and anyio; for these, which
-are daemons, it does not. Who is in a thread and who is free is known in the loop alone.
+are daemons, it does not. How many are free is known in the loop alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Threads:
         self._free = 0
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there."""
+        """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there.
+
+        Cancelled, this ends when the thread is back, so that the function has what it stands on until then; cancelled
+        once more, it leaves the thread behind.
+        """
         loop = asyncio.get_running_loop()
         came_back: asyncio.Future[ResultT] = loop.create_future()
         if self._free:
@@ -49,7 +53,14 @@ class Threads:
         else:
             threading.Thread(target=self._work, args=(loop,), name="penstock handler", daemon=True).start()
         self._calls.put(_Call(function, copy_context(), came_back))
-        return await came_back
+        try:
+            return await asyncio.shield(came_back)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait({came_back})
+            finally:
+                came_back.cancel()
+            raise
 
     # ---- in the loop -------------------------------------------------------------------------------------------
 
