@@ -8,7 +8,7 @@ from crew import until
 from recorder import Recorder
 
 from penstock import TopicPartition
-from penstock.core.fetch_plan import Lane
+from penstock.core.fetch_plan import lane_of
 from penstock.messages import FetchRequest, HeartbeatRequest
 from penstock.observe.events import GroupJoined
 
@@ -147,8 +147,8 @@ async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
 async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group):
     """A fetch that is held for an idle partition has reserved all there is; what comes meanwhile waits no longer."""
     idle = witness_of.topic_with(1)
-    lane = Lane.of_partition(TopicPartition(idle, 0), 2)
-    later = next(one for one in iter(witness_of.topic, None) if Lane.of_partition(TopicPartition(one, 0), 2) != lane)
+    lane = lane_of(TopicPartition(idle, 0), 2)
+    later = next(one for one in iter(witness_of.topic, None) if lane_of(TopicPartition(one, 0), 2) != lane)
     witness_of.produce(later, [b"later"])
     options = {"max_buffered_bytes": 400_000, "num_fetchers": 2, "fetch_max_wait_ms": 2_000}
 

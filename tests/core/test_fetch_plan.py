@@ -15,6 +15,7 @@ from penstock.core.fetch_plan import (
     Lane,
     Patience,
     Verdict,
+    lane_of,
     make_plan,
     source_of,
     sources_change_at,
@@ -174,7 +175,7 @@ def test_each_partition_goes_by_one_connection(of, topic, number):
     """Of so many to a broker, exactly the one that it is said to go by."""
     partition = TopicPartition(topic, number)
 
-    assert [lane for n in range(of) if (lane := Lane(n, of)).has(partition)] == [Lane.of_partition(partition, of)]
+    assert [n for n in range(of) if Lane(n, of).has(partition)] == [lane_of(partition, of)]
 
 
 def test_without_a_leader_there_is_no_source():

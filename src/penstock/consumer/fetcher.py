@@ -31,6 +31,7 @@ from penstock.core.fetch_plan import (
     Lane,
     Patience,
     Verdict,
+    lane_of,
     make_plan,
     source_of,
     sources_change_at,
@@ -112,8 +113,13 @@ class Fetcher:
         )
 
     def wake(self) -> None:
-        """Something may be fetched that could not be, or from somewhere else: a position, room, a leader."""
+        """Something may be fetched that could not be, or from somewhere else: a position, a leader."""
         self._news.set()
+
+    def room_made(self) -> None:
+        """There is room in the buffer that there was not: who waits for that looks again, and nobody else."""
+        for crowded in self._crowded:
+            crowded.set()
 
     async def run_fetches(self) -> None:
         """Have one loop for each broker that has partitions of ours, for ever."""
@@ -126,16 +132,13 @@ class Fetcher:
 
     def _begin_loops(self, tasks: TaskGroup) -> None:
         now, topology = self._loop.time(), self._cluster.topology
-        lines, count = set(), self._config.num_fetchers
-        for position in self._positions:
-            node_id = source_of(position, topology, now)
+        count = self._config.num_fetchers
+        for node_id, number in {(source_of(p, topology, now), lane_of(p.partition, count)) for p in self._positions}:
             if node_id is None:
                 self._picture.ask()
-            else:
-                lines.add(_Line(node_id, Lane.of_partition(position.partition, count)))
-        for line in lines - self._loops.keys():
-            self._loops[line] = Wake()
-            tasks.start_soon(self._run_line, line)
+            elif (line := _Line(node_id, Lane(number, count))) not in self._loops:
+                self._loops[line] = Wake()
+                tasks.start_soon(self._run_line, line)
 
     async def _run_line(self, line: _Line) -> None:
         """Fetch from one broker, by one connection, for as long as it has partitions of ours for that."""
@@ -214,8 +217,7 @@ class Fetcher:
             return await self._cluster.broker(line.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
             self._buffer.unreserve(line)
-            for crowded in self._crowded:
-                crowded.set()
+            self.room_made()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""

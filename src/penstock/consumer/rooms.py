@@ -130,4 +130,4 @@ class Rooms:
         self.beginnings.wake()
 
     def _room_made(self) -> None:
-        self.fetcher.wake()
+        self.fetcher.room_made()

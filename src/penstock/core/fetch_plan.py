@@ -26,6 +26,7 @@ __all__ = [
     "Patience",
     "Room",
     "Verdict",
+    "lane_of",
     "make_plan",
     "source_of",
     "sources_change_at",
@@ -147,17 +148,13 @@ class Lane:
     number: int = 0
     of: int = 1
 
-    @classmethod
-    def of_partition(cls, partition: TopicPartition, of: int) -> Lane:
-        """The one of so many that ``partition`` goes by."""
-        return cls(_number(partition, of), of)
-
     def has(self, partition: TopicPartition) -> bool:
         """Whether ``partition`` goes by this one."""
-        return _number(partition, self.of) == self.number
+        return lane_of(partition, self.of) == self.number
 
 
-def _number(partition: TopicPartition, of: int) -> int:
+def lane_of(partition: TopicPartition, of: int) -> int:
+    """The number of the one, of so many, that ``partition`` goes by."""
     return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
 
 
