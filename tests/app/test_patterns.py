@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
+
 import pytest
 from crew import until
 from letters import letters_in
@@ -57,6 +60,24 @@ async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR091
     assert len(recorder.of(RecordBuried)) == 1
     assert [await witness.committed(group, name, 1) for name in (first, replays)] == [{0: 2}, {0: 1}]
     assert await witness.committed(group, letters, 1) == {}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_pattern_may_match_nothing_yet(new_app, kafka_server, witness, protocol):
+    """The app is ready, a member of its group, and reads what it matches from when that is there."""
+    prefix, seen = f"t-{uuid.uuid4().hex}", []
+    app = new_app(group_protocol=protocol)
+
+    @app.handler(pattern=f"{prefix}.*")
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+
+    async with app:
+        async with asyncio.timeout(20):
+            await app.wait_ready()
+        kafka_server.create_topic(f"{prefix}-1")
+        witness.produce(f"{prefix}-1", [b"0"])
+        await until(lambda: seen == [b"0"])
 
 
 async def test_replays_that_came_before_are_not_passed_over(new_app, new_topic, kafka_server, witness, group):
