@@ -9,7 +9,7 @@ from crew import until
 from recorder import Recorder
 
 from penstock import App, Record, Retry
-from penstock.app.app import running_of
+from penstock.app.elsewhere import running_of
 from penstock.observe.events import DrainTimedOut, GroupJoined
 
 

@@ -7,9 +7,8 @@ Rule of this file: what users call, and in which order things start and stop. A 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, cast
 
@@ -17,28 +16,26 @@ from typing_extensions import Unpack
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.codecs import AnyCodec, JsonCodec
+from penstock.app.elsewhere import StandIn
 from penstock.app.ends import asked_by_signals, first_of
-from penstock.app.group import Connect
 from penstock.app.handlers import Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
 from penstock.app.health_asgi import ASGIApp, health_app
 from penstock.app.line import Line
 from penstock.app.messages import Message
-from penstock.app.plan import Plan, planned
+from penstock.app.plan import planned
 from penstock.app.producer import Producer
-from penstock.app.publisher import Published, Publisher
+from penstock.app.publisher import Published
 from penstock.app.publishing import publish_one
 from penstock.app.results import outgoing
 from penstock.app.routes import Routes
 from penstock.app.running import Running
-from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource, Source
 from penstock.app.terms import Terms
 from penstock.app.transactions.exactly_once import (
     Delivery,
     Kafka,
-    TransactionOptions,
     check_options,
     exactly_once,
     transaction_options,
@@ -49,7 +46,7 @@ from penstock.core.retries import OnFailure, Retry
 from penstock.errors import ConfigurationError, ConsumerStateError, PublishError
 from penstock.observe.hooks import Hook, Observer
 
-__all__ = ["App", "Outline", "StandIn", "outline_of", "running_of", "standing_in"]
+__all__ = ["App"]
 
 
 class App(Handlers):
@@ -376,48 +373,3 @@ class App(Handlers):
             observer=observer,
             require_broker=self._require_broker,
         )
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """What takes the place of Kafka."""
-
-    connect: Connect
-    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
-    overrides: Overrides
-    hooks: tuple[Hook, ...]
-    adapt: Callable[[Plan], Plan]
-
-
-@contextmanager
-def standing_in(app: App, instead: StandIn) -> Iterator[None]:
-    """Have the next start of an app use something else than Kafka."""
-    app._instead = instead  # noqa: SLF001 - this room's own
-    try:
-        yield
-    finally:
-        app._instead = None  # noqa: SLF001
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What an app says for all its handlers."""
-
-    defaults: Terms
-    overrides: Overrides
-    transactions: TransactionOptions | None
-
-    @property
-    def is_exactly_once(self) -> bool:
-        """Whether records are handled in transactions."""
-        return self.transactions is not None
-
-
-def outline_of(app: App) -> Outline:
-    """What whoever runs an app's handlers elsewhere has to know, started or not."""
-    return Outline(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - this room's own
-
-
-def running_of(app: App) -> Running:
-    """What runs of a started app."""
-    return app._started  # noqa: SLF001 - this room's own

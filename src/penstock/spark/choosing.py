@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.app.app import App, outline_of
+from penstock.app.app import App
+from penstock.app.elsewhere import outline_of
 from penstock.app.handlers import Handler
 from penstock.app.routes import Taking
 from penstock.errors import ConfigurationError

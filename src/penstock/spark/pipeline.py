@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from penstock.app.app import App, outline_of
+from penstock.app.app import App
+from penstock.app.elsewhere import outline_of
 from penstock.app.loading import load_app
 from penstock.app.plan import planned
 from penstock.config import ConsumerConfig, resolve

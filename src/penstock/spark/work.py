@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import cast
 
-from penstock.app.app import App, StandIn, running_of, standing_in
+from penstock.app.app import App
+from penstock.app.elsewhere import StandIn, running_of, standing_in
 from penstock.app.ends import first_of
 from penstock.app.handlers import Handle, Middleware
 from penstock.app.plan import Plan, Ready

@@ -14,8 +14,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from penstock.app.app import App, StandIn, outline_of, running_of, standing_in
+from penstock.app.app import App
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
+from penstock.app.elsewhere import StandIn, outline_of, running_of, standing_in
 from penstock.app.ends import first_of
 from penstock.app.plan import Plan, Ready
 from penstock.app.publisher import Publisher
