@@ -1,0 +1,33 @@
+"""Delta, on real Spark in a process of its own, as its jars have to be there when Spark starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
+
+
+def test_delta_has_a_batch_once(world):
+    """A batch that was written, and is handled again because nobody knew, stands in the table once."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(50)])
+    driver, arguments = Path(__file__).with_name("delta_driver.py"), (world.group, world.topic, str(world.folder))
+
+    done = subprocess.run(
+        [sys.executable, str(driver), world.server.bootstrap_servers, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["batches"] == [0, 0, 1]
+    assert sorted(told["values"]) == [2 * n for n in range(50)]
+    assert world.committed == {0: 50}
