@@ -16,7 +16,6 @@ from typing_extensions import Unpack
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.codecs import AnyCodec, JsonCodec
-from penstock.app.elsewhere import StandIn
 from penstock.app.ends import asked_by_signals, first_of
 from penstock.app.handlers import Handlers, Middleware, check_middleware
 from penstock.app.health import Health, Vitals, examine
@@ -32,6 +31,7 @@ from penstock.app.routes import Routes
 from penstock.app.running import Running
 from penstock.app.signs import Signs
 from penstock.app.sources import ConsumerSource, Source
+from penstock.app.stand_in import StandIn
 from penstock.app.terms import Terms
 from penstock.app.transactions.exactly_once import (
     Delivery,

@@ -5,35 +5,18 @@ Rule of this file: for this package's own use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from penstock.app.group import Connect
-from penstock.app.plan import Plan
-from penstock.app.publisher import Publisher
+from penstock.app.app import App
 from penstock.app.running import Running
 from penstock.app.signatures.dependencies import Overrides
+from penstock.app.stand_in import StandIn
 from penstock.app.terms import Terms
 from penstock.app.transactions.exactly_once import TransactionOptions
-from penstock.observe.hooks import Hook
 
-if TYPE_CHECKING:
-    from penstock.app.app import App
-
-__all__ = ["Outline", "StandIn", "outline_of", "running_of", "standing_in"]
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """What takes the place of Kafka."""
-
-    connect: Connect
-    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
-    overrides: Overrides
-    hooks: tuple[Hook, ...]
-    adapt: Callable[[Plan], Plan]
+__all__ = ["Outline", "outline_of", "running_of", "standing_in"]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import cast
 
 from penstock.app.app import App
-from penstock.app.elsewhere import StandIn, running_of, standing_in
+from penstock.app.elsewhere import running_of, standing_in
 from penstock.app.ends import first_of
 from penstock.app.handlers import Handle, Middleware
 from penstock.app.plan import Plan, Ready
@@ -21,6 +21,7 @@ from penstock.app.producer import Producer
 from penstock.app.publisher import Publisher
 from penstock.app.routes import Routes
 from penstock.app.sources import Source
+from penstock.app.stand_in import StandIn
 from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
 from penstock.errors import DeadLetterError, PenstockError

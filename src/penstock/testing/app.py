@@ -16,13 +16,14 @@ from typing import Any, Self, TypeVar, overload
 
 from penstock.app.app import App
 from penstock.app.dead_letters import DeadLetter, read_dead_letter
-from penstock.app.elsewhere import StandIn, outline_of, running_of, standing_in
+from penstock.app.elsewhere import outline_of, running_of, standing_in
 from penstock.app.ends import first_of
 from penstock.app.plan import Plan, Ready
 from penstock.app.publisher import Publisher
 from penstock.app.routes import Routes
 from penstock.app.signatures.readers import value_reader
 from penstock.app.sources import Source
+from penstock.app.stand_in import StandIn
 from penstock.app.transactions.exactly_once import ByContext
 from penstock.app.transactions.source import TransactionalSource
 from penstock.errors import ConfigurationError
