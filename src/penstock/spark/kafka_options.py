@@ -6,11 +6,13 @@ Rule of this file: what has no counterpart in Java is refused, with what to say 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError
+from penstock.spark.failures import line_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,21 +85,20 @@ def check_source(spark: SparkSession, options: Mapping[str, str], source: str = 
     Raises:
         ConfigurationError: with the connector's name, or in Spark's own words.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - pyspark's own
     from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
 
+    of_java: Any = import_module("py4j.protocol").Py4JJavaError  # untyped
     try:
         # It is only looked at: nobody is asked before it is read.
         known = {name: value for name, value in options.items() if name.lower() not in _OF_STREAMS}
         spark.read.format(source).options(**known).option("subscribe", "any").load()
-    except (AnalysisException, Py4JJavaError) as error:
+    except (AnalysisException, of_java) as error:
         raise ConfigurationError(
             "this Spark session has no source for Kafka - take penstock.spark.spark_session(), or have yours"
             f" load spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
         ) from error
     except PySparkException as error:
-        told = str(error).strip().partition("\n")[0]
-        raise ConfigurationError(f"Spark's Kafka source refuses these options: {told}") from error
+        raise ConfigurationError(f"Spark's Kafka source refuses these options: {line_of(error)}") from error
 
 
 def _tls(config: ConsumerConfig, more: Mapping[str, str]) -> dict[str, str]:

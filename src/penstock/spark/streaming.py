@@ -19,6 +19,7 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, OffsetOut
 from penstock.observe.events import CommitFailed
 from penstock.observe.hooks import Observer
 from penstock.spark.checkpoints import Checkpoint, State
+from penstock.spark.failures import line_of
 from penstock.spark.going_on import GoingOn, said_at_start, said_by_stream
 from penstock.spark.group_desk import GroupDesk, Seen
 from penstock.spark.places import Places
@@ -171,7 +172,7 @@ class SparkQuery:
             self._stage.desk.check_untouched()
             tally = self._stage.batches.run(records, self._stage.state.first_batch_id + number)
         except Exception as error:
-            self._failure = self._failure or error
+            self._fail(error)
             raise
         self.counted += tally
 
@@ -220,9 +221,9 @@ class SparkQuery:
             # The next batch's commit says it, too, if there is one.
             observer.tell(CommitFailed(desk.group_id, str(error), will_retry=not self._is_over))
             if self._is_over:
-                self._failure = self._failure or error
+                self._fail(error)
         except PenstockError as error:
-            self._failure = self._failure or error
+            self._fail(error)
             observer.tell(CommitFailed(desk.group_id, str(error), will_retry=False))
             if not self._is_over:
                 # Not from Spark's own thread, which its end waits for.
@@ -264,6 +265,11 @@ class SparkQuery:
                     " auto_offset_reset, and counts what is lost"
                 )
         return None
+
+    def _fail(self, error: Exception) -> None:
+        """The first of our own errors is told; Spark's may come of its end alone."""
+        if self._failure is None or (isinstance(error, PenstockError) and not isinstance(self._failure, PenstockError)):
+            self._failure = error
 
     def _raise_from(self, error: Exception | None) -> None:
         if isinstance(self._failure, PenstockError):
@@ -348,4 +354,5 @@ def _writer(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> DataS
     try:
         return writer.trigger(**when) if when else writer
     except (PySparkException, TypeError, ValueError) as error:
-        raise ConfigurationError(f"trigger={trigger!r} will not do: {error} - say '5 seconds', for example") from error
+        told = line_of(error) or error
+        raise ConfigurationError(f"trigger={trigger!r} will not do: {told} - say '5 seconds', for example") from error
