@@ -62,7 +62,9 @@ def add_reaching(parser: argparse.ArgumentParser, *, inner: bool = False, json: 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
     """The group that it is about; an app or the environment may say it, too."""
-    parser.add_argument("group", nargs="?", metavar="GROUP", help="else the group of --app, or PENSTOCK_GROUP_ID")
+    parser.add_argument(
+        "group", nargs="?", metavar="GROUP", help="its name (default: the group of --app, or PENSTOCK_GROUP_ID)"
+    )
 
 
 def seconds(text: str) -> float:
