@@ -128,6 +128,12 @@ class BatchLine:
         """Begin nothing more of any partition until ``release``; what runs goes on."""
         self.is_held = True
         self._set_timer(None)
+        self._on_progress()
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether it was told to hold, and has records that wait for it."""
+        return self.is_held and self._batching.waiting > 0
 
     def release(self) -> None:
         """Go on."""
@@ -170,10 +176,6 @@ class BatchLine:
     def has_failed(self) -> bool:
         """Whether a batch of it ends the app: that is not done, and nothing else runs."""
         return self._failed.done()
-
-    def record_of(self, _task: asyncio.Task[Any] | None) -> Record | None:
-        """None: the handler of a batch runs on no one record."""
-        return None
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
         """Whether the handler runs in ``task``. Any thread may ask."""

@@ -136,10 +136,6 @@ class Group:
             one.line.at_work == one.failures.waiting and not one.line.has_failed for one in self._stations
         )
 
-    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
-        """The record whose handler runs in ``task``."""
-        return next((found for one in self._stations if (found := one.line.record_of(task)) is not None), None)
-
     def lines_of(self, function: Callable[..., object]) -> list[Line | BatchLine]:
         """Where a handler runs; several if it was declared more than once."""
         return [one.line for one in self._stations if one.handler.function is function]
@@ -159,6 +155,11 @@ class Group:
     def runs(self) -> bool:
         """Whether a handler runs, or waits for its next attempt."""
         return any(one.line.runs for one in self._stations)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether no handler runs, and one that is paused has records that wait for it."""
+        return not self.runs and any(one.line.holds_back for one in self._stations)
 
     # ---- as the reader wants it --------------------------------------------------------------------------------
 

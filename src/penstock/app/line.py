@@ -148,6 +148,7 @@ class Line:
     def hold(self) -> None:
         """Begin nothing more of any partition until ``release``; what runs goes on."""
         self._is_held = True
+        self._on_progress()
 
     def release(self) -> None:
         """Go on."""
@@ -228,6 +229,11 @@ class Line:
         return self._is_held
 
     @property
+    def holds_back(self) -> bool:
+        """Whether it was told to hold, and has records that wait for it."""
+        return self._is_held and self._lanes.waiting > 0
+
+    @property
     def at_work(self) -> int:
         """How many records run, wait for their next attempt, or are about to be begun."""
         return self._workers.at_work
@@ -237,14 +243,10 @@ class Line:
         """Whether a record of it ends the app: that is not done, and nothing else runs."""
         return self._workers.failed.done()
 
-    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
-        """The record whose handler runs in ``task``."""
-        worker = self._workers.of(task)
-        return worker.record if worker is not None else None
-
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
         """Whether the handler runs in ``task``. Any thread may ask."""
-        return self.record_of(task) is not None
+        worker = self._workers.of(task)
+        return worker is not None and worker.record is not None
 
     @property
     def under_way(self) -> list[Record]:

@@ -35,6 +35,10 @@ class Crew(Taker, Protocol):
     def runs(self) -> bool:
         """Whether a handler runs, or waits for its next attempt."""
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether no handler runs, and one that is paused has records that wait for it."""
+
 
 class Transactions(Publisher, Protocol):
     """What a source has that hands out records within transactions; to publish with it is to publish within them."""

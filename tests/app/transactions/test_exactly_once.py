@@ -16,11 +16,13 @@ from passing import check, fill, passing_on, until_committed
 from penstock import (
     App,
     ConfigurationError,
+    Message,
     PublishError,
     Record,
     UnsupportedVersionError,
 )
 from penstock.messages import ApiVersionsRequest, ApiVersionsResponse
+from penstock.observe.events import TransactionAborted
 
 INIT_PRODUCER_ID = 22
 
@@ -146,6 +148,31 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
         await until_committed(ledger, group, source, 19)
 
     assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
+
+
+async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app, group, recorder):
+    """What it has not begun is left out of the transaction until it is resumed; other handlers go on meanwhile."""
+    source, other, target, app = ledger.topic(), ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=60_000)
+    fill(witness, source, range(20))
+    paused = asyncio.Event()
+
+    @app.handler(source, publish=target)
+    async def pass_on(record: Record) -> Message:
+        if not paused.is_set():
+            app.pause(pass_on)
+            paused.set()
+        return Message(record.value, key=record.key)
+
+    passing_on(app, other, target)
+    async with app:
+        await paused.wait()
+        fill(witness, other, range(20, 40))
+        await until_committed(ledger, group, other, 20)
+        assert len(recorder.of(TransactionAborted)) == 1
+        app.resume(pass_on)
+        await until_committed(ledger, group, source, 20)
+
+    assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(40))
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------

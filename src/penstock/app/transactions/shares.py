@@ -121,6 +121,11 @@ class Shares:
         """Whether all that was handed out is finished."""
         return all(self._crew.done_of(share.position) is None for share in self._shares.values())
 
+    @property
+    def are_held_back(self) -> bool:
+        """Whether the rest of it waits for somebody who may be away for long."""
+        return self._crew.is_held_back
+
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit, when all is finished."""
         return {partition: _offset(share) for partition, share in self._shares.items()}

@@ -17,6 +17,7 @@ from typing import TypeVar
 from penstock.app.attempts import Attempts, Outgoing
 from penstock.app.delays import RetryTopic
 from penstock.app.sources import Crew
+from penstock.app.transactions.going_back import go_back
 from penstock.app.transactions.outside import Outside
 from penstock.app.transactions.seams import Committer, FootedSource, Foothold
 from penstock.app.transactions.shares import Rest, Shares
@@ -26,9 +27,6 @@ from penstock.core.positions import Position
 from penstock.core.setbacks import Setbacks
 from penstock.core.transaction_windows import Step, Window, WindowSettings
 from penstock.errors import (
-    AuthenticationError,
-    BrokerConnectionError,
-    BrokerError,
     PenstockError,
     PublishError,
     PublishTooLargeError,
@@ -154,6 +152,8 @@ class TransactionalSource:
                     await self._transactor.begin()
                     if (found := await self._next(room_of)) is not None:
                         return found
+                case Step.DRAIN if self._held.are_held_back:
+                    self._doom(PublishError("a handler is paused, and its records wait for it"), is_at_fault=False)
                 case Step.DRAIN:
                     await self._progress.wait(self._window.next_deadline(now))
                 case Step.COMMIT:
@@ -364,24 +364,10 @@ class TransactionalSource:
             until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
             while self._loop.time() < until:
                 await self._progress.wait(until)
-        await self._read_again()
+        await go_back(self._held, self._at, self._backoff)
         self._blame(error)
         self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError))
         self._end()
-
-    async def _read_again(self) -> None:
-        """Go back to what is committed: of a commit that was in doubt, only the broker knows."""
-        failures = 0
-        while self._held:
-            try:
-                committed = await self._at.committed(self._held.partitions())
-            except (BrokerError, BrokerConnectionError) as error:
-                if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
-                    raise
-                failures += 1
-                await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter
-            else:
-                self._held.read_again(self._at, committed)
 
     def _blame(self, error: PenstockError) -> None:
         """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
