@@ -11,7 +11,7 @@ from crew import until
 from recorder import Recorder
 from witness import Witness
 
-from penstock import App, Depends, HandlerFailedError, Reject, Retry
+from penstock import App, ConsumerStateError, Depends, HandlerFailedError, Reject, Retry
 from penstock.observe.events import HandlerFailed, HandlerLeftBehind, LeavingCutShort, RecordSkipped
 from penstock.testing import KafkaServer, TestApp
 
@@ -166,6 +166,25 @@ async def test_one_that_does_not_end_is_left_behind_and_told(kind):
         assert ("on_" in told.handler, told.partition.topic, told.offset) == (True, "orders", 0)
         assert took_s == pytest.approx(12, abs=1)
         assert kafka.committed("orders") in {0, 1}
+
+
+@KINDS
+async def test_a_handler_does_not_stop_its_own_app(kind):
+    """It would wait for itself; another task does not."""
+    raised, app = [], App(group_id="g")
+
+    async def handle() -> None:
+        try:
+            await app.stop()
+        except ConsumerStateError as error:
+            raised.append(str(error))
+
+    declare(app, kind, handle)
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"0")
+
+        assert raised == ["stop() in a handler would wait for itself - let another task call it"]
+        assert kafka.committed("orders") == 1
 
 
 async def test_several_groups_are_left_in_time_while_no_broker_answers():

@@ -194,11 +194,14 @@ class App(Handlers):
         Handlers have half of that; those that run then are cut short, and their records come again.
 
         Raises:
+            ConsumerStateError: it is called from a handler, which has to end first.
             PenstockError: what ended the app before; or something that it was made of does not end.
         """
         if self._supervisor is None:
             return
         running = self._started
+        if running.handler_in(asyncio.current_task()) is not None:
+            raise ConsumerStateError("stop() in a handler would wait for itself - let another task call it")
         orderly_s, ending_s = running.time_to_stop
         await self._supervisor.stop(orderly_s, ending_s=ending_s)
         if running.failure is not None:

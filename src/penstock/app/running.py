@@ -30,7 +30,6 @@ from penstock.core.backoff import Backoff
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.observe.events import BrokersAwaited, LeavingCutShort
 from penstock.observe.hooks import Observer
-from penstock.records import Record
 
 __all__ = ["Running"]
 
@@ -118,9 +117,9 @@ class Running:
         orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_begun else 0.0
         return orderly_s, self._stop_s - orderly_s
 
-    def record_of(self, task: asyncio.Task[Any] | None) -> Record | None:
-        """The record whose handler runs in ``task``."""
-        return next((found for group in self.groups if (found := group.record_of(task)) is not None), None)
+    def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
+        """The name of the handler that runs in ``task``. Any thread may ask."""
+        return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
 
     @property
     def vitals(self) -> Vitals:
@@ -219,15 +218,10 @@ class Running:
 
     def _watch(self, stack: AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
-
-        def what_runs() -> str | None:
-            task = asyncio.current_task(loop)
-            return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
-
         self._watchdog = Watchdog(
             loop,
             self._config.heartbeat_interval_ms / 1000,
-            what_runs=what_runs,
+            what_runs=lambda: self.handler_in(asyncio.current_task(loop)),
             tell=self._observer.tell,
         )
         self._watchdog.start()
