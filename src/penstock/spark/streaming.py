@@ -98,7 +98,7 @@ class SparkQuery:
         """The last batch of which the group was told, and where it stands since."""
         self._committed_at = stage.desk.now
         self._is_over = False
-        self._is_asked = False
+        self._is_asked = self._is_stopped = False
         self._stands = threading.Event()
         self._listener: Any = None
         self.query_id = self.run_id = ""
@@ -157,7 +157,7 @@ class SparkQuery:
         while self._stage.desk.now < ends_at and self.is_active and self.query.status["isTriggerActive"]:
             if self._stands.wait(_LOOK_S):
                 break
-        self.query.stop()
+        self._stop_spark()
         self._end()
         self._raise_from(None)
 
@@ -165,30 +165,36 @@ class SparkQuery:
 
     def handle(self, records: DataFrame, number: int) -> None:
         """One micro-batch, as ``foreachBatch`` has it."""
-        if self._is_asked:
-            self._stand()
         try:
+            if self._is_asked:
+                self._stand()
             self._raise_from(None)
             self._stage.desk.check_untouched()
             tally = self._stage.batches.run(records, self._stage.state.first_batch_id + number)
         except Exception as error:
             self._fail(error)
+            if self._is_stopped:
+                self._shorten(error)
             raise
         self.counted += tally
 
     def _stand(self) -> None:
         """Wait to be stopped: in Java, in Spark's own thread, where its stop interrupts, and takes that for an end."""
-        failed: Any = import_module("py4j.protocol").Py4JJavaError  # untyped, and an extra
-        inside: Any = self._stage.spark.sparkContext
-        java = inside._gateway  # noqa: SLF001 - there is no other way into that thread
+        inside: Any = self._stage.spark
         self._stands.set()
-        try:
-            java.jvm.java.lang.Thread.sleep(_STANDS_MS)
-        except failed as error:
-            # Spark finds the interrupt in the text by a pattern that the stack of Java is too small for.
-            error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
-            raise
+        inside._jvm.java.lang.Thread.sleep(_STANDS_MS)  # noqa: SLF001 - there is no other way into that thread
         raise PenstockError("the query was asked to end, and is not stopped yet")
+
+    def _shorten(self, error: Any) -> None:  # noqa: ANN401 - py4j is untyped
+        """Spark sees by a pattern in the text that it was stopped; in a long text Java's stack is too small for it."""
+        if isinstance(error, import_module("py4j.protocol").Py4JJavaError):
+            inside: Any = self._stage.spark.sparkContext
+            java = inside._gateway  # noqa: SLF001 - as above
+            error.java_exception.setStackTrace(java.new_array(java.jvm.java.lang.StackTraceElement, 0))
+
+    def _stop_spark(self) -> None:
+        self._is_stopped = True
+        self.query.stop()
 
     def progressed(self, number: int, ends: Offsets) -> None:
         """Spark's commit log has this batch."""
@@ -227,7 +233,7 @@ class SparkQuery:
             observer.tell(CommitFailed(desk.group_id, str(error), will_retry=False))
             if not self._is_over:
                 # Not from Spark's own thread, which its end waits for.
-                threading.Thread(target=self.query.stop, name="penstock stop", daemon=True).start()
+                threading.Thread(target=self._stop_spark, name="penstock stop", daemon=True).start()
 
     # ---- its end -----------------------------------------------------------------------------------------------
 
