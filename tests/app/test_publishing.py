@@ -117,7 +117,7 @@ async def test_a_message_with_a_topic_needs_no_other(app, kind):
         (Message(1), "a Message without a topic - give it one, or the handler publish='...'"),
         (Message(object(), topic="a"), "what is to go to 'a' cannot be encoded"),
         (Message(1, key=5, topic="a"), "a key or a header is bytes or text, not int"),
-        (Message(1, headers=[("h", 5)], topic="a"), "a key or a header is bytes or text, not int"),  # type: ignore[list-item]
+        (Message(1, headers=[("h", 5)], topic="a"), "a key or a header is bytes or text, not int"),
     ],
 )
 async def test_a_message_that_cannot_go_out_is_a_failure(app, kind, wrong, reason):
