@@ -84,6 +84,15 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
     produce(kafka_server, topic, range(10, 12))
     lag = penstock("lag", topic, "--bootstrap-servers", kafka_server.bootstrap_servers, "--json")
     assert [json.loads(line)["lag"] for line in lag.stdout.splitlines()] == [1, 1]
+
+    servers = ("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
+    handed_over = spark(folder, "handoff", "shop:billing", "double", "--max-lag", "1", *servers)
+
+    assert handed_over.returncode == 0, handed_over.stderr
+    assert handed_over.stdout.splitlines() == [
+        f"group {topic} is 0 records behind",
+        "the live app may take over: penstock run shop:billing",
+    ]
     handed = spark(folder, "handoff", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
     assert handed.returncode == 0, handed.stderr
     assert f"group {topic} is 0 records behind" in handed.stdout

@@ -33,6 +33,9 @@ Its own settings come by --conf, the app's by --set and PENSTOCK_... variables.
 _RUN = """\
 Handle what is there and what comes, in micro-batches, until SIGTERM or Ctrl-C.
 After each, its offsets are committed to the group, as `penstock lag` shows.
+
+Then no batch is begun, and the one under way has 20 seconds to come to its end;
+one that is cut short is handled again. A second signal does not wait.
 """
 
 _BACKFILL = """\
