@@ -185,13 +185,13 @@ async def test_a_coordinator_killed_is_survived_without_a_rebalance(kafka_cluste
     ) as crew:
         member = await crew.join()
         await crew.handle(2_000)
-        coordinator_id = member.consumer._engine.cluster.coordinator_id(group)
+        coordinator_id = member.consumer._started.cluster.coordinator_id(group)
         victim = next(node for node in cluster.nodes if node.node_id == coordinator_id)
         await asyncio.to_thread(victim.kill)
         await events.wait_for(CoordinatorLost)
         witness.produce("spread", (b"%d" % n for n in range(2_000, 3_000)))
         await crew.handle(3_000)
-        await until(lambda: member.consumer._engine.cluster.coordinator_id(group) not in {None, coordinator_id})
+        await until(lambda: member.consumer._started.cluster.coordinator_id(group) not in {None, coordinator_id})
         async with asyncio.timeout(30):
             # For a moment the new coordinator does not know of all that the old one had written.
             while len(await witness.members(group)) != 1:
@@ -199,30 +199,6 @@ async def test_a_coordinator_killed_is_survived_without_a_rebalance(kafka_cluste
 
     assert {1} == set(crew.handled.values())
     assert len(events.of(GroupJoined)) == 1
-
-
-@pytest.mark.slow
-async def test_the_nearest_replica_is_read_from(kafka_cluster, group):
-    """With client_rack set, records come from the follower of that rack (KIP-392), and from the leader when it dies."""
-    selector = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
-    cluster = kafka_cluster(3, proxied=True, racks=["a", "b", "c"], config=selector)
-    cluster.create_topic("near", 1, replication_factor=3)
-    leader = cluster.leader_of("near").node_id
-    follower = next(node for node in cluster.nodes if node.node_id != leader)
-    rack = {1: "a", 2: "b", 3: "c"}[follower.node_id]
-    witness = ProxiedWitness(cluster)
-    witness.produce("near", (b"%d" % n for n in range(1_000)))
-
-    async with witness.consumer("near", group_id=group, client_rack=rack, client_id=group) as consumer:
-        got = [await consumer.getone() for _ in range(1_000)]
-        fetched = {node: len(proxy.requests(FetchRequest, client_id=group)) for node, proxy in cluster.proxies.items()}
-        await asyncio.to_thread(follower.kill)
-        witness.produce("near", (b"%d" % n for n in range(1_000, 1_100)))
-        got += [await consumer.getone() for _ in range(100)]
-
-    assert list(range(1_100)) == numbers(got)
-    assert fetched[follower.node_id] >= 1
-    assert fetched[leader] <= 2
 
 
 @pytest.mark.slow

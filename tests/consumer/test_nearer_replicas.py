@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
+from dataclasses import replace
 
 import pytest
 from crew import until
@@ -11,45 +12,60 @@ from proxied import ProxiedWitness, numbers
 from penstock.error_codes import ErrorCode
 from penstock.messages import FetchRequest
 
+SELECTOR = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+
+
+def not_here(answer):
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return replace(answer, partitions=tuple(replace(one, error_code=code, records=None) for one in answer.partitions))
+
+
+def from_nowhere(request):
+    return replace(request, rack_id="")
+
 
 @pytest.mark.slow
-async def test_a_nearer_replica_is_left_when_it_refuses_and_named_anew(kafka_cluster, group):
-    """A leader's word is good for metadata_max_age_ms and not longer, and ends when the replica refuses."""
-    selector = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
-    cluster = kafka_cluster(2, proxied=True, racks=["a", "b"], config=selector)
-    cluster.create_topic("near", 1, replication_factor=2)
+async def test_the_nearest_replica_is_read_from(kafka_cluster, group):
+    """With client_rack set, records come from the follower of that rack, and from the leader when it refuses or dies.
+
+    The leader's word is good for metadata_max_age_ms and no longer, also where nothing else happens.
+    """
+    cluster = kafka_cluster(3, proxied=True, racks=["a", "b", "c"], config=SELECTOR)
+    cluster.create_topic("near", 1, replication_factor=3)
     leader = cluster.leader_of("near").node_id
-    of_leader, of_follower = cluster.proxies[leader], cluster.proxies[3 - leader]
+    follower = next(node for node in cluster.nodes if node.node_id != leader)
+    of_leader, of_follower = cluster.proxies[leader], cluster.proxies[follower.node_id]
     witness = ProxiedWitness(cluster)
-    witness.produce("near", (b"%d" % n for n in range(100)))
-    options = {"group_id": group, "client_id": group, "client_rack": " ab"[3 - leader], "fetch_max_wait_ms": 200}
+    witness.produce("near", (b"%d" % n for n in range(1_000)))
+    options = {"group_id": group, "client_id": group, "client_rack": " abc"[follower.node_id]}
 
     def fetches(proxy) -> int:
         return len(proxy.requests(FetchRequest, client_id=group))
 
+    async def fetched_from(proxy, within_s: float = 30) -> None:
+        before = fetches(proxy)
+        await until(lambda: fetches(proxy) > before, within_s)
+
     async with witness.consumer("near", metadata_max_age_ms=4_000, **options) as consumer:
-        got = [await consumer.getone() for _ in range(100)]
+        got = [await consumer.getone() for _ in range(1_000)]
         consumer.ack(got[-1])
-        asked = fetches(of_leader)
+        fetched = {proxy: fetches(proxy) for proxy in (of_leader, of_follower)}
         # Nothing else wakes the fetches of a quiet topic but the next picture, which comes twice as late.
-        await until(lambda: fetches(of_leader) > asked, 6.5)
-
-    def not_here(answer):
-        code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        partitions = tuple(dataclasses.replace(one, error_code=code, records=None) for one in answer.partitions)
-        return dataclasses.replace(answer, partitions=partitions)
-
-    def from_nowhere(request):
-        return dataclasses.replace(request, rack_id="")
+        await fetched_from(of_leader, 6.5)
 
     async with witness.consumer("near", **options) as consumer:
-        before = fetches(of_follower)
-        await until(lambda: fetches(of_follower) > before)
+        await fetched_from(of_follower)
         with (
             of_follower.edit_answer(FetchRequest, not_here, times=None),
             of_leader.edit_request(FetchRequest, from_nowhere, times=None),
         ):
-            witness.produce("near", [b"100"])
+            witness.produce("near", [b"1000"])
             got.append(await consumer.getone(timeout_ms=15_000))
+        await fetched_from(of_follower)
+        await asyncio.to_thread(follower.kill)
+        witness.produce("near", (b"%d" % n for n in range(1_001, 1_100)))
+        got += [await consumer.getone() for _ in range(99)]
 
-    assert list(range(101)) == numbers(got)
+    assert list(range(1_100)) == numbers(got)
+    assert fetched[of_follower] >= 1
+    assert fetched[of_leader] <= 2
