@@ -245,7 +245,7 @@ async def test_an_acknowledgement_is_news_to_a_rebalance(new_topic, by_hand, new
         async with new_consumer(topic, group_id=group):
             await events.wait_for(RebalanceStarted, 2)
             await until(
-                lambda: first._engine.positions.get(record.topic_partition).is_halted or events.of(PartitionsRevoked)
+                lambda: first._started.positions.get(record.topic_partition).is_halted or events.of(PartitionsRevoked)
             )
             assert first.ack(record) or events.of(PartitionsRevoked)
             await events.wait_for(PartitionsRevoked, timeout_s=10)

@@ -98,7 +98,7 @@ async def test_a_commit_for_somebody_elses_group_is_refused(new_topic, new_consu
 
     async with new_consumer(topic, group_id=group, enable_auto_commit=False, heartbeat_interval_ms=30_000) as consumer:
         await consumer.getone()
-        coordinator = consumer._engine.coordinator
+        coordinator = consumer._started.coordinator
         member_id = coordinator.identity.member_id
         from test_callbacks import expel  # noqa: PLC0415 - the one use
 

@@ -66,7 +66,7 @@ def new_consumer(cluster):
 
 def coordinator_of(cluster, consumer, group):
     """The node that coordinates the group, as the consumer believes."""
-    node_id = consumer._engine.cluster.coordinator_id(group)
+    node_id = consumer._started.cluster.coordinator_id(group)
     return next(node for node in cluster.nodes if node.node_id == node_id)
 
 

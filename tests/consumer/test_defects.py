@@ -175,7 +175,7 @@ async def test_b6_one_broker_that_hangs_does_not_stall_the_others(kafka_cluster,
 
     async with witness.consumer("spread", group_id=group, hooks=[events]) as consumer:
         await consumer.getone()
-        coordinator = consumer._engine.cluster.coordinator_id(group)
+        coordinator = consumer._started.cluster.coordinator_id(group)
     victim = next(node for node in leaders.values() if node != coordinator)
     reachable = {p for p, node in leaders.items() if node != victim}
     with_proxies.proxies[victim].black_hole()

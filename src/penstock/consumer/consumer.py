@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import AsyncIterator, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Self, cast, overload
+from typing import Self, overload
 
 from typing_extensions import Unpack
 
-from penstock.config import ConsumerConfig, ConsumerOptions, changed, check_names, resolve
+from penstock.config import ConsumerOptions, changed
 from penstock.consumer.arguments import (
     ToCommit,
     checked_count,
@@ -23,6 +23,7 @@ from penstock.consumer.arguments import (
 from penstock.consumer.batches import Batches
 from penstock.consumer.engine import Engine
 from penstock.consumer.keeping import Keeping
+from penstock.consumer.life import Life
 from penstock.consumer.not_started import NotStarted
 from penstock.consumer.overview import (
     ConsumerHealth,
@@ -37,15 +38,13 @@ from penstock.consumer.ownership import in_callback
 from penstock.consumer.patience import or_stop, within, within_patience
 from penstock.consumer.reader import Reader
 from penstock.consumer.record_stream import RecordStream
-from penstock.consumer.shared import SharedCluster, opened
+from penstock.consumer.shared import SharedCluster
 from penstock.consumer.streams import Streams
-from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.times import Time, start_at_time, start_of
 from penstock.core.metrics import MetricName
 from penstock.core.placing import wishes
 from penstock.core.seeks import SeekFrom
 from penstock.errors import ConfigurationError, ConsumerStateError
-from penstock.observe.hooks import Hook, Observer
 from penstock.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
 
 __all__ = ["Consumer"]
@@ -77,39 +76,17 @@ class Consumer:
         cluster: SharedCluster | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        self._optional: frozenset[str] = frozenset()
-        self._whole: Container[str] = frozenset()
-        self._cluster = cluster
-        self._options = dict(options) if cluster is None else {**cluster.options, **options}
-        check_names(self._options)
-        config = resolve(self._options)
-        self._topics, self._pattern = checked_subscription(topics, pattern, config.group_protocol, may_be_none=True)
-        self._config: ConsumerConfig | None = None
-        self._engine: Engine | None = None
-        self._supervisor: Supervisor | None = None
+        self._life = Life(topics, pattern, cluster, options)
         self._reader: Reader | NotStarted = NotStarted()
         self._kept: Keeping | NotStarted = NotStarted()
         self._streams: Streams | None = None
-        self._is_stopped = False
 
     def __repr__(self) -> str:
-        state = "stopped" if self._is_stopped else "new" if self._engine is None else "started"
-        if self._engine is not None and self._engine.failure is not None:
-            state = f"failed: {self._engine.failure}"
-        group = self._config.group_id if self._config is not None else self._options.get("group_id")
-        return f"<Consumer {self._what} group={group} {state}>"
-
-    @property
-    def _what(self) -> str:
-        return (
-            ", ".join(sorted(self._topics)) or "of nothing"
-            if self._pattern is None
-            else f"of /{self._pattern.pattern}/"
-        )
+        return f"<Consumer {self._life}>"
 
     def __del__(self) -> None:
-        supervisor = getattr(self, "_supervisor", None)
-        if supervisor is not None and not self._is_stopped:
+        life = getattr(self, "_life", None)
+        if life is not None and life.was_left:
             warnings.warn(f"{self!r} was never stopped - use `async with`", ResourceWarning, source=self, stacklevel=1)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -125,21 +102,7 @@ class Consumer:
             UnsupportedVersionError: the brokers are too old.
             UnknownTopicError: a topic does not exist.
         """
-        if self._is_stopped:
-            raise ConsumerStateError("this consumer was stopped - make a new one")
-        if self._supervisor is not None:
-            raise ConsumerStateError("this consumer is started already")
-        self._config = resolve(self._options)
-        observer = Observer(cast("tuple[Hook, ...]", self._config.hooks), client_id=self._config.client_id)
-        shared = None if self._cluster is None else opened(self._cluster)
-        engine = Engine(self._config, self._topics, self._pattern, self, observer, self._optional, shared, self._whole)
-        self._supervisor = Supervisor(engine.run, f"penstock consumer {self._what}")
-        self._engine = engine
-        try:
-            await self._supervisor.start()
-        except BaseException:
-            self._is_stopped = True
-            raise
+        engine = await self._life.start(self)
         self._reader, self._kept = engine.reader, engine.reader.kept
 
     async def stop(self, *, commit: bool = True) -> None:
@@ -153,16 +116,7 @@ class Consumer:
         Raises:
             ConsumerStateError: it is called from a rebalance callback, which has to end first.
         """
-        if in_callback.get():
-            raise ConsumerStateError("stop() in a rebalance callback would wait for itself - let another task call it")
-        self._is_stopped = True
-        if self._supervisor is None or self._config is None or self._engine is None:
-            return
-        reader = self._engine.reader
-        if not commit and self._engine.committer is not None:
-            self._engine.committer.end()
-        reader.close(ConsumerStateError("this consumer was stopped - make a new one"))
-        await self._supervisor.stop(self._config.stop_timeout_ms / 1000)
+        await self._life.stop(commit=commit)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -184,7 +138,7 @@ class Consumer:
         for record in kept.slice:
             kept.hand = record
             return record
-        return await or_stop(self._reader.next_record, self._config, self._has_stopped)
+        return await or_stop(self._reader.next_record, self._life.config, self._life.has_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -252,7 +206,7 @@ class Consumer:
         reader = self._started.reader
         count = checked_count(max_records, self._started.config.max_queued_records)
         batch = partial(reader.next_batch, count, max_wait_ms / 1000)
-        return Batches(partial(or_stop, batch, self._config, self._has_stopped))
+        return Batches(partial(or_stop, batch, self._life.config, self._life.has_stopped))
 
     def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream]]:
         """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
@@ -283,7 +237,7 @@ class Consumer:
         order: the commit follows the lowest record that is not, and says which behind it are. ``record`` is the object
         that was handed out, and no copy. False when it is not in hand any more: its partition went, or it was done.
         """
-        if self._is_stopped:
+        if self._life.has_stopped():
             return False
         taker = self._streams
         return self._started.reader.acknowledge(record) if taker is None else taker.acknowledge(record)
@@ -445,12 +399,12 @@ class Consumer:
         engine = self._started
         names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
         await engine.subject.subscribe(names, checked)
-        self._topics, self._pattern = names, checked
+        self._life.topics, self._life.pattern = names, checked
 
     async def unsubscribe(self) -> None:
         """Read nothing: leave the group, or let go of what was assigned; what is done is committed."""
         await self._started.subject.unsubscribe()
-        self._topics, self._pattern = frozenset(), None
+        self._life.topics, self._life.pattern = frozenset(), None
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that are this consumer's now."""
@@ -458,7 +412,8 @@ class Consumer:
 
     def subscription(self) -> frozenset[str]:
         """The topics it reads; with a pattern, those that match it now."""
-        return self._topics if self._pattern is None or self._engine is None else self._engine.subject.subscription
+        life = self._life
+        return life.topics if life.pattern is None or life.engine is None else life.engine.subject.subscription
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the partition as the last fetch told it; None before the first."""
@@ -485,9 +440,8 @@ class Consumer:
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions]) -> None:
         """Set options anew while it runs, all or none; ConfigurationError for those that stay for its life."""
-        config = changed(self._started.config, options)
+        config = self._life.config = changed(self._started.config, options)
         self._started.reconfigure(config)
-        self._config = config
 
     def health(self) -> ConsumerHealth:
         """How it is, as a member and at all."""
@@ -505,14 +459,7 @@ class Consumer:
 
     @property
     def _started(self) -> Engine:
-        if self._engine is None:
-            raise ConsumerStateError(NotStarted.advice)
-        if self._is_stopped:
-            raise ConsumerStateError("this consumer was stopped - make a new one")
-        return self._engine
-
-    def _has_stopped(self) -> bool:
-        return self._is_stopped
+        return self._life.started
 
     def _check_readable(self) -> None:
         _ = self._started

@@ -23,8 +23,7 @@ class Standing:
     """Where a started consumer of a group stands."""
 
     def __init__(self, consumer: Consumer) -> None:
-        engine = consumer._engine  # noqa: SLF001 - this room's own
-        assert engine is not None
+        engine = consumer._started  # noqa: SLF001 - this room's own
         assert engine.config.group_id is not None
         self._engine: Engine = engine
         self.group_id: str = engine.config.group_id

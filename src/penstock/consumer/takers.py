@@ -18,9 +18,10 @@ __all__ = ["hand_over", "read_chosen", "read_too"]
 
 def read_too(consumer: Consumer, topics: Iterable[str]) -> None:
     """Before its start: have a consumer read these too, from when they are there on, and from their first record."""
-    whole = consumer._whole = frozenset(topics)  # noqa: SLF001 - this room's own
-    consumer._optional = whole - consumer._topics  # noqa: SLF001
-    consumer._topics |= whole  # noqa: SLF001
+    life = consumer._life  # noqa: SLF001 - this room's own
+    whole = life.whole = frozenset(topics)
+    life.optional = whole - life.topics
+    life.topics |= whole
 
 
 def read_chosen(consumer: Consumer, takes: Callable[[str], bool], said: str, *, whole: Container[str]) -> None:
@@ -32,7 +33,8 @@ def read_chosen(consumer: Consumer, takes: Callable[[str], bool], said: str, *, 
         said: the same in a word, for people.
         whole: of these, those that are read from their first record on.
     """
-    consumer._pattern, consumer._whole = TopicChoice(said, takes), whole  # noqa: SLF001 - this room's own
+    life = consumer._life  # noqa: SLF001 - this room's own
+    life.pattern, life.whole = TopicChoice(said, takes), whole
 
 
 def hand_over(consumer: Consumer, taker: Taker) -> tuple[Reader, int]:
