@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from crew import Crew, until
+from crew import Crew, kill, until
 from reconciled import QUICK, ReconcilingWitness, is_full
 from recorder import Recorder
 
@@ -188,9 +188,7 @@ async def test_a_member_that_dies_silently_is_replaced(quick, group):
     await doomed.start()
     handed_out = [await doomed.getone() for _ in range(10)]
 
-    # As SIGKILL would: no commit, no word to anybody.
-    doomed._supervisor._task.cancel()
-    await asyncio.wait({doomed._supervisor._task})
+    await kill(topic)
     async with Crew(quick.consumer, topic, group_id=group) as crew:
         await crew.join()
         await crew.handle(100)

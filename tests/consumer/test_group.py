@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from crew import Crew, until
+from crew import Crew, kill, until
 from recorder import Recorder
 
 from penstock import NoCommonAssignorError, TopicPartition
@@ -125,9 +125,7 @@ async def test_a_member_killed_without_a_word_is_replaced(new_topic, new_consume
     await doomed.start()
     handed_out = [await doomed.getone() for _ in range(10)]
 
-    # As SIGKILL would: no commit, no word to anybody.
-    doomed._supervisor._task.cancel()
-    await asyncio.wait({doomed._supervisor._task})
+    await kill(topic)
     async with Crew(new_consumer, topic, **options) as crew:
         await crew.join()
         await crew.shares(2)
