@@ -542,7 +542,7 @@ def test_partitions_are_given_back_before_the_next_join(state):
 @pytest.mark.parametrize(
     "triggers",
     [*itertools.permutations((RebalanceCalled(), Resubscribed(frozenset("tu")), Beat(ME, RebalanceCalled())), 2)],
-    ids=str,
+    ids=lambda pair: " then ".join(type(one).__name__ for one in pair),
 )
 def test_a_rebalance_is_called_once(triggers, offered):
     """Two reasons at once are one rebalance: one giving back, if any, and one join; what comes meanwhile adds none."""
