@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections import Counter
@@ -88,6 +89,22 @@ class World:
         enter.__qualname__ = named or enter.__qualname__
         app.handler(self.topic, **(declared or {}))(enter)
         return app
+
+    def go_on_live(self, members: int = 2) -> None:
+        """As many members of the group, without Spark, until all that there is now is committed."""
+        ends = self.ends
+
+        async def live() -> None:
+            async with contextlib.AsyncExitStack() as running:
+                apps = [self.entering(auto_commit_interval_ms=200) for _ in range(members)]
+                for app in apps:
+                    await running.enter_async_context(app)
+                await asyncio.gather(*(app.wait_ready() for app in apps))
+                # It is the broker's own view that is looked at.
+                while await self.witness.committed(self.group, self.topic, self.partitions) != ends:  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+
+        asyncio.run(asyncio.wait_for(live(), 90))
 
     def pipeline(self, app: App, checkpoint: str = "checkpoint") -> SparkPipeline:
         return SparkPipeline(app, self.spark, checkpoint=str(self.folder / checkpoint))

@@ -1,4 +1,6 @@
-"""A driver of its own, for tests that kill it, or its executors: python driver.py BROKER GROUP TOPIC FOLDER MASTER HOW.
+"""A driver of its own, for tests that kill it or its executors.
+
+    python driver.py BROKER GROUP TOPIC FOLDER MASTER HOW BATCH AT
 
 Its app stands in the script itself, as in many jobs, so that all of it has to be sent to the workers.
 """
@@ -14,7 +16,7 @@ from pathlib import Path
 from penstock import App, Record
 from penstock.spark import SparkPipeline, spark_session
 
-_, BROKER, GROUP, TOPIC, FOLDER, MASTER, HOW = sys.argv
+_, BROKER, GROUP, TOPIC, FOLDER, MASTER, HOW, BATCH, AT = sys.argv
 
 app = App(bootstrap_servers=BROKER, group_id=GROUP)
 files: dict[int, int] = {}
@@ -29,7 +31,7 @@ def executor() -> int:
 @app.handler(TOPIC)
 async def enter(record: Record) -> None:
     """Write it down; somewhere in the second batch something happens, once."""
-    if record.offset == 700 and not Path(FOLDER, "happened").exists():  # noqa: ASYNC240 - once
+    if record.offset == int(AT) and not Path(FOLDER, "happened").exists():  # noqa: ASYNC240 - once
         Path(FOLDER, "happened").touch()  # noqa: ASYNC240
         if HOW == "kill-executor":
             os.kill(executor(), signal.SIGKILL)
@@ -44,6 +46,6 @@ if __name__ == "__main__":
     with spark_session(app, master=MASTER) as spark:
         pipeline = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint")
         if HOW == "stream":
-            pipeline.start(enter, max_records_per_batch=1_000).await_termination()
-        report = pipeline.backfill(enter, max_records_per_batch=1_000)
+            pipeline.start(enter, max_records_per_batch=int(BATCH)).await_termination()
+        report = pipeline.backfill(enter, max_records_per_batch=int(BATCH))
     sys.stdout.write(f"{report.records}\n")

@@ -166,16 +166,7 @@ def test_two_members_go_on_exactly_where_spark_ended(world):
     producing.join(60)
     # However fast producing was, some came when Spark had ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
-    ends = world.ends
-
-    async def live() -> None:
-        members = [world.entering(auto_commit_interval_ms=200) for _ in range(2)]
-        async with members[0], members[1]:
-            await asyncio.gather(*(one.wait_ready() for one in members))
-            while await world.witness.committed(world.group, world.topic, 4) != ends:  # noqa: ASYNC110 - the broker's
-                await asyncio.sleep(0.2)
-
-    asyncio.run(asyncio.wait_for(live(), 90))
+    world.go_on_live()
 
     counts = world.ledger.counts()
     assert half <= report.records < 2 * half

@@ -17,15 +17,18 @@ _DRIVER = Path(__file__).with_name("driver.py")
 _WAIT_S = 150
 
 
-def started(world, *, how: str, master: str = "local[2]", without_java: bool = False) -> subprocess.Popen:
-    """A driver in a process of its own."""
+def started(
+    world, *, how: str, master: str = "local[2]", without_java: bool = False, batch: int = 1_000, at: int = 700
+) -> subprocess.Popen:
+    """A driver in a process of its own, with batches of so many records; ``how`` happens at an offset."""
     environment = dict(os.environ)
     if without_java:
         environment.pop("JAVA_HOME", None)
         places = environment["PATH"].split(os.pathsep)
         environment["PATH"] = os.pathsep.join(one for one in places if not Path(one, "java").exists())
         environment["PATH"] += os.pathsep + str(commands_of(world.folder))
-    arguments = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder), master, how]
+    names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
+    arguments = [*names, master, how, str(batch), str(at)]
     with (world.folder / "stderr").open("w") as said:
         return subprocess.Popen(
             [sys.executable, str(_DRIVER), *arguments], env=environment, stdout=subprocess.PIPE, stderr=said, text=True
@@ -54,12 +57,9 @@ def until_gone(pids: list[int]) -> None:
             raise AssertionError(f"{pid} is still there")
 
 
-def killed_in_its_second_batch(world, how: str, *, without_java: bool = False) -> dict[int, int]:
-    """A driver that is killed when two partitions of 1,500 are a third done; gives what is committed then."""
-    world.make_topic(2)
-    world.produce([b"a"] * 1_500, partition=0)
-    world.produce([b"b"] * 1_500, partition=1)
-    driver = started(world, how=how, without_java=without_java)
+def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
+    """A driver that hangs in its second batch and is killed there; gives what is committed then."""
+    driver = started(world, how=how, **options)
     waiting = threading.Event()
     for _ in range(_WAIT_S * 10):
         # A stream commits when Spark tells of the batch, which may be when it is in the next one.
@@ -73,38 +73,52 @@ def killed_in_its_second_batch(world, how: str, *, without_java: bool = False) -
     return world.committed
 
 
-def assert_only_the_second_batch_was_repeated(world) -> None:
-    counts = world.ledger.counts()
-    repeated = {(p, n) for (p, n), times in counts.items() if times > 1}
-
-    assert set(counts) == {(p, n) for p in range(2) for n in range(1_500)}
-    assert set(counts.values()) <= {1, 2}
-    assert repeated <= {(p, n) for p in (0, 1) for n in range(500, 1_000)}
-    assert world.committed == {0: 1_500, 1: 1_500}
-
-
 def test_a_driver_killed_in_mid_batch_loses_nothing(world):
-    """SIGKILL of the driver: the next one goes on where the group stands, and repeats are of the killed batch alone."""
-    committed = killed_in_its_second_batch(world, "hang", without_java=True)
+    """200,000 records, half of them produced meanwhile, and SIGKILL of the driver: the next one goes on where the group
+    stands, two members go on behind it, and repeats are of the killed batch alone.
+    """
+    half, batch = 100_000, 40_000
+    world.make_topic(4)
+    keys = [b"%d" % n for n in range(half)]
+    world.produce(keys, keys=keys)
+    producing = threading.Thread(target=world.produce, args=(keys[:-1_000],), kwargs={"keys": keys[:-1_000]})
+    producing.start()
 
-    report = world.pipeline(world.entering(), "another").backfill("enter")
+    committed = killed_in_its_second_batch(world, "hang", without_java=True, batch=batch, at=12_000)
+    report = world.pipeline(world.entering(), "another").backfill("enter", max_records_per_batch=batch)
+    producing.join(60)
+    # However fast producing was, some came when Spark had ended.
+    world.produce(keys[-1_000:], keys=keys[-1_000:])
+    world.go_on_live()
 
-    assert committed == {0: 500, 1: 500}
-    assert report.records == 2_000
-    assert_only_the_second_batch_was_repeated(world)
+    counts = world.ledger.counts()
+    repeated = [(p, n) for (p, n), times in counts.items() if times > 1]
+    assert sum(committed.values()) == batch
+    assert half <= batch + report.records < 2 * half
+    assert len(counts) == 2 * half
+    assert set(counts.values()) <= {1, 2}
+    assert 0 < len(repeated) <= batch
+    assert all(committed[p] <= n for p, n in repeated)
 
 
 def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
     """The next one takes up the checkpoint: the killed batch is handled again as it was, and nothing else."""
-    committed = killed_in_its_second_batch(world, "stream")
+    world.make_topic(2)
+    world.produce([b"a"] * 1_500, partition=0)
+    world.produce([b"b"] * 1_500, partition=1)
 
+    committed = killed_in_its_second_batch(world, "stream")
     query = world.pipeline(world.entering(named="enter")).start("enter", trigger="available_now")
     assert query.await_termination(60)
 
+    counts = world.ledger.counts()
     assert committed == {0: 500, 1: 500}
     assert (world.folder / "checkpoint" / "generation-1").exists()
     assert not (world.folder / "checkpoint" / "generation-2").exists()
-    assert_only_the_second_batch_was_repeated(world)
+    assert set(counts) == {(p, n) for p in range(2) for n in range(1_500)}
+    assert set(counts.values()) <= {1, 2}
+    assert {n // 500 for (_, n), times in counts.items() if times > 1} <= {1}
+    assert world.committed == {0: 1_500, 1: 1_500}
 
 
 def test_a_killed_executor_is_made_good_by_the_other(world):
