@@ -138,6 +138,8 @@ def test_a_spark_connect_session_is_refused():
         SparkPipeline(App(bootstrap_servers="localhost:9", group_id="g"), session)
 
 
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(180)
 def test_a_place_that_spark_has_no_way_to_is_told(spark):
     """A checkpoint on a file system without jars is refused in one sentence, with what to give to the session."""
 
