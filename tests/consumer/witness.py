@@ -1,12 +1,13 @@
-"""Witnesses that are not ours: confluent-kafka (librdkafka) produces, reads committed offsets, describes groups."""
+"""Witnesses that are not ours: confluent-kafka (librdkafka) and aiokafka produce, read what is committed, and look."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 
+from aiokafka import TopicPartition as AioTopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
@@ -61,15 +62,18 @@ class Witness:
         return {one.partition: one.offset for one in found.topic_partitions if one.offset >= 0}
 
     async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
-        """The text beside the committed offset, as it stands at the broker."""
-        for _ in range(20):
-            asked = self.admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, [ConfluentTopicPartition(topic, partition)])]
-            )
-            # librdkafka gives no end of the text with it: sometimes what lies behind it in memory comes too.
-            with contextlib.suppress(UnicodeDecodeError):
-                return (await asyncio.to_thread(asked[group].result, 20)).topic_partitions[0].metadata or ""
-        raise AssertionError("librdkafka gives no text that can be read")
+        """The text beside the committed offset, as it stands at the broker.
+
+        aiokafka is asked: librdkafka reads such a text past its end.
+        """
+        wanted = AioTopicPartition(topic, partition)
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        try:
+            found = await admin.list_consumer_group_offsets(group, partitions=[wanted])
+        finally:
+            await admin.close()
+        return found[wanted].metadata.rstrip("\0")  # which librdkafka writes behind a text
 
     async def commit(self, group: str, topic: str, offset: int, metadata: str, partition: int = 0) -> None:
         """Commit for a group that has no members, as another client does."""
