@@ -77,7 +77,9 @@ async def test_a_pattern_may_match_nothing_yet(new_app, kafka_server, witness, p
             await app.wait_ready()
         kafka_server.create_topic(f"{prefix}-1")
         witness.produce(f"{prefix}-1", [b"0"])
-        await until(lambda: seen == [b"0"])
+        await until(lambda: seen)
+
+    assert seen == [b"0"]
 
 
 async def test_replays_that_came_before_are_not_passed_over(new_app, new_topic, kafka_server, witness, group):
@@ -91,7 +93,9 @@ async def test_replays_that_came_before_are_not_passed_over(new_app, new_topic, 
         seen.append(value)
 
     async with app:
-        await until(lambda: seen == [b"once more"])
+        await until(lambda: seen)
+
+    assert seen == [b"once more"]
 
 
 async def test_two_patterns_that_match_one_topic_are_told(new_app, new_topic, witness, recorder):

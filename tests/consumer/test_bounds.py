@@ -95,6 +95,8 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
             while got < 20_000:
                 got += len(await consumer.getmany())
 
+    assert got == 20_000
+
 
 async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
     """What a fetch may bring is reserved before it is asked for, so that even a fetch in flight is within the bound."""

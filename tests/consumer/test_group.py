@@ -194,3 +194,5 @@ async def test_new_partitions_are_dealt_out(new_topic, new_consumer, witness, gr
         witness.produce(topic, (b"%d" % n for n in range(50)), partition=5)
         await crew.shares(6)
         await crew.handle(50)
+
+    assert set(crew.handled) == {(5, offset) for offset in range(50)}
