@@ -2,7 +2,7 @@
 
 Rule of this file: a thread cannot be ended, so one that does not come back is left behind when nobody waits for it any
 more, and goes with the process. An interpreter that ends waits for the threads of asyncio and anyio; for these, which
-are daemons, it does not. How many are free is known in the loop alone.
+are daemons, it does not. Which are free is known in the loop alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 # What anyio's own threads are; no public name of it does that.
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
@@ -22,6 +22,10 @@ __all__ = ["Threads"]
 ResultT = TypeVar("ResultT")
 
 _LONGEST_REST_S = 10.0
+
+# Each thread has one of its own. With many readers, CPython's SimpleQueue waits without end when the time of one of
+# them runs out while it loses an item to another.
+_Post: TypeAlias = "SimpleQueue[_Call | None]"
 
 
 class _Call(NamedTuple):
@@ -37,8 +41,7 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._free = 0
+        self._free: list[_Post] = []
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there.
@@ -49,10 +52,11 @@ class Threads:
         loop = asyncio.get_running_loop()
         came_back: asyncio.Future[ResultT] = loop.create_future()
         if self._free:
-            self._free -= 1
+            post = self._free.pop()
         else:
-            threading.Thread(target=self._work, args=(loop,), name="penstock handler", daemon=True).start()
-        self._calls.put(_Call(function, copy_context(), came_back))
+            post = SimpleQueue()
+            threading.Thread(target=self._work, args=(loop, post), name="penstock handler", daemon=True).start()
+        post.put(_Call(function, copy_context(), came_back))
         try:
             return await asyncio.shield(came_back)
         except asyncio.CancelledError:
@@ -64,8 +68,10 @@ class Threads:
 
     # ---- in the loop -------------------------------------------------------------------------------------------
 
-    def _come_back(self, came_back: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-        self._free += 1
+    def _come_back(
+        self, post: _Post, came_back: asyncio.Future[Any], result: object, error: BaseException | None
+    ) -> None:
+        self._free.append(post)
         if came_back.done():
             return
         if error is None:
@@ -73,23 +79,23 @@ class Threads:
         else:
             came_back.set_exception(error)
 
-    def _end_one(self) -> None:
-        if self._free:
-            self._free -= 1
-            self._calls.put(None)
+    def _end(self, post: _Post) -> None:
+        if post in self._free:
+            self._free.remove(post)
+            post.put(None)
 
     # ---- in a thread -------------------------------------------------------------------------------------------
 
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop, post: _Post) -> None:
         with claim_worker_thread(get_async_backend("asyncio"), loop):
             while True:
                 try:
-                    call = self._calls.get(timeout=_LONGEST_REST_S)
+                    call = post.get(timeout=_LONGEST_REST_S)
                 except Empty:
-                    if not _told(loop, self._end_one):
+                    if not _told(loop, self._end, post):
                         return
                     continue
-                if call is None or not _told(loop, self._come_back, call.came_back, *_outcome(call)):
+                if call is None or not _told(loop, self._come_back, post, call.came_back, *_outcome(call)):
                     return
                 del call
 
