@@ -59,6 +59,26 @@ def test_a_batch_is_due_when_its_first_record_has_waited():
     assert pool.due_at is None
 
 
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+def test_what_is_hurried_waits_for_no_more(order_by):
+    """What is gathered is due at once, what is behind a batch when that is finished; what comes later waits as ever."""
+    pool = batching(order_by)
+    pool.add(A, [record(A, 0, b"a")], SOURCE, 0.0)
+    pool.hurry()
+    first = pool.take(0.0)
+    pool.add(A, [record(A, 1, b"a")], SOURCE, 0.0)
+    pool.hurry()
+    if order_by != "none":
+        assert pool.take(0.0) is None
+    pool.finish(first)
+    second = pool.take(0.0)
+    pool.finish(second)
+    pool.add(A, [record(A, 2, b"a")], SOURCE, 0.0)
+
+    assert [places(first), places(second)] == [[(0, 0)], [(0, 1)]]
+    assert pool.take(0.0) is None
+
+
 def test_a_batch_is_full_by_bytes():
     """Keys, values and headers count; a batch is not larger than max_bytes, unless it is a single record."""
     pool = batching(max_bytes=10)

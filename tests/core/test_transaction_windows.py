@@ -45,6 +45,19 @@ def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
     assert window.step(0.3, is_done=True) is Step.FEED
 
 
+def test_it_stays_open_for_a_batch_that_may_still_be_filled():
+    """After its interval too, for as long as a batch may wait; and no longer than somebody does."""
+    window = Window(WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, gathers_s=2))
+    window.took(1, 0.0)
+
+    assert [window.is_kept_open(0.05), window.is_kept_open(0.1)] == [False, True]
+    assert window.step(0.1, is_done=False, is_gathering=True) is Step.FEED
+    assert [window.next_deadline(0.05), window.next_deadline(0.1), window.next_deadline(2)] == [0.1, 2, 8]
+    assert window.step(0.5, is_done=False) is Step.DRAIN
+    assert window.step(0.5, is_done=True) is Step.COMMIT
+    assert window.step(2, is_done=False, is_gathering=True) is Step.DRAIN
+
+
 def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
     """Records, a rebalance, the end: whatever comes first."""
     full, asked = opened(10), opened()

@@ -140,6 +140,16 @@ class BatchLine:
         self.is_held = False
         self._go_on()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether records wait for their batch."""
+        return self._batching.waiting > 0
+
+    def hurry(self) -> None:
+        """Nothing more comes before what is gathered is done: let it wait for no more."""
+        self._batching.hurry()
+        self._begin_what_is_due()
+
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def run(self, cleaning_up_s: float) -> None:

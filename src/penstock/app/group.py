@@ -73,6 +73,7 @@ class Group:
             wall_clock=self.source.wall_clock,
         )
         self._stations: list[Station] = []
+        self._batch_lines: list[BatchLine] = []
         self._of_topic: dict[str, list[Station]] = {}
         self._progress = Wake()
         self._full_at: dict[TopicPartition, float] = {}
@@ -100,6 +101,7 @@ class Group:
             on_full=self._lane_is_full,
         )
         self._stations = [station(one, site) for one in self._ready]
+        self._batch_lines = [one.line for one in self._stations if isinstance(one.line, BatchLine)]
 
     async def run(self, cleaning_up_s: float) -> None:
         """Handle records until cancelled; then handlers that run are cut short, and have so long to clean up.
@@ -160,6 +162,16 @@ class Group:
     def is_held_back(self) -> bool:
         """Whether no handler runs, and one that is paused has records that wait for it."""
         return not self.runs and any(one.line.holds_back for one in self._stations)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether records wait for others, to be handled with them as a batch."""
+        return any(line.gathers for line in self._batch_lines)
+
+    def hurry(self) -> None:
+        """Nothing more comes before all of it is done: what waits for others need not."""
+        for line in self._batch_lines:
+            line.hurry()
 
     # ---- as the reader wants it --------------------------------------------------------------------------------
 

@@ -39,6 +39,13 @@ class Crew(Taker, Protocol):
     def is_held_back(self) -> bool:
         """Whether no handler runs, and one that is paused has records that wait for it."""
 
+    @property
+    def gathers(self) -> bool:
+        """Whether records wait for others, to be handled with them as a batch."""
+
+    def hurry(self) -> None:
+        """Nothing more is handed out before all of it is done: what waits for others need not."""
+
 
 class Transactions(Publisher, Protocol):
     """What a source has that hands out records within transactions; to publish with it is to publish within them."""

@@ -2,7 +2,7 @@
 
 Rule of this file: what is gathered, what runs and what time it is go in; the next batch comes out, if one is due. A
 batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
-or when no more may be gathered. The table:
+or when no more may be gathered, or comes. The table:
 
 | ``order_by``  | a batch is of      | the next one begins                                      |
 |---------------|--------------------|----------------------------------------------------------|
@@ -125,6 +125,8 @@ class Batching(Generic[SourceT]):
         self._dues: list[tuple[float, int, _Pool[SourceT]]] = []
         """A heap; an entry holds while it is what its pool says."""
         self._numbers = count()
+        self._is_hurried = False
+        """Nothing more comes before all that is gathered is finished."""
 
     # ---- handing in --------------------------------------------------------------------------------------------
 
@@ -132,6 +134,7 @@ class Batching(Generic[SourceT]):
         """The next records of a partition, in order; at most ``room_of`` it."""
         if not records:
             return
+        self._is_hurried = False
         name = self._name_of(partition)
         pool = self._pools.get(name)
         if pool is None:
@@ -139,6 +142,13 @@ class Batching(Generic[SourceT]):
         pool.slices.append(_Slice(partition, records, source, now))
         self._grow(pool, len(records), self._size(records))
         self._look_at(pool)
+
+    def hurry(self) -> None:
+        """Nothing more comes for now: what is gathered is due, and what is behind a batch when that is finished."""
+        if not self._is_hurried:
+            self._is_hurried = True
+            for pool in self._pools.values():
+                self._look_at(pool)
 
     def room_of(self, partition: TopicPartition) -> int:
         """How many records of a partition may be handed in now."""
@@ -245,7 +255,8 @@ class Batching(Generic[SourceT]):
             return
         records, size, since = self._runnable(pool)
         most_bytes = self.limits.max_bytes
-        if records >= self.limits.max_records or (most_bytes is not None and size >= most_bytes):
+        is_full = records >= self.limits.max_records or (most_bytes is not None and size >= most_bytes)
+        if is_full or (records and self._is_hurried):
             self._make_ready(pool)
         elif records:
             pool.due = since + self._wait_s

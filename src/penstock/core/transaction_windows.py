@@ -3,6 +3,7 @@
 Rule of this file: pure. A window opens with the first record that is handed out, takes more until its interval is over
 or it is full, then takes none, and is committed when all that it took is finished: so what a transaction says is done
 has no holes, and what it published belongs to what it says. What can no longer be committed is aborted as a whole.
+A batch that is not full at the end of the interval may still become so, while its window stays open for it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class WindowSettings:
     max_records: int
     timeout_s: float
     """The broker aborts a transaction that is open for longer."""
+    gathers_s: float = 0.0
+    """How long it stays open for a batch that is not full, since its first record."""
 
     @property
     def longest_s(self) -> float:
@@ -111,14 +114,20 @@ class Window:
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
-    def step(self, now: float, *, is_done: bool) -> Step:
-        """What is to be done now; ``is_done`` says whether all that was handed out is finished."""
+    def step(self, now: float, *, is_done: bool, is_gathering: bool = False) -> Step:
+        """What is to be done now.
+
+        Args:
+            now: the time.
+            is_done: whether all that was handed out is finished.
+            is_gathering: whether some of it waits in a batch for more.
+        """
         if self.opened_at is None:
             return Step.FEED
         if self.doomed_by is not None:
             return Step.ABORT
         age_s = now - self.opened_at
-        if age_s < self._settings.interval_s and self.room:
+        if self.room and (age_s < self._settings.interval_s or (is_gathering and age_s < self._settings.gathers_s)):
             return Step.FEED
         if is_done:
             return Step.COMMIT
@@ -138,15 +147,19 @@ class Window:
         """When ``step`` will say something else by itself; None when it will not."""
         if self.opened_at is None:
             return None
-        closes_at = self.opened_at + self._settings.interval_s
-        if self.room and now < closes_at:
-            return closes_at
+        for closes_at in (self.opened_at + self._settings.interval_s, self.opened_at + self._settings.gathers_s):
+            if self.room and now < closes_at:
+                return closes_at
         return self.gives_up_at
 
     @property
     def gives_up_at(self) -> float | None:
         """When the open one is aborted, if it is not committed."""
         return None if self.opened_at is None else self.opened_at + self._settings.longest_s
+
+    def is_kept_open(self, now: float) -> bool:
+        """Whether it is open for the sake of a batch alone."""
+        return self.opened_at is not None and now >= self.opened_at + self._settings.interval_s
 
     def has_time(self, seconds: float, now: float) -> bool:
         """Whether something that takes so long can still be part of it."""

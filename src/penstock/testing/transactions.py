@@ -25,7 +25,11 @@ def in_transactions(
 ) -> TransactionalSource:
     """What reads the same, within transactions."""
     return TransactionalSource(
-        source, source.routes.retries, transactor=_Committer(source, log), settings=options.window, observer=observer
+        source,
+        source.routes.retries,
+        transactor=_Committer(source, log),
+        settings=options.window(source.routes.handlers),
+        observer=observer,
     )
 
 

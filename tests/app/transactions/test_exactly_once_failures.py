@@ -169,6 +169,21 @@ async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(100))
 
 
+async def test_a_batch_that_cannot_be_filled_is_not_waited_for(ledger, witness, new_app, group):
+    """When the transaction takes no more, what is gathered is handled at once, and not after max_wait_ms."""
+    source, sizes, app = ledger.topic(), [], new_app(transaction_max_records=3)
+    fill(witness, source, range(9))
+
+    @app.batch_handler(source, max_records=100, max_wait_ms=7_000)
+    async def count(records: list[Record]) -> None:
+        sizes.append(len(records))
+
+    async with app, asyncio.timeout(7):
+        await until_committed(ledger, group, source, 9)
+
+    assert sizes == [3, 3, 3]
+
+
 async def test_a_batch_that_nobody_takes_is_set_aside(ledger, witness, new_app, group):
     """Its transaction is taken back, other partitions go on, and it is passed on when it is mended."""
     source, target, app = ledger.topic(2), ledger.topic(), new_app()

@@ -78,13 +78,13 @@ class TransactionOptions:
                 f" transaction_timeout_ms={self.transaction_timeout_ms} - what was gathered has to be finished, too"
             )
 
-    @property
-    def window(self) -> WindowSettings:
-        """What they say about when a transaction begins and ends."""
+    def window(self, handlers: Iterable[Handler]) -> WindowSettings:
+        """What they say about when a transaction of these handlers' begins and ends."""
         return WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
             timeout_s=self.transaction_timeout_ms / 1000,
+            gathers_s=max((one.batches.max_wait_ms for one in handlers if one.batches is not None), default=0) / 1000,
         )
 
     def name_for(self, group_id: str, config: ConsumerConfig) -> str:
@@ -170,7 +170,11 @@ def exactly_once(
         )
         consumer = ConsumerSource(routes, {**given, "group_id": group_id, **_CONSUMER_OPTIONS})
         source = TransactionalSource(
-            consumer, routes.retries, transactor=transactor, settings=options.window, observer=observer
+            consumer,
+            routes.retries,
+            transactor=transactor,
+            settings=options.window(routes.handlers),
+            observer=observer,
         )
         sources.append(source)
         return source
@@ -218,7 +222,7 @@ class ByContext:
 
 
 def check_options(
-    options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Iterable[Handler]
+    options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Sequence[Handler]
 ) -> None:
     """Refuse what contradicts transactions.
 
@@ -236,7 +240,7 @@ def check_options(
             "enable_auto_commit=True contradicts delivery='exactly_once': offsets are committed with what was published"
             " for them - leave it out"
         )
-    longest_ms = options.window.longest_s * 1000
+    longest_ms = options.window(handlers).longest_s * 1000
     for handler in handlers:
         batches = handler.batches
         waits_ms, works_ms = 0 if batches is None else batches.max_wait_ms, handler.timeout_ms or 0

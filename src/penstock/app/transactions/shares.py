@@ -126,6 +126,15 @@ class Shares:
         """Whether the rest of it waits for somebody who may be away for long."""
         return self._crew.is_held_back
 
+    @property
+    def are_gathering(self) -> bool:
+        """Whether some of it waits for others, to be handled with them."""
+        return self._crew.gathers
+
+    def hurry(self) -> None:
+        """There will be no others."""
+        self._crew.hurry()
+
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit, when all is finished."""
         return {partition: _offset(share) for partition, share in self._shares.items()}

@@ -123,6 +123,8 @@ class TransactionalSource:
 
     def progressed(self) -> None:
         """Something is finished, or there is room where there was none."""
+        if self._waiting is not None and not self._held.are_gathering and self._window.is_kept_open(self._loop.time()):
+            self._look_again()
         self._progress.set()
         self._source.progressed()
 
@@ -145,7 +147,7 @@ class TransactionalSource:
         """
         while True:
             now = self._loop.time()
-            match self._window.step(now, is_done=self._held.are_done):
+            match self._window.step(now, is_done=self._held.are_done, is_gathering=self._held.are_gathering):
                 case Step.FEED if self._is_stopping and not self._window.is_open:
                     await self._progress.wait()
                 case Step.FEED:
@@ -155,6 +157,7 @@ class TransactionalSource:
                 case Step.DRAIN if self._held.are_held_back:
                     self._doom(PublishError("a handler is paused, and its records wait for it"), is_at_fault=False)
                 case Step.DRAIN:
+                    self._held.hurry()
                     await self._progress.wait(self._window.next_deadline(now))
                 case Step.COMMIT:
                     await self._commit()
