@@ -539,7 +539,9 @@ class Running(RuleBasedStateMachine):
 
     @rule(partition=st.sampled_from(PARTITIONS))
     def drop(self, partition):
-        self.lanes.drop(partition)
+        parked = {one.offset for one in self.lanes.drop(partition)}
+        gone = [one.offset for one in self.waiting if one.topic_partition == partition]
+        assert parked == {offset for offset in gone if (partition, offset) in self.were_parked}
         self.waiting = [one for one in self.waiting if one.topic_partition != partition]
         self.epochs[partition] += 1
         self.trackers[partition] = Tracker(self.offsets[partition])

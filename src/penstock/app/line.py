@@ -112,9 +112,7 @@ class Line:
         if held is None:
             return None
         held.is_halted, held.left = True, self._lanes.next_offset(partition)
-        self._lanes.drop(partition)
-        not_begun = {*held.parked, *self._end_pauses(held)}
-        held.parked.clear()
+        not_begun = {*(record.offset for record in self._lanes.drop(partition)), *self._end_pauses(held)}
         for offset in not_begun:
             held.tracker.abandon(offset)
         return min(not_begun if held.left is None else {*not_begun, held.left}, default=None)
@@ -260,7 +258,6 @@ class Line:
         while (work := self._take(worker)) is not None:
             worker.work = work if work.is_begun else None
             if worker.work is not None:
-                work.source.parked.discard(work.record.offset)
                 worker.since = self._loop.time()
             worker.record = work.record
             try:
@@ -348,7 +345,6 @@ class Line:
 
     def _parked(self, work: Work[Held]) -> None:
         work.source.tracker.begin(work.record.offset)
-        work.source.parked.add(work.record.offset)
 
     def _finish_begun(self, worker: Worker) -> bool:
         """Whether the record was suspended or parked; then it is noted that it is done with."""

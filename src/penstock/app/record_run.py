@@ -6,7 +6,7 @@ Rule of this file: values that ``app.line`` and ``app.workers`` change, and nobo
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.core.lanes import Work
 from penstock.core.positions import Position
@@ -23,8 +23,6 @@ class Held:
     position: Position
     tracker: Tracker
     """Told of records that are suspended, or parked behind one that is."""
-    parked: set[int] = field(default_factory=set)
-    """Offsets of those that did not run yet."""
     is_halted: bool = False
     """Whether nothing more of it is begun here, and nothing that failed is tried again."""
     left: int | None = None

@@ -215,30 +215,32 @@ class Lanes(Generic[SourceT]):
 
     # ---- letting go --------------------------------------------------------------------------------------------
 
-    def drop(self, partition: TopicPartition) -> None:
-        """Forget all that waits of a partition: it is released, or read from elsewhere on.
+    def drop(self, partition: TopicPartition) -> list[Record]:
+        """Forget all that waits of a partition: it is released, or read from elsewhere on. Gives what was parked of it.
 
         What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
         process, no two records of a lane overlap.
         """
         stock = self._stocks.get(partition)
         if stock is None:
-            return
+            return []
         if self._is_current(stock):
             self._close_slice()
         elif stock in self._turn:
             self._turn.remove(stock)
         self._in_turn -= sum(length_hint(one.left) for one in stock.slices)
         stock.slices.clear()
-        for work in self._ready:
-            if work.stock is stock:
-                del stock.busy[self._lane_of(work)]
-                self.parked -= 1 + len(work.behind or ())
+        parked = [work for work in self._ready if work.stock is stock]
         self._ready = deque(work for work in self._ready if work.stock is not stock)
         for work in stock.busy.values():
-            self.parked -= len(work.behind or ())
+            parked += work.behind or ()
             work.behind = None
+        for work in parked:
+            if stock.busy.get(self._lane_of(work)) is work:
+                del stock.busy[self._lane_of(work)]
+        self.parked -= len(parked)
         stock.full_lanes = stock.parked = 0
+        return [work.record for work in parked]
 
     # ---- for those who look ------------------------------------------------------------------------------------
 
