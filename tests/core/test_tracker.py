@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from time import process_time
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -182,11 +182,11 @@ def test_ten_thousand_unfinished_are_no_burden(order):
     if order == "any":
         random.Random(5).shuffle(offsets)
 
-    start = process_time()
+    start = thread_time()
     for offset in offsets if order != "last to first" else reversed(offsets):
         tracker.finish(offset)
         assert tracker.done <= 10_000
-    took_s = process_time() - start
+    took_s = thread_time() - start
 
     assert tracker.done == 10_000
     assert took_s < 0.5

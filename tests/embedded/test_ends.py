@@ -8,13 +8,13 @@ import psutil
 import pytest
 
 WITH = """
-    import signal
+    import time
     from penstock.testing import KafkaServer
 
     with KafkaServer() as server:
         print(server.node.pid, flush=True)
         while True:
-            signal.pause()
+            time.sleep(0.05)
 """
 
 ASYNC_WITH = """
@@ -30,14 +30,14 @@ ASYNC_WITH = """
 """
 
 NO_BLOCK = """
-    import signal
+    import time
     from penstock.testing import KafkaServer
 
     server = KafkaServer()
     server.start()
     print(server.node.pid, flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.05)
 """
 
 
