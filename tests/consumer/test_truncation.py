@@ -47,6 +47,27 @@ async def test_a_log_that_was_cut_is_read_again_from_there(witness_of, group):
     assert max(epochs) >= 0
 
 
+async def test_what_is_in_hand_when_a_log_was_cut_comes_again(witness_of, group):
+    """It counts for nothing after that, so no commit passes over what of it was not acknowledged."""
+    topic, events = witness_of.topic_with(10), Recorder()
+    options = {"group_id": group, "client_id": group, "ack": "manual", "hooks": [events], "fetch_max_wait_ms": 100}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = [await consumer.getone() for _ in range(5)]
+        for record in first[:2]:
+            consumer.ack(record)
+        with witness_of.proxy.edit_answer(FetchRequest, cut_at(4), times=None):
+            witness_of.produce(topic, [b"more"])
+            told = await events.wait_for(LogTruncated)
+            again = [await consumer.getone(timeout_ms=10_000) for _ in range(9)]
+        are_new = [consumer.ack(record) for record in (*first, *again[:1])]
+
+    assert numbers(again) == list(range(2, 11))
+    assert (told.before, told.after, told.lost) == (5, 2, 1)
+    assert are_new == [False] * 5 + [True]
+    assert await witness_of.committed(group, topic, 1) == {0: 3}
+
+
 async def test_a_log_that_was_cut_is_the_users_to_decide_about_with_policy_none(witness_of, group):
     """The error says where the log is what it was; after a seek there, reading goes on."""
     topic = witness_of.topic_with(10)
