@@ -122,8 +122,8 @@ class Position:
     def diverged(self, end_offset: int) -> tuple[int, int]:
         """The log was cut and goes on in another way from ``end_offset`` on: where to go on, and how much is gone.
 
-        What was handed out behind it was never to stay; what was only fetched is fetched again (KIP-320), and so is what
-        is in hand: it counts for nothing from now on.
+        What was handed out behind it was never to stay; what was only fetched is fetched again (KIP-320), and so is
+        what is in hand: it counts for nothing from now on.
         """
         assert self.fetched is not None
         read = self.fetched if self.delivered is None else self.delivered
