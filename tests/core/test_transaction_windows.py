@@ -150,6 +150,31 @@ def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
         assert window.is_open is (window.count > 0)
 
 
+MOMENTS = st.integers(0, 10**9).map(lambda ms: ms / 1000) | st.floats(0, 1e6)
+
+
+@given(MOMENTS, st.integers(1, 500), st.integers(0, 999), st.booleans(), st.booleans())
+def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
+    opened_at, interval_ms, gathers_ms, is_gathering, is_full
+):
+    """A moment that was named as the next one is no more waited for when it is there."""
+    settings = WindowSettings(
+        interval_s=interval_ms / 1000, max_records=1 + (not is_full), timeout_s=1.25, gathers_s=gathers_ms / 1000
+    )
+    window, now, said = Window(settings), opened_at, []
+    window.took(1, opened_at)
+    while not said or said[-1] is not Step.ABORT:
+        deadline = window.next_deadline(now)
+        assert deadline is not None
+        assert deadline > now
+        now = deadline
+        said.append(window.step(now, is_done=False, is_gathering=is_gathering))
+
+    feeds = not is_full and is_gathering and gathers_ms > interval_ms
+    rounds = 1 if is_full else 2 + (gathers_ms > interval_ms)
+    assert said == [*([Step.FEED] if feeds else []), *[Step.DRAIN] * (rounds - 1 - feeds), Step.ABORT]
+
+
 # ---- records that wait outside ---------------------------------------------------------------------------------
 
 

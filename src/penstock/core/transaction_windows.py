@@ -126,18 +126,17 @@ class Window:
             return Step.FEED
         if self.doomed_by is not None:
             return Step.ABORT
-        age_s = now - self.opened_at
-        if self.room and (age_s < self._settings.interval_s or (is_gathering and age_s < self._settings.gathers_s)):
+        if self.room and now < self._gathers_until(is_gathering=is_gathering):
             return Step.FEED
         if is_done:
             return Step.COMMIT
-        if age_s < self._settings.longest_s:
+        if now < self._at(self._settings.longest_s):
             return Step.DRAIN
         self.doom(
             PublishError(
-                f"a transaction of {self.count} records was not finished within {age_s:.1f} s, and the broker aborts it"
-                f" after {self._settings.timeout_s:g} s - raise transaction_timeout_ms, or give the handler a"
-                " timeout_ms that is shorter"
+                f"a transaction of {self.count} records was not finished within {now - self.opened_at:.1f} s, and the"
+                f" broker aborts it after {self._settings.timeout_s:g} s - raise transaction_timeout_ms, or give the"
+                " handler a timeout_ms that is shorter"
             ),
             is_at_fault=False,
         )
@@ -147,7 +146,7 @@ class Window:
         """When ``step`` will say something else by itself; None when it will not."""
         if self.opened_at is None:
             return None
-        for closes_at in (self.opened_at + self._settings.interval_s, self.opened_at + self._settings.gathers_s):
+        for closes_at in (self._gathers_until(is_gathering=False), self._gathers_until(is_gathering=True)):
             if self.room and now < closes_at:
                 return closes_at
         return self.gives_up_at
@@ -155,11 +154,11 @@ class Window:
     @property
     def gives_up_at(self) -> float | None:
         """When the open one is aborted, if it is not committed."""
-        return None if self.opened_at is None else self.opened_at + self._settings.longest_s
+        return None if self.opened_at is None else self._at(self._settings.longest_s)
 
     def is_kept_open(self, now: float) -> bool:
         """Whether it is open for the sake of a batch alone."""
-        return self.opened_at is not None and now >= self.opened_at + self._settings.interval_s
+        return self.opened_at is not None and now >= self._at(self._settings.interval_s)
 
     def has_time(self, seconds: float, now: float) -> bool:
         """Whether something that takes so long can still be part of it."""
@@ -167,7 +166,17 @@ class Window:
 
     def is_timed_out(self, now: float) -> bool:
         """Whether the broker may have aborted the open one by itself."""
-        return self.opened_at is not None and now - self.opened_at >= self._settings.timeout_s
+        return self.opened_at is not None and now >= self._at(self._settings.timeout_s)
+
+    def _gathers_until(self, *, is_gathering: bool) -> float:
+        """When it takes no more, if it is not full before."""
+        interval_s, gathers_s = self._settings.interval_s, self._settings.gathers_s
+        return self._at(max(interval_s, gathers_s) if is_gathering else interval_s)
+
+    def _at(self, age_s: float) -> float:
+        """When the open one is so old. No age is computed: rounded, it may contradict the moment that was named."""
+        assert self.opened_at is not None
+        return self.opened_at + age_s
 
 
 @dataclass(slots=True)
