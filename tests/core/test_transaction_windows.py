@@ -211,6 +211,8 @@ def test_of_several_in_a_partition_the_first_stops_it():
 
     assert len(aside) == 1
     assert aside.given_up == 0
-    assert aside.next_due_at({HERE: 10}) == 8
-    assert aside.next_due_at({HERE: 9}) is None
-    assert aside.next_due_at({}) is None
+    assert aside.next_due_at(7, {HERE: 10}) == 8
+    assert aside.next_due_at(7, {HERE: 9}) is None
+    assert aside.next_due_at(7, {}) is None
+    aside.put(THERE, 3, due_at=6)
+    assert [aside.next_due_at(now, {HERE: 10, THERE: 3}) for now in (5, 6, 8)] == [6, 8, None]

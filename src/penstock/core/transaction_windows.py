@@ -242,13 +242,13 @@ class Aside:
         stop = self._stops.get(partition)
         return records if stop is None else [one for one in records if one.offset < stop.offset]
 
-    def next_due_at(self, delivered: Mapping[TopicPartition, int | None]) -> float | None:
-        """When the first of those that were reached may be tried again; None when there is none."""
+    def next_due_at(self, now: float, delivered: Mapping[TopicPartition, int | None]) -> float | None:
+        """When the next of those that were reached may be tried again; None when none of them is due later."""
         return min(
             (
                 stop.due_at
                 for partition, stop in self._stops.items()
-                if (at := delivered.get(partition)) is not None and at >= stop.offset
+                if stop.due_at > now and (at := delivered.get(partition)) is not None and at >= stop.offset
             ),
             default=None,
         )

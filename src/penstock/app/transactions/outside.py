@@ -52,9 +52,9 @@ class Outside:
         self, now: float, delivered: Mapping[TopicPartition, int | None], waiting: Iterable[Record]
     ) -> float | None:
         """When something may go that may not now; what is due already goes when its turn is."""
-        due = [self.aside.next_due_at(delivered)] if self.aside else []
-        due += [now + self._wait_s(record) for record in waiting]
-        return min((one for one in due if one is not None and one > now), default=None)
+        due = [self.aside.next_due_at(now, delivered)] if self.aside else []
+        due += [now + wait_s for record in waiting if (wait_s := self._wait_s(record))]
+        return min((one for one in due if one is not None), default=None)
 
     def _wait_s(self, record: Record) -> float:
         """In how long a record may be handled, if it is of a retry topic."""

@@ -143,7 +143,7 @@ class Shares:
         """It is."""
         for share in self:
             if share.is_current:
-                share.position.committed = offsets[share.position.partition].offset
+                share.position.note_committed(offsets[share.position.partition].offset)
         self._shares.clear()
 
     def read_again(self, foothold: Foothold, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -123,7 +123,8 @@ class TransactionalSource:
 
     def progressed(self) -> None:
         """Something is finished, or there is room where there was none."""
-        if self._waiting is not None and not self._held.are_gathering and self._window.is_kept_open(self._loop.time()):
+        if self._waiting is not None and (self._held.rests or self._is_open_for_nobody):
+            # The consumer knows nothing of what waits here, nor of windows.
             self._look_again()
         self._progress.set()
         self._source.progressed()
@@ -222,19 +223,19 @@ class TransactionalSource:
 
     async def _next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
         """What may be handed out next; None when it is time to look at the window again."""
-        if (found := self._next_rest(room_of)) is not None:
-            return found
-
         rests = self._held.rests
 
         def room(partition: TopicPartition) -> int:
             return 0 if partition in rests else self._room(partition, None, room_of)
 
+        # Before it is looked: what becomes due in between is looked at again.
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
             first = [rest.records[0] for rest in rests.values()]
             until = self._outside.next_due_at(now, self._at.delivered(), first)
+        if (found := self._next_rest(room_of)) is not None:
+            return found
         try:
             async with asyncio.timeout_at(until) as self._waiting:
                 position, records = await self._source.next_slice(room)
@@ -336,6 +337,11 @@ class TransactionalSource:
         self._attempts.refused.clear()
         self._window.committed()
         self._end()
+
+    @property
+    def _is_open_for_nobody(self) -> bool:
+        """Whether the batch for whose sake a transaction was kept open is not gathered any more."""
+        return not self._held.are_gathering and self._window.is_kept_open(self._loop.time())
 
     def _end(self) -> None:
         """No transaction is open."""

@@ -1,0 +1,127 @@
+"""TestApp and ``delivery="exactly_once"``: when transactions open, close and are taken back is as in production."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from penstock import App, Retry
+from penstock.testing import TestApp
+
+
+def exactly_once(**options) -> App:
+    return App(group_id="g", delivery="exactly_once", **{"retry": Retry(attempts=2), **options})
+
+
+async def test_what_a_failed_attempt_published_was_never_there():
+    """Of a record that is tried again, what the attempt that succeeded has published counts, and nothing else."""
+    app, tried = exactly_once(), []
+
+    @app.handler("a", publish="b")
+    async def handle(value: bytes) -> bytes:
+        tried.append(value)
+        await app.publish("log", b"%d" % len(tried))
+        await asyncio.sleep(1)
+        if len(tried) == 1:
+            raise OSError("not yet")
+        return value
+
+    @app.handler("b", group_id="other")
+    async def pass_on(value: bytes) -> None:
+        await app.publish("c", value)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("a", b"x")
+        assert [kafka.published(topic, bytes) for topic in ("log", "b", "c")] == [[b"2"], [b"x"], [b"x"]]
+        assert kafka.committed("a") == kafka.committed("b") == 1
+
+
+async def test_in_transactions_a_record_that_nobody_takes_is_waited_for():
+    """What comes before it is committed, what is behind it waits, and nothing is there twice when it heals."""
+    app, is_broken, tried = exactly_once(), True, []
+
+    @app.handler("t", publish="out", order_by="none")
+    async def handle(value: bytes) -> bytes:
+        tried.append(value)
+        await asyncio.sleep(0 if value == b"1" else 0.01)
+        if value == b"1" and is_broken:
+            raise OSError("away")
+        return value
+
+    async with TestApp(app) as kafka:
+        async with asyncio.TaskGroup() as sending:
+            for value in (b"0", b"1", b"2"):
+                sending.create_task(kafka.send("t", value))
+        assert (kafka.committed("t"), kafka.published("out", bytes)) == (1, [b"0"])
+        assert app.health().status == "degraded"
+        is_broken = False
+        await asyncio.sleep(60)
+        await kafka.settled()
+
+        assert (kafka.committed("t"), sorted(kafka.published("out", bytes))) == (3, [b"0", b"1", b"2"])
+        assert app.health().status == "ok"
+
+
+async def test_in_transactions_records_wait_in_retry_topics_and_die():
+    """Delays pass in virtual time there, too; a dead letter is there when its record is done."""
+    app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
+
+    @app.batch_handler("t", retry_topics=[60_000, 3_600_000])
+    async def handle(values: list[bytes]) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        await app.publish("out", b"never")
+        raise OSError("away")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"0")
+
+        assert [round(after - before) for before, after in itertools.pairwise(tried)] == [60, 3_600]
+        assert [letter.attempts for letter in kafka.dead_letters("t")] == [3]
+        assert kafka.published("out") == []
+        assert kafka.committed("t") == kafka.committed("t.g.retry.1h") == 1
+
+
+async def test_what_waits_outside_of_transactions_goes_on_when_its_handler_does():
+    """A record of a retry topic that was due while its handler was paused is handled as soon as that is resumed."""
+    app, tried = exactly_once(retry=Retry(attempts=1)), []
+
+    @app.handler("t", retry_topics=[5_000])
+    async def handle(_value: bytes) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        if len(tried) == 1:
+            raise OSError("away")
+
+    async with TestApp(app) as kafka, asyncio.TaskGroup() as sending:
+        sending.create_task(kafka.send("t", b"0"))
+        await asyncio.sleep(3)
+        app.pause(handle)
+        await asyncio.sleep(9)
+        app.resume(handle)
+
+    assert [round(at - tried[0]) for at in tried] == [0, 12]
+
+
+async def test_one_that_is_due_and_cannot_go_hides_no_other():
+    """Of records that were set aside each is tried again when it is due, whatever holds the others up."""
+    app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), {"a": [], "b": []}
+
+    def handle(topic: str):
+        @app.handler(topic)
+        async def handler(_value: bytes) -> None:
+            tried[topic].append(asyncio.get_running_loop().time())
+            if len(tried[topic]) == 1:
+                raise OSError("away")
+
+        return handler
+
+    held, _ = handle("a"), handle("b")
+    async with TestApp(app) as kafka, asyncio.TaskGroup() as sending:
+        sending.create_task(kafka.send("a", b"0"))
+        await asyncio.sleep(5)
+        app.pause(held)
+        await asyncio.sleep(5)
+        sending.create_task(kafka.send("b", b"0"))
+        await asyncio.sleep(90)
+        app.resume(held)
+
+    assert [round(at - tried["a"][0]) for at in (*tried["a"], *tried["b"])] == [0, 100, 10, 30]
