@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crew import Crew, until
 from recorder import Recorder
 
 from penstock import FencedMemberError, TopicPartition
+from penstock.error_codes import ErrorCode
+from penstock.messages import ConsumerGroupHeartbeatRequest
 from penstock.observe.events import ConsumerFailed, PartitionsAssigned, PartitionsLost, PartitionsRevoked
 
 STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
@@ -66,6 +70,42 @@ async def test_a_second_holder_of_a_live_name_is_refused(quick, group):
     assert not quick.commits(f"{group}-second")
     assert len(events.of(PartitionsAssigned)) <= 2
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
+async def test_a_join_whose_answer_is_lost_is_made_again(quick, group):
+    """The broker has let it in and holds its name for it: it lets go of that (-2), is let in anew, and reads."""
+    topic = quick.topic_with(10)
+
+    with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
+        async with quick.consumer(topic, group_id=group, group_instance_id="one", client_id=group) as consumer:
+            got = [await consumer.getone(timeout_ms=10_000) for _ in range(10)]
+            assert set((await quick.members(group)).values()) == {consumer.assignment()}
+
+    assert [record.offset for record in got] == list(range(10))
+    assert [beat.member_epoch for beat in quick.said(group)][:3] == [0, -2, 0]
+    assert {0} == {answer.error_code for answer in quick.heard(group)}
+
+
+async def test_a_fenced_member_comes_back_to_its_place(quick, group):
+    """The broker still counts it under its name: it loses what it had, and has the same again; nobody else moves."""
+    topic, events, other_events = quick.topic(2), Recorder(), Recorder()
+
+    def fenced(answer):
+        return replace(answer, error_code=ErrorCode.FENCED_MEMBER_EPOCH, assignment=None)
+
+    async with Crew(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(group_instance_id="two", bootstrap_servers=quick.direct, hooks=[other_events])
+        member = await crew.join(group_instance_id="one", client_id=group, hooks=[events])
+        await crew.shares(1, 1)
+        before, seen = member.consumer.assignment(), sum(len(other_events.of(kind)) for kind in STAYS)
+        with quick.proxy.edit_answer(ConsumerGroupHeartbeatRequest, fenced):
+            await events.wait_for(PartitionsLost)
+        await crew.shares(1, 1)
+        assert member.consumer.assignment() == before
+        assert sum(len(other_events.of(kind)) for kind in STAYS) == seen
+
+    assert not events.of(ConsumerFailed)
+    assert [beat.member_epoch for beat in quick.said(group)].count(0) == 2
 
 
 async def test_leave_on_stop_gives_the_place_up(quick, group):

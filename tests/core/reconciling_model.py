@@ -17,6 +17,8 @@ Places = frozenset[tuple[UUID, int]]
 
 NOTHING: Places = frozenset()
 
+_WILL_BE_BACK = -2
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -38,6 +40,8 @@ class Member:
     assigned: Places = NOTHING
     revoked: Places = NOTHING
     """What it has yet to give back."""
+    is_away: bool = False
+    """Whether a static one has said that it will be back; its place is kept until its session is over."""
 
     @property
     def held(self) -> Places:
@@ -72,15 +76,19 @@ class Coordinator:
         now: float,
         *,
         is_full: bool,
+        is_static: bool = False,
     ) -> Answer:
         """The session begins anew, and the member goes a step towards its target."""
-        if code := self._refusal(member_id, epoch, owned):
+        if code := self._refusal(member_id, epoch, owned, is_static=is_static):
             return Answer(code)
+        if epoch == _WILL_BE_BACK:
+            self.members[member_id].is_away = True
+            return Answer(0, _WILL_BE_BACK)
         if member_id not in self.members:
             self.members[member_id] = Member(now)
             self.epoch += 1
         one = self.members[member_id]
-        one.heard_at = now
+        one.heard_at, one.is_away = now, False
         if topics is not None and topics != one.topics:
             one.topics = topics
             self.epoch += 1
@@ -94,6 +102,11 @@ class Coordinator:
         """The others share what is left, at once."""
         if self.members.pop(member_id, None) is not None:
             self.epoch += 1
+
+    def step_away(self, member_id: str) -> None:
+        """What a static member held stays its own."""
+        if member_id in self.members:
+            self.members[member_id].is_away = True
 
     def commit(self, member_id: str, epoch: int) -> int:
         """What a commit of that epoch is answered with."""
@@ -123,9 +136,15 @@ class Coordinator:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _refusal(self, member_id: str, epoch: int, owned: Places | None) -> int:
+    def _refusal(self, member_id: str, epoch: int, owned: Places | None, *, is_static: bool) -> int:
         if (one := self.members.get(member_id)) is None:
             return ErrorCode.NONE if epoch == 0 else ErrorCode.UNKNOWN_MEMBER_ID
+        if is_static and epoch in {0, _WILL_BE_BACK}:
+            # The name is given to who joins when its holder has let go of it, be that who joins or another.
+            is_free = one.is_away or epoch == _WILL_BE_BACK
+            return ErrorCode.NONE if is_free else ErrorCode.UNRELEASED_INSTANCE_ID
+        if one.is_away:
+            return ErrorCode.FENCED_MEMBER_EPOCH
         if epoch == one.epoch or (epoch == 0 and self.takes_back):
             return ErrorCode.NONE
         # The answer with the newer epoch may not have arrived.

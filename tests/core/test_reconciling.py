@@ -31,6 +31,7 @@ from penstock.core.membership_events import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     Identity,
+    InstanceReleased,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
@@ -100,6 +101,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         HeartbeatAnswered(),
         Beat(Identity("me", 7), HeartbeatAnswered()),
         answer(),
+        InstanceReleased(),
         TopicsNamed({}),
         SessionKnown(30.0),
         LeaveAnswered(),
@@ -290,7 +292,7 @@ def test_whatever_comes_in_whatever_order(sequence):
             assert state in OVER or one.state in {TABLE[state, kind].then, *TABLE[state, kind].elsewhere}
         except ValueError:
             assert picture(one) == before
-            assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, TopicsNamed}
+            assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, InstanceReleased, TopicsNamed}
         assert state not in OVER or one.state is state
         assert not one.is_member or one.state in ALIVE
         assert one.owned == frozenset() or one.state in ALIVE
@@ -522,6 +524,66 @@ def test_a_join_that_is_refused_is_tried_again_later(event):
     assert one.state is State.JOINING
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
     assert beat(one, NOW + 0.1).identity == Identity("me", 0)
+
+
+# ---- a name of its own (KIP-345) -------------------------------------------------------------------------------
+
+BACK = Identity("me", -2, "i")
+
+
+def test_the_first_join_of_a_static_member_asks_plainly():
+    """A newcomer lets go of nobody's name, and one that was refused as its name is held goes on asking so."""
+    one = member(instance_id="i")
+    told(one, Start())
+
+    assert beat(one).identity == Identity("me", 0, "i")
+    told(one, GenerationLost("UNRELEASED_INSTANCE_ID, which the user wants to be tried again"))
+    assert beat(one, NOW + 1).identity == Identity("me", 0, "i")
+
+
+@pytest.mark.parametrize("event", [CoordinatorGone("cut"), NotNow("loading")])
+def test_a_static_member_whose_join_may_have_counted_lets_go_of_its_name_first(event):
+    """After the usual pause it says -2 and nothing else until the group has let go; then it joins at once."""
+    one = joining(instance_id="i")
+    told(one, event)
+
+    assert beat(one, NOW + 0.1) == SendGroupHeartbeat(BACK, SESSION_S / 3)
+    told(one, CoordinatorGone("cut"))
+    assert beat(one, NOW + 1).identity == BACK
+    assert told(one, InstanceReleased(), now=NOW + 1) == []
+    again = beat(one, NOW + 1)
+    assert (again.identity, again.topics, again.owned) == (Identity("me", 0, "i"), frozenset("t"), {})
+
+
+@pytest.mark.parametrize(
+    ("event", "epoch"), [(GenerationLost("fenced"), -2), (SessionOver("silence"), -2), (MemberLost("unknown"), 0)]
+)
+def test_a_static_member_that_is_lost_lets_go_of_its_name_unless_it_is_unknown(event, epoch):
+    """What was too long a silence for us may not have been one for the broker that came after."""
+    one = owning("t0", instance_id="i")
+    told(one, event, Released())
+
+    assert beat(one).identity == Identity("me", epoch, "i")
+
+
+def test_a_static_member_that_was_let_in_after_all_does_not_let_go():
+    """The answer that was given up comes before the next word: it counts."""
+    one = joining(instance_id="i")
+    told(one, NotNow("a commit was refused"), answer(3, {}), TakenOver())
+
+    assert beat(one, NOW + INTERVAL_S).identity == Identity("me", 3, "i")
+
+
+@pytest.mark.parametrize("then", [[], [InstanceReleased()]])
+def test_a_static_member_that_has_let_go_still_leaves_for_good(then):
+    """Its place is kept by the group until it is given up, which leave_on_stop promises."""
+    one = joining(instance_id="i")
+    told(one, CoordinatorGone("cut"))
+    beat(one, NOW + 1)
+
+    left = told(one, *then, Stop())
+
+    assert left == [SendLeave(Identity("me", -1, "i"), "the consumer stops")]
 
 
 def test_an_answer_forgets_the_failures():

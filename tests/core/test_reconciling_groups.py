@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reconciling_model import Coordinator
 
-from penstock.core.group_errors import Asked, event_of
+from penstock.core.group_errors import NOT_HELD, Asked, event_of
 from penstock.core.membership import MemberSettings
 from penstock.core.membership_effects import (
     Effect,
@@ -29,6 +29,7 @@ from penstock.core.membership_events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
+    InstanceReleased,
     LeaveAnswered,
     PartitionsChanged,
     Released,
@@ -51,6 +52,7 @@ SESSION_S, INTERVAL_S = 10.0, 2.0
 AT_ONCE, IN_ALL = 3, 6
 """So many members, so that a life goes deep rather than wide."""
 SUBSCRIPTIONS = (frozenset("t"), frozenset("tu"))
+WILL_BE_BACK = -2
 LOST = CoordinatorGone("the connection broke")
 IDS = {"t": UUID(int=1), "u": UUID(int=2)}
 
@@ -140,6 +142,7 @@ class World:
             retry_first_s=0.1,
             retry_longest_s=1,
             leaves_on_stop=self.pick((True, True, False)),
+            instance_id=self.pick((None, f"place {len(self.consumers)}")),
         )
         consumer = Consumer(ReconcilingMember(options, f"m{len(self.consumers)}", lambda: 0.5), topics)
         self.consumers.append(consumer)
@@ -349,7 +352,7 @@ class World:
             case SendGroupHeartbeat(me, topics=topics, owned=owned):
                 letter.answer = self.heartbeat(me, letter.effect, topics, owned)
             case SendLeave(me):
-                self.coordinator.leave(me.member_id)
+                (self.coordinator.step_away if me.generation == WILL_BE_BACK else self.coordinator.leave)(me.member_id)
                 letter.answer = LeaveAnswered()
             case NameTopics(topic_ids):
                 letter.answer = TopicsNamed({one: self.known[one] for one in topic_ids & self.known.keys()})
@@ -362,7 +365,10 @@ class World:
             None if owned is None else frozenset((topic, n) for topic, numbers in owned.items() for n in numbers),
             self.now,
             is_full=effect.rebalance_timeout_s is not None and topics is not None and owned is not None,
+            is_static=me.instance_id is not None,
         )
+        if me.generation == WILL_BE_BACK and answer.error_code in NOT_HELD:
+            return InstanceReleased()
         if answer.error_code:
             return event_of(answer.error_code, Asked.GROUP_HEARTBEAT)
         assigned: dict[UUID, tuple[int, ...]] = {}

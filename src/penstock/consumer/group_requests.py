@@ -17,7 +17,7 @@ import anyio
 from penstock.config import ConsumerConfig
 from penstock.consumer.dialect import ConsumerDialect, Dialect
 from penstock.consumer.reactions import Reactions
-from penstock.core.group_errors import Asked, error_of
+from penstock.core.group_errors import NOT_HELD, Asked, error_of
 from penstock.core.join_limit import JoinLimit
 from penstock.core.membership_effects import (
     FindPartitions,
@@ -34,6 +34,7 @@ from penstock.core.membership_events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
+    InstanceReleased,
     LeaveAnswered,
     MemberIdGiven,
     NotNow,
@@ -74,6 +75,7 @@ Question: TypeAlias = SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat |
 _LEAVE_ATTEMPTS = 2
 _GROUP_RESOURCE = 32
 _SESSION_OPTION = "consumer.session.timeout.ms"
+_WILL_BE_BACK = -2
 
 
 class GroupRequests:
@@ -256,6 +258,8 @@ class GroupRequests:
             except UnsupportedVersionError as error:
                 # It does not offer the request, which is as good as a refusal.
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, Asked.GROUP_HEARTBEAT) from error
+            if me.generation == _WILL_BE_BACK and answer.error_code in NOT_HELD:
+                return InstanceReleased()
             if answer.error_code:
                 return self._reactions.event_of(answer.error_code, Asked.GROUP_HEARTBEAT)
             assigned = answer.assignment

@@ -29,7 +29,7 @@ from penstock.errors import (
     broker_error,
 )
 
-__all__ = ["Asked", "Reaction", "error_of", "event_of", "reaction_to"]
+__all__ = ["NOT_HELD", "Asked", "Reaction", "error_of", "event_of", "reaction_to"]
 
 
 class Asked(StrEnum):
@@ -74,6 +74,17 @@ _OF_REQUEST: Mapping[Asked, Mapping[int, Reaction]] = {
     # What is kept through a rebalance may be committed when the new generation is known (KIP-429).
     Asked.COMMIT: {ErrorCode.REBALANCE_IN_PROGRESS: Reaction.RETRY},
 }
+
+NOT_HELD = frozenset(
+    {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.FENCED_INSTANCE_ID,
+    }
+)
+"""What says to a static member that is to join again, and lets go of its name for that, that the group has let go too:
+done, nobody has it, or another member does. Whether that other one still lives, the join is told."""
 
 
 def reaction_to(code: int, asked: Asked, overrides: Mapping[int, Reaction] | None = None) -> Reaction:

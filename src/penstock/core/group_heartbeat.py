@@ -44,6 +44,8 @@ class GroupHeartbeat:
         """What was said to be owned, while no answer has shown that the group knows."""
         self.is_known = False
         """Whether the group may count us."""
+        self.is_held = False
+        """Whether it may have given our instance id to us, and gives it to nobody before that is said to be free."""
         self._is_doubtful = False
         """Whether ``sent`` may have failed; its answer counts until the next one goes out."""
         self._next_at = 0.0
@@ -118,9 +120,15 @@ class GroupHeartbeat:
         )
         if says_owned:
             self.unconfirmed = owned
-        self._said_topics, self.is_known = topics, True
+        self._said_topics, self.is_known, self.is_held = topics, True, True
         self._says_all = self._says_owned = self._is_doubtful = False
         self.session.sent(now)
+        return self.sent
+
+    def let_go(self, identity: Identity) -> SendGroupHeartbeat:
+        """Say instead that our instance id is free."""
+        self.sent = SendGroupHeartbeat(identity, self.session.session_timeout_s / 3)
+        self._is_doubtful = False
         return self.sent
 
     # ---- inside ------------------------------------------------------------------------------------------------

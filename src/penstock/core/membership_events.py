@@ -22,6 +22,7 @@ __all__ = [
     "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
     "Identity",
+    "InstanceReleased",
     "JoinDue",
     "JoinedAsFollower",
     "JoinedAsLeader",
@@ -167,6 +168,11 @@ class GroupHeartbeatAnswered(GroupEvent):
     interval_s: float
     assigned: Mapping[UUID, tuple[int, ...]] | None = None
     """By topic id; None when nothing has changed since the last answer that said something."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReleased(GroupEvent):
+    """The group does not hold this member's instance id for it any more: it may ask for the place anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from penstock.core.membership_events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
+    InstanceReleased,
     LeaveAnswered,
     MemberLost,
     NotNow,
@@ -165,6 +166,7 @@ def _table() -> dict[tuple[State, type[GroupEvent]], Rule]:
         ((on.CLOSING,), (GroupHeartbeatAnswered,), do.acknowledge, stays, ()),
         (speaking, (NotNow, RebalanceCalled), do.retry, stays, ()),
         (speaking, (CoordinatorGone,), do.look_up, stays, ()),
+        ((on.JOINING,), (InstanceReleased,), do.join_now, stays, ()),
         ((on.JOINING,), (GenerationLost, MemberLost), do.join_later, stays, ()),
         (
             (on.IDLE, on.JOINING, *reconciling, on.LOSING, on.STEPPING_AWAY, on.AWAY),

@@ -32,6 +32,7 @@ from penstock.core.membership_events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
+    InstanceReleased,
     MemberLost,
     Resubscribed,
     SessionKnown,
@@ -109,7 +110,7 @@ class ReconcilingSteps:
 
     def was_asked_for(self, event: GroupEvent) -> bool:
         """Whether a question of ours was waiting for that."""
-        if isinstance(event, GroupHeartbeatAnswered):
+        if isinstance(event, GroupHeartbeatAnswered | InstanceReleased):
             return self.beat.sent is not None
         return self.names.asked is not None or not isinstance(event, TopicsNamed)
 
@@ -118,7 +119,7 @@ class ReconcilingSteps:
         if (at := self.names.next_at) is not None and now >= at:
             self._ask(self.names.ask_again(self._wanted_topics))
         if self.speaks and (at := self.beat.next_at) is not None and now >= at:
-            self.effects.append(self.beat.speak(self.identity, self._owned, now))
+            self.effects.append(self._let_go() if self._is_in_its_own_way else self._speak(now))
 
     # ---- steps, named by what is done --------------------------------------------------------------------------
 
@@ -129,6 +130,11 @@ class ReconcilingSteps:
         """Join as soon as the timer is looked at."""
         self.work = None
         self.beat.begin(now)
+
+    def join_now(self, event: GroupEvent, now: float) -> None:
+        """Our name is free."""
+        self.beat.is_held = False
+        self.begin(event, now)
 
     def know_session(self, event: GroupEvent, _now: float) -> None:
         """The broker has told how long it waits for us."""
@@ -199,6 +205,7 @@ class ReconcilingSteps:
     def join_later(self, event: GroupEvent, now: float) -> None:
         """The join itself was refused: the group may still have to forget who we were."""
         self._forget(event)
+        self.beat.is_held = False
         self.beat.failed(now)
 
     def retry(self, _event: GroupEvent, now: float) -> None:
@@ -256,6 +263,18 @@ class ReconcilingSteps:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
+    def _is_in_its_own_way(self) -> bool:
+        # A join of a static member is let in if its name is free, and is not if that member itself still has it: after
+        # an answer that was lost, or a silence that was too long for us and not for the broker.
+        return self.state is State.JOINING and self._settings.instance_id is not None and self.beat.is_held
+
+    def _let_go(self) -> Effect:
+        return self.beat.let_go(Identity(self._member_id, _WILL_BE_BACK, self._settings.instance_id))
+
+    def _speak(self, now: float) -> Effect:
+        return self.beat.speak(self.identity, self._owned, now)
+
+    @property
     def _wanted_topics(self) -> frozenset[UUID]:
         return frozenset(topic for topic, _ in self._target)
 
@@ -311,7 +330,7 @@ class ReconcilingSteps:
     def _forget(self, event: GroupEvent) -> Places:
         """The membership is lost; what was had of it is given, for the last time."""
         if isinstance(event, MemberLost):
-            self.beat.is_known = False
+            self.beat.is_known = self.beat.is_held = False
         self.beat.end()
         self.names.stop()
         self._epoch, self._is_introduced = _JOINS, False
