@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from penstock import App, Retry
+import pytest
+
+from penstock import App, Record, Retry
 from penstock.testing import TestApp
 
 
@@ -125,3 +127,29 @@ async def test_one_that_is_due_and_cannot_go_hides_no_other():
         app.resume(held)
 
     assert [round(at - tried["a"][0]) for at in (*tried["a"], *tried["b"])] == [0, 100, 10, 30]
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("order_by", ["partition", "key"])
+async def test_nothing_behind_a_record_that_is_set_aside_is_begun(order_by, in_batches):
+    """In order means that a record has succeeded before the next one of its lane is handed to the handler."""
+    app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), []
+
+    async def handle(record: Record) -> None:
+        tried.append(record.offset)
+        await asyncio.sleep(0.01)
+        if tried == [0]:
+            raise OSError("away")
+
+    async def handle_batch(records: list[Record]) -> None:
+        await handle(*records)
+
+    if in_batches:
+        app.batch_handler("t", order_by=order_by, max_records=1)(handle_batch)
+    else:
+        app.handler("t", order_by=order_by)(handle)
+    async with TestApp(app) as kafka, asyncio.TaskGroup() as sending:
+        for _ in range(3):
+            sending.create_task(kafka.send("t", b"x", key="k"))
+
+    assert tried == [0, 0, 1, 2]

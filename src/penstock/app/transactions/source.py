@@ -203,6 +203,9 @@ class TransactionalSource:
             return
         due_at = self._loop.time() + seconds
         self._aside.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
+        if self._crew is not None:
+            # Its worker goes on at once, and what is behind it may not be begun.
+            self._crew.halt(record.topic_partition)
         reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
         self._doom(PublishError(reason), is_at_fault=False)
 
