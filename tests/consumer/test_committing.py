@@ -54,6 +54,22 @@ async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(n
     assert await witness.committed(group, topic, 2) == {0: 17}
 
 
+async def test_no_automatic_commit_takes_a_chosen_one_back(new_topic, new_consumer, witness, group):
+    """What the caller has committed of the record in hand stays, at intervals and at stop; a seek back is committed."""
+    topic, events = new_topic(2), Recorder()
+    for partition in range(2):
+        witness.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    async with new_consumer(topic, group_id=group, auto_commit_interval_ms=100, hooks=[events]) as consumer:
+        await consumer.getmany(max_records=20, min_records=20)
+        await consumer.commit({one: 10, other: 10})
+        await consumer.seek(other, 3)
+        await events.wait_for(OffsetsCommitted, where=lambda event: event.offsets == {other: 3})
+
+    assert await witness.committed(group, topic, 2) == {0: 10, 1: 3}
+
+
 async def test_nothing_is_committed_when_commits_are_off(new_topic, new_consumer, witness, group):
     """enable_auto_commit=False commits neither at intervals nor at stop."""
     topic = new_topic()

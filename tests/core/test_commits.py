@@ -23,7 +23,7 @@ def positions():
     one.begin(10, leader_epoch=4)
     one.delivered, one.done, one.delivered_epoch = 14, 13, 5
     two.begin(0)
-    two.committed = 0
+    two.note_committed(0)
     return made
 
 
@@ -108,6 +108,40 @@ def test_a_seek_backwards_is_to_be_committed(positions):
     positions.get(ONE).begin(3)
 
     assert commits.snapshot().offsets[ONE].offset == 3
+
+
+def test_a_commit_of_the_users_choice_is_not_taken_back(positions):
+    """It may be of the record in hand, which is not done yet: nothing below it is committed, and no map of less."""
+    commits, one = Commits(positions), positions.get(ONE)
+    one.tracker.begin_all([13, 14, 15])
+    one.tracker.finish(15)
+    one.delivered = 16
+
+    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(14, "mine")}), [ONE])
+
+    assert one.offset_map is not None
+    assert not commits.snapshot()
+    one.done = 15
+    assert commits.snapshot().offsets[ONE].offset == 15
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
+    """A commit of before may be on its way, or may have come though its answer did not; the text beside it stays."""
+    commits, one = Commits(positions), positions.get(ONE)
+    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
+    one.done = one.delivered = 20
+    snapshot = commits.snapshot()
+
+    one.begin(13)
+    if is_under_way:
+        commits.acknowledged(snapshot, [ONE])
+
+    again = commits.snapshot()
+    assert (again.offsets[ONE].offset, again.offsets[ONE].metadata) == (13, "mine")
+    assert one.committed == 13
+    commits.acknowledged(again, [ONE])
+    assert not commits.snapshot()
 
 
 def test_behind_what_is_stuck_the_map_is_committed(positions):
@@ -201,12 +235,14 @@ class Committing(RuleBasedStateMachine):
         self.positions.remove([ONE])
         self.positions.add([ONE])
         self.position.begin(offset)
-        self.position.committed = offset
+        self.position.note_committed(offset)
+        self.stored.append((self.position.epoch, offset))
 
     @precondition(lambda self: self.sent is None)
-    @rule(is_stored=st.booleans())
-    def commit(self, is_stored):
-        snapshot = self.commits.snapshot()
+    @rule(is_stored=st.booleans(), is_chosen=st.booleans())
+    def commit(self, is_stored, is_chosen):
+        what = {ONE: OffsetAndMetadata(self.position.delivered)}
+        snapshot = self.commits.chosen(what) if is_chosen else self.commits.snapshot()
         if not snapshot:
             return
         self.sent = snapshot, is_stored
@@ -221,9 +257,9 @@ class Committing(RuleBasedStateMachine):
         self.sent = None
 
     @invariant()
-    def never_above_what_is_done(self):
+    def never_above_what_is_handed_out(self):
         for epoch, offset in self.stored[-1:]:
-            assert epoch != self.position.epoch or offset <= self.position.done
+            assert epoch != self.position.epoch or offset <= self.position.delivered
 
     @invariant()
     def never_backwards_within_an_epoch(self):
@@ -233,12 +269,13 @@ class Committing(RuleBasedStateMachine):
 
     @invariant()
     def what_is_not_committed_is_still_to_be(self):
-        if not self.position.is_dirty:
-            assert self.position.committed == self.position.done
+        if not self.position.is_dirty and self.sent is None:
+            assert self.stored[-1] == (self.position.epoch, self.position.committed)
+            assert self.position.committed >= self.position.done
 
 
 TestCommitting = Committing.TestCase
-TestCommitting.__doc__ = "A commit is never above what is done, and never goes back within an epoch."
+TestCommitting.__doc__ = "What is done is committed in the end, and no commit goes back within an epoch."
 
 
 # ---- when ------------------------------------------------------------------------------------------------------

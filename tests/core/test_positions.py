@@ -46,14 +46,14 @@ def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
     position.begin(7)
     assert position.is_dirty
 
-    position.committed = 7
+    position.note_committed(7)
     assert not position.is_dirty
 
 
 def test_what_is_handed_out_and_not_done_is_in_hand(position):
     """In hand is between done and delivered; only what is done is to be committed."""
     position.begin(7)
-    position.committed = 7
+    position.note_committed(7)
     position.delivered = 9
 
     assert position.in_hand

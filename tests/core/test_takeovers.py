@@ -38,8 +38,7 @@ class Owners(RuleBasedStateMachine):
             said = decode(self.stored.metadata, self.stored.offset)
             assert not said.problem
             self.position.begin(self.stored.offset, known=said.offset_map)
-            self.position.committed, self.position.committed_map = self.stored.offset, said.offset_map
-            self.position.committed_metadata = said.user_text
+            self.position.note_committed(self.stored.offset, said.user_text, said.offset_map)
             self.promised = {
                 one
                 for one in self.log

@@ -30,8 +30,7 @@ def take_up(position: Position, committed: OffsetAndMetadata, reader: Reader) ->
     leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
     said = decode(committed.metadata, committed.offset)
     position.begin(committed.offset, leader_epoch, said.offset_map)
-    position.committed, position.committed_metadata = committed.offset, said.user_text
-    position.committed_map = said.offset_map
+    position.note_committed(committed.offset, said.user_text, said.offset_map)
     reader.maps.found(position, said)
 
 

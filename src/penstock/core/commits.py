@@ -140,7 +140,8 @@ class Commits:
         return position.offset_map if self._max_bytes else None
 
     def _is_map_due(self, position: Position) -> bool:
-        return position.done is not None and self._map_of(position) != position.committed_map
+        is_there = position.done is not None and position.done == position.committed
+        return is_there and self._map_of(position) != position.committed_map
 
     def gone(self, snapshot: Snapshot) -> frozenset[TopicPartition]:
         """Those of ``snapshot`` that were released since it was taken: they are others' to commit now."""
@@ -155,6 +156,5 @@ class Commits:
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:
                 note = snapshot.notes[position.partition]
-                position.committed = entry.offset
-                position.committed_metadata = "" if position.partition in textless else note.user_text
-                position.committed_map = note.offset_map
+                user_text = "" if position.partition in textless else note.user_text
+                position.note_committed(entry.offset, user_text, note.offset_map)

@@ -1,9 +1,9 @@
 """Where each assigned partition stands: what is fetched, handed out, done, committed.
 
-Four offsets, always in this order, all of the *next* record: ``committed <= done <= delivered <= fetched`` within one
-epoch. ``delivered`` is what the user calls the position. Each assignment, seek and reset begins a new epoch; what
-was fetched, handed out or acknowledged under an older one counts for nothing any more. With each beginning comes a
-tracker of its own, for what is finished out of order.
+Four offsets, all of the *next* record: ``done <= delivered <= fetched`` always, and ``committed <= done`` within one
+epoch unless the user has chosen what to commit. ``delivered`` is what the user calls the position. Each assignment,
+seek and reset begins a new epoch; what was fetched, handed out or acknowledged under an older one counts for nothing
+any more. With each beginning comes a tracker of its own, for what is finished out of order.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Position:
     """The user's own text beside that offset."""
     committed_map: OffsetMap | None = None
     """What was said with that offset to be finished behind it."""
+    is_anew: bool = True
+    """Whether that is from before this beginning: a commit is due, wherever this is."""
     tracker: Tracker | None = None
     """What is finished out of order since the last beginning; None until it is known where to begin."""
     map_fill: MapFill = field(default_factory=MapFill)
@@ -84,12 +86,15 @@ class Position:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to commit.
+        """Whether there is something to commit; nothing is below what was committed since the beginning.
 
         A beginning that was never committed counts: after ``latest`` on an empty partition, what comes while the
-        consumer is down must not be skipped when it is back.
+        consumer is down must not be skipped when it is back. After a seek to what is committed, a commit of before
+        may be on its way.
         """
-        return self.done is not None and self.done != self.committed
+        if self.done is None:
+            return False
+        return self.is_anew or self.committed is None or self.done > self.committed
 
     @property
     def offset_map(self) -> OffsetMap | None:
@@ -103,9 +108,15 @@ class Position:
         self.tracker, self.map_fill = Tracker(offset, known), MapFill()
         self.fetched = self.delivered = self.done = offset
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
+        self.is_anew = True
         self.reset_to = self.reset_from = None
         self.is_refused = False
         self.failures, self.retry_at = 0, 0.0
+
+    def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
+        """The group has this of it, since its beginning."""
+        self.committed, self.committed_metadata, self.committed_map = offset, user_text, offset_map
+        self.is_anew = False
 
     def reset(self, to: Start, before: int | None) -> None:
         """The log has no ``before`` (or there never was a position): find a beginning at ``to``."""
