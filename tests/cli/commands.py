@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "penstock"]
 
@@ -56,3 +57,17 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, st
     process.send_signal(number)
     out, errors = process.communicate(timeout=30)
     return process.returncode, out + errors
+
+
+def without_java(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """``variables`` as it is on a machine that has no Java; ``folder`` has what else stands beside one."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for home in ("/bin", "/usr/bin"):
+        for command in Path(home).iterdir():
+            if command.name != "java" and not (commands / command.name).is_symlink():
+                (commands / command.name).symlink_to(command)
+    places = [one for one in variables["PATH"].split(os.pathsep) if not Path(one, "java").exists()]
+    changed = {**variables, "PATH": os.pathsep.join([*places, str(commands)])}
+    changed.pop("JAVA_HOME", None)
+    return changed

@@ -1,6 +1,7 @@
 """One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process.
 
-``PENSTOCK_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own.
+``PENSTOCK_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own. It runs
+on the JRE that comes as a wheel, whatever Java the machine has; the drivers that tests start run on the machine's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from commands import without_java
 from confluent_kafka import Consumer, TopicPartition
 from witness import Witness
 
@@ -22,8 +24,13 @@ from penstock.spark import SparkPipeline, spark_session
 
 
 @pytest.fixture(scope="session")
-def spark():
-    with spark_session(master=os.environ.get("PENSTOCK_TEST_SPARK_MASTER", "local[2]")) as session:
+def spark(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        hidden = without_java(os.environ, tmp_path_factory.mktemp("no-java"))
+        patch.setenv("PATH", hidden["PATH"])
+        patch.delenv("JAVA_HOME", raising=False)
+        session = spark_session(master=os.environ.get("PENSTOCK_TEST_SPARK_MASTER", "local[2]"))
+    with session:
         yield session
 
 

