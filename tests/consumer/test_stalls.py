@@ -86,7 +86,7 @@ async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topi
 async def test_streams_that_all_stand_still_are_a_stuck_member(new_topic, new_consumer, witness, group):
     """While one body waits at its stream, the other may take its time; when nobody comes to any, the member leaves.
 
-    Whoever comes back first is told why, and the member joins again.
+    Whoever comes back first is told why, and the member joins again; before that it does not.
     """
     topic, events = new_topic(2), Recorder()
     for partition in range(2):
@@ -107,6 +107,10 @@ async def test_streams_that_all_stand_still_are_a_stuck_member(new_topic, new_co
 
         await events.wait_for(PartitionsLost)
         joined = len(events.of(GroupJoined))
+        # That the partitions went is no return of a reader: two looks later it is out of the group still.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.6):
+                await events.wait_for(GroupJoined, joined + 1)
         with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
             await anext(one)
         with pytest.raises(StopAsyncIteration):

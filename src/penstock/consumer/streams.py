@@ -28,6 +28,8 @@ class PartitionStream:
         self._streams, self._position, self._size, self._limit_ms = streams, position, size, limit_ms
         self._slice: deque[Record] = deque()
         self._hand: Record | None = None
+        self._before: int | None = None
+        """What ``reached`` was when there was nothing in hand any more."""
         self._is_waiting = False
 
     @property
@@ -86,6 +88,11 @@ class PartitionStream:
         return self._slice[0].offset if self._slice else None
 
     @property
+    def reached(self) -> int | None:
+        """How far its reader has come: unlike ``lowest`` it stays as it is when the records are taken away."""
+        return self._before if self.lowest is None else self.lowest
+
+    @property
     def is_waiting(self) -> bool:
         """Whether somebody waits for a record."""
         return self._is_waiting
@@ -97,12 +104,13 @@ class PartitionStream:
 
     def halt(self) -> int | None:
         """Hand out nothing more; the lowest offset that was not."""
-        first = self._slice[0].offset if self._slice else None
+        first, self._before = self._slice[0].offset if self._slice else None, self.reached
         self._slice.clear()
         return first
 
     def drop(self) -> None:
         """The partition is read from somewhere else, or by somebody else."""
+        self._before = self.reached
         self._slice.clear()
         self._hand = None
 
@@ -187,8 +195,8 @@ class Streams:
 
     @property
     def progress(self) -> object:
-        """Something that differs whenever a stream was asked for the next record."""
-        return tuple(stream.lowest for stream in self._streams.values())
+        """Something that differs whenever a stream was asked for the next record, and not because a partition went."""
+        return tuple(stream.reached for stream in self._streams.values())
 
     def is_owed(self, *, waits: bool) -> bool:
         """Whether there is a record for somebody and nobody waits; ``waits``: there is one in the buffer."""
