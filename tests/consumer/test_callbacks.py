@@ -10,9 +10,10 @@ import pytest
 from crew import until
 from recorder import Recorder
 
-from penstock import ConsumerStateError, RebalanceError, TopicPartition
+from penstock import ConsumerStateError, OffsetAndMetadata, RebalanceError, TopicPartition
 from penstock.observe.events import (
     ConnectionOpened,
+    ConsumerFailed,
     GroupJoined,
     OverrideRefused,
     PartitionsAssigned,
@@ -201,6 +202,37 @@ async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, gro
                 break
 
     assert [("assigned", 2), *(("record", n) for n in range(10)), ("revoked", 2)] == told
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_listener_commits_when_the_consumer_stops(new_topic, new_consumer, witness, group, protocol):
+    """As in a rebalance: offsets of its choice and what is done; the batch in hand, whose loop has ended, is not."""
+    topic, events, stood = new_topic(2), Recorder(), []
+    for partition in range(2):
+        witness.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    class Listener:
+        def on_partitions_assigned(self, _partitions):
+            consumer.pause(other)
+
+        async def on_partitions_revoked(self, _partitions):
+            stood.append((await consumer.position(one), consumer.offsets("done")[one], consumer.assignment()))
+            await consumer.commit()
+            await consumer.commit({other: OffsetAndMetadata(5, "kept elsewhere")})
+            with pytest.raises(ConsumerStateError, match="callback"):
+                await consumer.getone()
+
+    options = {"enable_auto_commit": False, "group_protocol": protocol, "hooks": [events]}
+    async with new_consumer(topic, group_id=group, rebalance_listener=Listener(), **options) as consumer:
+        for _ in range(2):
+            assert len(await consumer.getmany(max_records=4, min_records=4)) == 4
+
+    assert stood == [(8, 4, {one, other})]
+    assert await witness.committed(group, topic, 2) == {0: 4, 1: 5}
+    assert not events.of(ConsumerFailed)
+    with pytest.raises(ConsumerStateError, match="was stopped"):
+        await consumer.commit()
 
 
 @pytest.mark.parametrize(

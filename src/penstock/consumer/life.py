@@ -88,16 +88,20 @@ class Life:
 
     @property
     def started(self) -> Engine:
-        """What runs.
+        """What runs; while it ends, for callbacks alone, which commit before partitions go.
 
         Raises:
             ConsumerStateError: nothing does, yet or any more.
         """
         if self.engine is None:
             raise ConsumerStateError(NotStarted.advice)
-        if self._is_stopped:
+        if self._is_stopped and not (in_callback.get() and self._is_running):
             raise ConsumerStateError(_STOPPED)
         return self.engine
+
+    @property
+    def _is_running(self) -> bool:
+        return self._supervisor is not None and not self._supervisor.is_over
 
     async def start(self, consumer: object) -> Engine:
         """Have the consumer run, ``consumer`` being what callbacks are given.
