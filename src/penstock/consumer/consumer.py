@@ -247,8 +247,8 @@ class Consumer:
     async def commit(self, offsets: ToCommit | None = None) -> None:
         """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
 
-        Partitions instead of offsets: what was handed out of these alone. In a rebalance callback at ``stop()``, what is
-        in hand is not included.
+        Partitions instead of offsets: what was handed out of these alone. In a rebalance callback at ``stop()``, what
+        is in hand is not included.
 
         With ``ack="manual"``, what is acknowledged, up to the lowest record that is not. A text that goes with an
         offset stays as long as that offset does.
