@@ -10,7 +10,7 @@ import pytest
 from crew import until
 from recorder import Recorder
 
-from penstock import ConsumerStateError, OffsetAndMetadata, RebalanceError, TopicPartition
+from penstock import ConsumerStateError, OffsetAndMetadata, OffsetOutOfRangeError, RebalanceError, TopicPartition
 from penstock.observe.events import (
     ConnectionOpened,
     ConsumerFailed,
@@ -102,6 +102,38 @@ async def test_seek_in_a_listener_decides_too(new_topic, new_consumer, witness, 
     consumer = new_consumer(topic, group_id=group, rebalance_listener=Listener())
     async with consumer:
         assert (await consumer.getone()).offset == 7
+
+
+async def test_what_a_listener_has_not_placed_yet_is_no_error(new_topic, new_consumer, witness, group):
+    """With auto_offset_reset='none' it may place one after the other; the reader hears of what is left after it."""
+    topic = new_topic(3)
+    for partition in range(3):
+        witness.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    places = [TopicPartition(topic, partition) for partition in range(3)]
+
+    class Listener:
+        async def on_partitions_assigned(self, _partitions):
+            await consumer.seek(places[0], 9)
+            with pytest.raises(OffsetOutOfRangeError):
+                await consumer.position(places[1])
+            await consumer.seek(places[1], 9)
+
+    seen = []
+
+    async def read(count):
+        while len(seen) < count:
+            record = await consumer.getone()
+            seen.append((record.partition, record.offset))
+
+    consumer = new_consumer(topic, group_id=group, auto_offset_reset="none", rebalance_listener=Listener())
+    async with consumer:
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            await read(count=3)
+        await consumer.seek(places[2], 9)
+        await read(count=3)
+
+    assert caught.value.partition == 2
+    assert sorted(seen) == [(0, 9), (1, 9), (2, 9)]
 
 
 async def test_a_plain_function_will_do(new_topic, new_consumer, witness, group):

@@ -62,9 +62,12 @@ class Supply:
         """Whether the last ``next_slice`` found nothing, and should be asked again soon."""
 
     def is_readable(self, partition: TopicPartition) -> bool:
-        """Whether records of a partition may be handed out now."""
+        """Whether records of a partition may be handed out now, or what stands in their place be told.
+
+        While callbacks run it is not told yet that nobody has said where to begin: they may still say so.
+        """
         position = self._positions.get(partition)
-        if position is None or position.is_halted or position.is_paused:
+        if position is None or position.is_halted or position.is_paused or not position.is_fetchable:
             return False
         if not position.map_fill.is_high and not self._maps.is_holding:
             return True
