@@ -146,6 +146,38 @@ async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
     assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
 
 
+async def test_what_is_paused_gives_room_though_it_is_one_batch(witness_of, group):
+    """Two partitions hold a batch that is larger than a share, one of them half read, and are paused: others are read.
+
+    When they are resumed they go on where they were, without a gap and without a repeat.
+    """
+    first, second = witness_of.topic(2), witness_of.topic(2)
+    for partition in range(2):
+        witness_of.produce(first, (b"x" * 1_000 for _ in range(180)), partition=partition, batch_bytes=250_000)
+        witness_of.produce(second, [b"x" * 90_000] * 2, partition=partition)
+    bound = 400_000
+
+    async with witness_of.consumer(first, group_id=group, max_buffered_bytes=bound) as consumer:
+        begun = await consumer.getone()
+        consumer.pause()
+        await until(lambda: consumer.statistics().buffered_bytes > bound * 0.85)
+        await consumer.subscribe(first, second)
+        async with asyncio.timeout(10):
+            got = [await consumer.getone() for _ in range(4)]
+        consumer.resume()
+        async with asyncio.timeout(10):
+            rest = [await consumer.getone() for _ in range(359)]
+
+    assert {(second, partition, n) for partition in range(2) for n in range(2)} == set(map(place, got))
+    for partition in range(2):
+        offsets = [one.offset for one in (begun, *rest) if one.partition == partition]
+        assert offsets == list(range(180))
+
+
+def place(record):
+    return record.topic, record.partition, record.offset
+
+
 async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group):
     """A fetch that is held for an idle partition has reserved all there is; what comes meanwhile waits no longer."""
     idle = witness_of.topic_with(1)

@@ -187,7 +187,19 @@ class Fetcher:
             if last is not None:
                 position.fetched, position.last_fetched_epoch = last.next_offset, last.leader_epoch
                 has_room = True
+            if position.is_paused and self._buffer.bytes_of(position.partition) > share:
+                self._set_aside(position)
+                has_room = True
         return has_room
+
+    def _set_aside(self, position: Position) -> None:
+        """Forget all that is not handed out: a broker gives a whole batch, however small the share.
+
+        Only of a partition that is paused: another one would be fetched again at once, to be forgotten again.
+        """
+        self._reader.sync()
+        self._buffer.drop(position.partition)
+        position.fetched, position.last_fetched_epoch = position.delivered, position.delivered_epoch
 
     async def _wait(self, news: Wake, plan: FetchPlan) -> None:
         if plan.lacks_room:
