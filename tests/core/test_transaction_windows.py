@@ -129,6 +129,17 @@ def test_what_was_too_much_is_looked_for_in_halves():
     assert rooms == [10, 5, 2, 1, 1, 2, 4, 8, 10]
 
 
+def test_while_it_is_looked_for_transactions_do_not_grow():
+    """What others commit meanwhile says nothing of what was too much."""
+    window = Window(SETTINGS)
+    window.took(2, 0.0)
+    window.aborted(was_too_much=True)
+    window.took(1, 0.0)
+    window.committed(is_searching=True)
+
+    assert window.room == 1
+
+
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5), st.booleans()), max_size=30))
 def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
     """Whatever comes when: a window is fed within its interval and its room, and never waits past its last moment."""

@@ -15,9 +15,10 @@ from typing import NamedTuple, TypeVar
 from penstock.app.publisher import Publisher
 from penstock.app.transactions.seams import Committer
 from penstock.core.setbacks import Setbacks
+from penstock.core.transaction_refusals import Refusals
 from penstock.core.transaction_windows import Window
 from penstock.errors import ConsumerStateError, PenstockError, PublishError
-from penstock.records import Record, TopicPartition
+from penstock.records import Record
 
 __all__ = ["Attempts", "Outgoing", "current_publisher"]
 
@@ -65,10 +66,11 @@ class Attempts:
         transactor: whose transactions they publish in.
         window: the open one.
         setbacks: of records that failed in transactions that were taken back.
+        refusals: of what was too large in such transactions.
         on_doom: told why it cannot be committed any more.
 
     Attributes:
-        refused: records that published more than a topic allows, as is known since their transaction was aborted.
+        has_letter: whether a letter is in the open transaction.
     """
 
     def __init__(
@@ -76,10 +78,11 @@ class Attempts:
         transactor: Committer,
         window: Window,
         setbacks: Setbacks,
+        refusals: Refusals,
         on_doom: Callable[[PenstockError], None],
     ) -> None:
         self._transactor, self._window, self._setbacks, self._on_doom = transactor, window, setbacks, on_doom
-        self.refused: dict[tuple[TopicPartition, int], PublishError] = {}
+        self._refusals, self.has_letter = refusals, False
         self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
         """Topics and partitions that are not there, and until when nobody looks again."""
 
@@ -87,7 +90,7 @@ class Attempts:
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
         """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
-        refused, setbacks, send = self.refused, self._setbacks, self._send
+        refusals, setbacks, send = self._refusals, self._setbacks, self._send
 
         async def attempted(work: WorkT) -> object:
             if setbacks.has_last_words:
@@ -100,7 +103,7 @@ class Attempts:
                 _current.reset(token)
                 attempt.is_over = True
             if attempt.outgoing:
-                if refused:
+                if refusals:
                     self._raise_refusal_of(work)
                 for one in attempt.outgoing:
                     await send(one)
@@ -109,13 +112,14 @@ class Attempts:
         return attempted
 
     async def publish(self, one: Outgoing) -> None:
-        """Publish with the transaction: from a handler when it has succeeded, from elsewhere at once.
+        """Publish with the transaction: from a handler when it has succeeded; a letter, which none publishes, at once.
 
         Raises:
             PublishError: the topic or partition does not exist, or the handler has returned already.
         """
         attempt = _current.get()
         if attempt is None:
+            self.has_letter = True
             await self._send(one)
             return
         if attempt.is_over:
@@ -166,7 +170,7 @@ class Attempts:
 
     def _raise_refusal_of(self, work: object) -> None:
         for record in _records_of(work):
-            if error := self.refused.get((record.topic_partition, record.offset)):
+            if error := self._refusals.of_output(record.topic_partition, record.offset):
                 raise error
 
 

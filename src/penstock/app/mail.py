@@ -58,14 +58,18 @@ class Mail:
         failure = self._failure(record, failures, error, handler)
         return Addressed(topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)])
 
-    async def send(self, addressed: Addressed) -> PublishError | None:
+    async def send(self, addressed: Addressed, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
         """Send the first letter that is not too large; why not, when the topic takes none.
+
+        Args:
+            addressed: what may be sent.
+            before: what became of the first ones of these, when they were sent before.
 
         Raises:
             ProducerFencedError: another process publishes in our place.
         """
-        refused: PublishError | None = None
-        for letter in addressed.write():
+        refused: PublishError | None = before[-1] if before else None
+        for letter in addressed.write()[len(before) :]:
             try:
                 await self._publisher.publish(addressed.topic, letter.value, key=letter.key, headers=letter.headers)
             except PublishTooLargeError as too_large:

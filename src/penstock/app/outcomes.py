@@ -185,7 +185,7 @@ class Outcomes:
         For as long as the topic takes none, the record waits in its lane.
         """
         while lane.is_ours(record):
-            refused = await self._mail.send(letter)
+            refused = await self._mail.send(letter, self._refusals_of(record))
             if refused is None:
                 return True
             advice = _advice(letter.topic, refused)
@@ -200,6 +200,12 @@ class Outcomes:
             if not await self._wait_given_up(lane, record, again_s):
                 return False
         return False
+
+    def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
+        """What was told of letters only when their transaction was to be committed."""
+        if self._transactions is None:
+            return ()
+        return self._transactions.refusals.of_letters(record.topic_partition, record.offset)
 
     async def _wait_given_up(self, lane: Lane, record: Record, seconds: float) -> bool:
         if self._transactions is not None:

@@ -20,6 +20,7 @@ from penstock.consumer.standing import Standing
 from penstock.consumer.takers import hand_over, read_chosen, read_too
 from penstock.core.positions import Position
 from penstock.core.setbacks import Setbacks
+from penstock.core.transaction_refusals import Refusals
 from penstock.observe.hooks import Hook, Observer
 from penstock.records import Record, TopicPartition
 
@@ -56,6 +57,10 @@ class Transactions(Publisher, Protocol):
     @property
     def setbacks(self) -> Setbacks:
         """How often its records have failed, in transactions that were taken back, too."""
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was too large of its records, so that their transactions were taken back."""
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Whether the open one can wait for a record's next attempt, which comes after a pause and takes so long."""

@@ -98,9 +98,10 @@ class Window:
         if self.is_open and self.doomed_by is None:
             self.doomed_by, self.is_at_fault = error, is_at_fault
 
-    def committed(self) -> None:
-        """It is over, and all is well: the next one may be twice as large, if something had made it small."""
-        self._limit = min(self._settings.max_records, self._limit * 2)
+    def committed(self, *, is_searching: bool = False) -> None:
+        """It is over, and all is well: the next one may be twice as large, if what had made it small is done with."""
+        if not is_searching:
+            self._limit = min(self._settings.max_records, self._limit * 2)
         self._shut()
 
     def aborted(self, *, was_too_much: bool = False) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections import Counter
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from mishaps import with_code
 from passing import check, fill, offsets_now, passing_on, until_committed
 
@@ -21,7 +23,7 @@ from penstock import (
 )
 from penstock.error_codes import ErrorCode
 from penstock.messages import TxnOffsetCommitRequest
-from penstock.observe.events import HandlerFailed, RecordBuried, TransactionAborted
+from penstock.observe.events import HandlerFailed, LetterRefused, RecordBuried, TransactionAborted
 
 POISON = b"7"
 
@@ -119,6 +121,62 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
     assert sorted(await ledger.values(letters)) == [b"13", b"7"]
     assert "MESSAGE_TOO_LARGE" in recorder.of(HandlerFailed)[-1].error
     await check(ledger, target, sorted({*range(40)} - {7, 13}))
+
+
+async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger, witness, new_app, group, dead):
+    """It dies though other partitions have records all the time, and commit between its transactions."""
+    source, target = ledger.topic(2), ledger.topic(max_message_bytes=10_000)
+    app = new_app(dead_letter="{topic}.dead", transaction_max_records=2)
+    letters, numbers = dead(f"{source}.dead"), itertools.count()
+    witness.produce(source, [b"7"], partition=0)
+
+    @app.handler(source, publish=target)
+    async def pass_on(record: Record) -> bytes:
+        return record.value * (20_000 if record.value == POISON else 1)
+
+    async with app, asyncio.timeout(10):
+        while (await offsets_now(ledger, group, source, 2)).get(0) != 1:
+            witness.produce(source, (b"a%d" % next(numbers) for _ in range(20)), partition=1)
+            await asyncio.sleep(0.01)
+        await until_committed(ledger, group, source, 1 + next(numbers), 2)
+
+    assert await ledger.values(letters) == [POISON]
+    assert len(set(await ledger.values(target))) == len(await ledger.values(target))
+
+
+async def test_letters_that_are_too_large(ledger, witness, new_app, group, recorder):
+    """One goes without its traceback; one that does not fit so either waits for room, its partition with it."""
+    source, letters, target = ledger.topic(2), ledger.topic(max_message_bytes=5_000), ledger.topic()
+    app = new_app(dead_letter=letters, retry=Retry(attempts=1, backoff_ms=1, max_backoff_ms=50))
+    too_large, large = b"x" * 6_000, b"y" * 3_000
+    witness.produce(source, [large, b"1", too_large, b"2"], partition=0)
+
+    @app.handler(source, publish=target)
+    async def pass_on(value: bytes) -> bytes:
+        if len(value) > 10:
+            raise ValueError("poison " * 500)
+        return value
+
+    async with app:
+        refused = await recorder.wait_for(LetterRefused)
+        assert app.health().status == "degraded"
+        assert await offsets_now(ledger, group, source, 2) == {0: 2}
+        witness.produce(source, [b"3"] * 9, partition=1)
+        await until_committed(ledger, group, source, 11, 2)
+        set_limit(witness, letters, 100_000)
+        await until_committed(ledger, group, source, 13, 2)
+
+    found = await ledger.committed(letters)
+    assert (refused.offset, refused.advice) == (2, f"raise max.message.bytes of {letters}")
+    assert [one.value() for one in found] == [large, too_large]
+    assert "penstock-error-traceback" not in dict(found[0].headers())
+    assert sorted(await ledger.values(target)) == [b"1", b"2", *[b"3"] * 9]
+
+
+def set_limit(witness, topic: str, max_message_bytes: int) -> None:
+    entry = ConfigEntry("max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    witness.admin.incremental_alter_configs([resource])[resource].result(20)
 
 
 async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group):

@@ -116,6 +116,20 @@ class Shares:
         first = records[0].offset if position.done is None else min(position.done, records[0].offset)
         self._shares[position.partition] = Share(position, position.epoch, first, following, position.delivered_epoch)
 
+    def next_rest(
+        self, take: Callable[[Sequence[Record]], Sequence[Record]]
+    ) -> tuple[Position, Sequence[Record], int | None] | None:
+        """What ``take`` takes of what came too early of one partition, and where that goes on; None when nothing."""
+        for partition, rest in self.rests.items():
+            if not rest.may_go or not (taken := take(rest.records)):
+                continue
+            if left := rest.records[len(taken) :]:
+                self.rests[partition] = Rest(rest.position, rest.epoch, left)
+            else:
+                del self.rests[partition]
+            return rest.position, taken, left[0].offset if left else rest.position.delivered
+        return None
+
     @property
     def are_done(self) -> bool:
         """Whether all that was handed out is finished."""

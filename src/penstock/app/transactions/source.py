@@ -21,16 +21,14 @@ from penstock.app.transactions.going_back import go_back
 from penstock.app.transactions.outside import Outside
 from penstock.app.transactions.seams import Committer, FootedSource, Foothold
 from penstock.app.transactions.shares import Rest, Shares
+from penstock.app.transactions.waits import CutShort
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.positions import Position
 from penstock.core.setbacks import Setbacks
+from penstock.core.transaction_refusals import Refusals
 from penstock.core.transaction_windows import Step, Window, WindowSettings
-from penstock.errors import (
-    PenstockError,
-    PublishError,
-    PublishTooLargeError,
-)
+from penstock.errors import PenstockError, PublishError, PublishTooLargeError
 from penstock.observe.events import OffsetsCommitted, TransactionAborted
 from penstock.observe.hooks import Observer
 from penstock.records import Record, TopicPartition
@@ -72,9 +70,8 @@ class TransactionalSource:
         self._alone: TopicPartition | None = None
         """Whose record is tried again by itself."""
         self._setbacks = Setbacks()
-        self._attempts = Attempts(
-            transactor, self._window, self._setbacks, lambda error: self._doom(error, is_at_fault=True)
-        )
+        self._refusals = Refusals()
+        self._attempts = Attempts(transactor, self._window, self._setbacks, self._refusals, self._failed)
         self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
         self._failures = 0
         self._is_committing = self._is_stopping = False
@@ -85,8 +82,7 @@ class TransactionalSource:
         self._foothold: Foothold | None = None
         self._loop = asyncio.get_running_loop()
         self._progress = Wake()
-        self._waiting: asyncio.Timeout | None = None
-        """Of the wait for the consumer's next records, while there is one."""
+        self._next_records = CutShort()
         self._shut = asyncio.Event()
         self._shut.set()
 
@@ -123,7 +119,7 @@ class TransactionalSource:
 
     def progressed(self) -> None:
         """Something is finished, or there is room where there was none."""
-        if self._waiting is not None and (self._held.rests or self._is_open_for_nobody):
+        if self._next_records.is_waiting and (self._held.rests or self._is_open_for_nobody):
             # The consumer knows nothing of what waits here, nor of windows.
             self._look_again()
         self._progress.set()
@@ -189,6 +185,11 @@ class TransactionalSource:
         """How often its records have failed, in transactions that were taken back, too."""
         return self._setbacks
 
+    @property
+    def refusals(self) -> Refusals:
+        """What was too large of its records."""
+        return self._refusals
+
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Whether a record may wait for its next attempt within the open transaction, while nothing else is begun."""
         if self._alone is not None and pause_s > self._settings.interval_s:
@@ -201,6 +202,7 @@ class TransactionalSource:
         if record.topic_partition not in self._held.partitions():
             # It is another's by now.
             return
+        self._refusals.lift(record.topic_partition, record.offset)
         due_at = self._loop.time() + seconds
         self._aside.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
         if self._crew is not None:
@@ -239,13 +241,9 @@ class TransactionalSource:
             until = self._outside.next_due_at(now, self._at.delivered(), first)
         if (found := self._next_rest(room_of)) is not None:
             return found
-        try:
-            async with asyncio.timeout_at(until) as self._waiting:
-                position, records = await self._source.next_slice(room)
-        except TimeoutError:
+        if (come := await self._next_records.wait(self._source.next_slice(room), until)) is None:
             return None
-        finally:
-            self._waiting = None
+        position, records = come
         if self._outside.may_hold_back(position.partition):
             rests[position.partition] = Rest(position, position.epoch, records)
             return self._next_rest(room_of)
@@ -254,24 +252,19 @@ class TransactionalSource:
 
     def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
         """Of what came too early, what may be handed out now."""
-        rests = self._held.rests
-        for partition, rest in list(rests.items()):
-            first = rest.records[0].offset
-            if not rest.may_go or not (room := self._room(partition, first, room_of)):
-                continue
-            if not (taken := self._outside.first_of(rest.records, room)):
-                continue
-            left = rest.records[len(taken) :]
-            if left:
-                rests[partition] = Rest(rest.position, rest.epoch, left)
-            else:
-                del rests[partition]
-            self._took(rest.position, taken, left[0].offset if left else rest.position.delivered)
-            if self._aside.is_stopped_at(partition, first):
-                self._alone = partition
-                self._window.close()
-            return rest.position, taken
-        return None
+
+        def take(records: Sequence[Record]) -> Sequence[Record]:
+            room = self._room(records[0].topic_partition, records[0].offset, room_of)
+            return self._outside.first_of(records, room) if room else ()
+
+        if (found := self._held.next_rest(take)) is None:
+            return None
+        position, taken, following = found
+        self._took(position, taken, following)
+        if self._aside.is_stopped_at(position.partition, taken[0].offset):
+            self._alone = position.partition
+            self._window.close()
+        return position, taken
 
     def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
         room = min(room_of(partition), self._window.room)
@@ -298,15 +291,19 @@ class TransactionalSource:
         self._window.doom(error, is_at_fault=is_at_fault)
         self._look_again()
 
+    def _failed(self, error: PenstockError) -> None:
+        # What is too large is looked for, and not waited for.
+        self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError))
+
     def _look_again(self) -> None:
         """Have ``next_slice`` look at the window now."""
         self._progress.set()
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._loop.time())
+        self._next_records.cut()
 
     def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
         self._aside.lift(partition)
         self._setbacks.forget(partition)
+        self._refusals.forget(partition)
         # What the broker says of a commit that is under way counts.
         if was_shared and not self._is_committing:
             self._doom(PublishError(f"{partition} went before its transaction was committed"), is_at_fault=False)
@@ -327,18 +324,19 @@ class TransactionalSource:
         try:
             await self._transactor.commit(offsets, identity)
         except PenstockError as error:
-            self._doom(error, is_at_fault=True)
+            self._failed(error)
             return
         finally:
             self._is_committing = False
         self._failures = 0
-        self._observer.tell(OffsetsCommitted(self._at.group_id, {at: one.offset for at, one in offsets.items()}))
+        up_to = {at: one.offset for at, one in offsets.items()}
+        self._observer.tell(OffsetsCommitted(self._at.group_id, up_to))
         self._held.committed(offsets)
-        self._setbacks.committed({at: one.offset for at, one in offsets.items()})
+        self._setbacks.committed(up_to)
+        self._refusals.committed(up_to)
         if self._alone is not None:
             self._aside.lift(self._alone)
-        self._attempts.refused.clear()
-        self._window.committed()
+        self._window.committed(is_searching=bool(self._refusals))
         self._end()
 
     @property
@@ -348,7 +346,7 @@ class TransactionalSource:
 
     def _end(self) -> None:
         """No transaction is open."""
-        self._alone = None
+        self._alone, self._attempts.has_letter = None, False
         self._shut.set()
         # Whoever waits to give partitions back looks again.
         self._source.progressed()
@@ -378,13 +376,13 @@ class TransactionalSource:
                 await self._progress.wait(until)
         await go_back(self._held, self._at, self._backoff)
         self._blame(error)
-        self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError))
+        self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError) and self._alone is None)
         self._end()
 
     def _blame(self, error: PenstockError) -> None:
         """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
         if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._last is not None:
-            self._attempts.refused[self._last] = error
+            self._refusals.blame(*self._last, error, is_letter=self._attempts.has_letter)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
