@@ -19,6 +19,7 @@ from penstock.core.membership_events import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     Identity,
+    InstanceReleased,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
@@ -85,6 +86,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         StopDue(),
         # Of the other protocol.
         GroupHeartbeatAnswered("me", 7, 3.0),
+        InstanceReleased(),
         SessionKnown(45.0),
         TopicsNamed({}),
     )

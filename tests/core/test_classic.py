@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from dataclasses import replace
 
 import pytest
 from classic_member import (
@@ -304,6 +305,46 @@ def test_a_leader_that_is_told_to_deals_nothing():
     assert one.state is State.STABLE
     told(one, PartitionsChanged({"t": 4}))
     assert one.state is State.RELEASING
+
+
+def dealt_by_a_leader(counts, **instances):
+    """What a leader gave itself, and the generation's members know nothing of."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "range", TWO, instances))
+    (sync,) = told(one, PartitionsFound(counts))
+    return sync.assignments
+
+
+@pytest.mark.parametrize(("before", "state"), [(3, State.STABLE), (2, State.RELEASING)])
+def test_a_leader_that_came_back_knows_what_was_dealt(before, state):
+    """What grew while a static leader was away nobody has watched: it is dealt out as soon as the picture is newer."""
+    note = dealt_by_a_leader({"t": before}, me="one")["me"]
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
+
+    told(one, Synced(note), TakenOver(), PartitionsChanged({"t": 3}))
+
+    assert one.state is state
+
+
+@pytest.mark.parametrize("note", [None, b"", b"what another client wrote"])
+def test_a_leader_that_came_back_believes_no_word_but_its_own(note):
+    """Another client has dealt, and may have said what it likes: the picture is what the members have."""
+    one = member_in(State.JOINING)
+    told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
+
+    told(one, Synced(replace(ASSIGNMENT, user_data=note)), TakenOver(), PartitionsChanged({"t": 3}))
+
+    assert one.state is State.STABLE
+
+
+def test_only_a_leader_that_may_come_back_notes_what_it_dealt():
+    """It alone would read it."""
+    static = dealt_by_a_leader({"t": 2}, me="one", other="two")
+    dynamic = dealt_by_a_leader({"t": 2}, other="two")
+
+    assert [name for name, given in static.items() if given.user_data] == ["me"]
+    assert not any(given.user_data for given in dynamic.values())
 
 
 # ---- a join that goes wrong ------------------------------------------------------------------------------------

@@ -172,6 +172,8 @@ class ClassicSteps:
         if self.stop_at is not None:
             self.close(event, now)
             return
+        if self._lead is not None:
+            self._lead.recall(event.assignment)
         dealt = event.assignment.assigned_partitions
         assigned = frozenset(TopicPartition(one.topic, p) for one in dealt for p in one.partitions)
         if self._topics != self._joined_topics and not self.owned:

@@ -1,12 +1,15 @@
 """The leader's part in a classic generation: deal out the partitions, and watch what was dealt.
 
 Rule of this file: a ``Lead`` lasts for one generation and knows its members as they joined. What it deals is checked
-before anybody hears of it (``core.strategies``).
+before anybody hears of it (``core.strategies``). A static one that restarts is told by the group to deal nothing, and
+cannot know from that what there was to deal: it leaves itself a note, beside its own share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
 
 from penstock.core.assignors import GroupMember
 from penstock.core.membership_events import JoinedAsLeader, PartitionsFound
@@ -15,6 +18,9 @@ from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartiti
 from penstock.records import TopicPartition
 
 __all__ = ["Lead", "by_topic"]
+
+_SIGNED = b"penstock dealt "
+"""What notes of ours begin with; what other clients write there is theirs."""
 
 
 class Lead:
@@ -38,12 +44,26 @@ class Lead:
         instances = self._joined.instances
         members = [_as_dealt_to(m, said, instances.get(m)) for m, said in self._joined.members.items()]
         given = checked_deal(self._strategy, members, found.counts, found.racks)
-        return {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
+        dealt = {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
+        if (me := self._joined.member_id) in instances:
+            dealt[me] = replace(dealt[me], user_data=_note_of(found.counts))
+        return dealt
+
+    def recall(self, mine: MemberAssignment) -> None:
+        """See from this member's share, as the group has kept it, whether there was something else to deal then."""
+        note = bytes(mine.user_data or b"")
+        if note.startswith(_SIGNED) and note != _note_of(self._dealt):
+            self._dealt = {}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
         """Whether topics have grown, come or gone since; one that ``counts`` says nothing of has not changed."""
         dealt = {topic: self._dealt.get(topic, 0) for topic in self.topics}
         return any(counts.get(topic, before) != before for topic, before in dealt.items())
+
+
+def _note_of(counts: Mapping[str, int]) -> bytes:
+    """A few bytes, however many topics there are."""
+    return _SIGNED + blake2b(repr(sorted(counts.items())).encode(), digest_size=8).digest()
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
