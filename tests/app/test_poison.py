@@ -104,6 +104,44 @@ async def test_a_lane_that_is_full_is_told_and_holds_its_partition_alone(new_app
     assert handled[300:] == [(0, n) for n in range(100)]
 
 
+@pytest.mark.parametrize("order_by", ["key", "none"])
+@pytest.mark.parametrize("is_in_place", [True, False])
+async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, order_by, is_in_place
+):
+    """What waits for its next attempt takes up the window; other partitions go on, and after it all is handled."""
+    topic, app, handled, tried, is_fixed = new_topic(2), new_app(max_queued_records=60), [], set(), False
+    witness.produce(topic, (b"" for _ in range(600)), keys=[b"k%d" % n for n in range(600)], partition=0)
+    witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
+    retry, running, most = Retry(attempts=10_000 if is_in_place else 1, backoff_ms=50, max_backoff_ms=100), 0, 0
+
+    @app.handler(topic, order_by=order_by, retry=retry, concurrency=4)
+    async def handle(record: Record) -> None:
+        nonlocal running, most
+        tried.add((record.partition, record.offset))
+        if record.partition == 0 and not is_fixed:
+            raise ValueError("away")
+        running += 1
+        most = max(running, most) if len(handled) > 700 else 0
+        await asyncio.sleep(0.001)
+        running -= 1
+        handled.append((record.partition, record.offset))
+
+    async with app:
+        full = await recorder.wait_for(LaneFull)
+        await until(lambda: len(handled) == 300)
+        failing = len(tried) - 300
+        is_fixed = True
+        await until(lambda: len(handled) == 900)
+
+    assert 40 <= failing <= 44
+    assert full.partition == TopicPartition(topic, 0)
+    assert 0 < full.waiting <= 44
+    assert len(set(handled)) == 900
+    assert most <= 4
+    assert await witness.committed(group, topic, 2) == {0: 600, 1: 300}
+
+
 async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):

@@ -163,6 +163,52 @@ def test_a_poisoned_key_holds_up_nobody_at_first(by_key):
     assert by_key.room_of(P) == 2
 
 
+@pytest.mark.parametrize("order_by", ["key", "none"])
+def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
+    """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
+    full = []
+    lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
+    begun = {one: [] for one in PARTITIONS}
+
+    def outage(partition):
+        while room := lanes.room_of(partition):
+            keys = "".join(chr(33 + len(begun[partition]) + n) for n in range(room)).replace("-", "~").replace(".", "}")
+            lanes.add(partition, records(partition, keys, len(begun[partition])), EPOCH)
+            while (work := lanes.take()) is not None:
+                lanes.suspended(work)
+                lanes.failed(work)
+                lanes.failed(work)
+                begun[partition].append(work)
+
+    outage(P)
+    outage(Q)
+
+    assert {one: len(begun[one]) for one in (P, Q)} == {P: 20, Q: 7}
+    assert full == [(P, 20), (Q, 7)]
+    assert (lanes.failing, lanes.waiting) == (27, 0)
+    outage(R)
+    well = TopicPartition("r", 1)
+    for offset in range(9):
+        assert lanes.room_of(well) == 1
+        lanes.add(well, records(well, "a", offset), EPOCH)
+        lanes.take()
+    for work in begun[P] + begun[Q] + begun[R]:
+        lanes.recovered(work)
+        lanes.finished(work)
+    assert (lanes.failing, lanes.room_of(P), lanes.room_of(well)) == (0, 20, 20)
+
+
+def test_by_partition_what_failed_takes_no_room():
+    """There is one of each partition at most, and it stands in the way of its own alone."""
+    lanes = Lanes("partition", 1)
+    for partition in PARTITIONS:
+        lanes.add(partition, records(partition, "a"), EPOCH)
+        lanes.failed(start(lanes)[1])
+
+    assert lanes.failing == 0
+    assert lanes.room_of(TopicPartition("r", 1)) == 1
+
+
 def test_a_lane_may_be_more_than_full(by_key):
     """A slice that was wanted is parked as a whole; more is wanted when the lane is below its limit again."""
     by_key.add(P, records(P, "aaaa"), EPOCH)
@@ -181,7 +227,7 @@ def test_a_lane_may_be_more_than_full(by_key):
 
 
 def test_a_full_window_is_full_for_all(by_key):
-    """Each partition may hold twice what is left, so that one alone never fills it; then it is over."""
+    """Each may hold twice what is left, so that one alone never fills it; then those that hold nothing get one each."""
     partitions = (*PARTITIONS, TopicPartition("r", 1))
     for partition in partitions:
         by_key.add(partition, records(partition, "a"), EPOCH)
@@ -193,8 +239,8 @@ def test_a_full_window_is_full_for_all(by_key):
         by_key.add(partition, records(partition, "a" * sizes[-1], 1), EPOCH)
         assert by_key.take() is None
 
-    assert sizes == [6, 2, 0, 0]
-    assert (by_key.parked, by_key.waiting) == (8, 8)
+    assert sizes == [6, 2, 1, 1]
+    assert (by_key.parked, by_key.waiting) == (10, 10)
     assert not any(map(by_key.room_of, partitions))
 
 
@@ -530,8 +576,14 @@ class Running(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
+    def fail(self, data):
+        self.lanes.failed(self.running[data.draw(st.integers(0, len(self.running) - 1))])
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
     def finish(self, data):
         work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.lanes.recovered(work)
         self.lanes.finished(work)
         partition = work.record.topic_partition
         if work.source == self.epochs[partition]:
@@ -553,7 +605,8 @@ class Running(RuleBasedStateMachine):
         lanes = self.lanes
         parked = [one for one in self.waiting if (one.topic_partition, one.offset) in self.were_parked]
         assert (lanes.waiting, lanes.parked) == (len(self.waiting), len(parked))
-        assert lanes.waiting <= lanes.window + (len(PARTITIONS) if lanes.order_by == "partition" else 0)
+        assert lanes.waiting <= lanes.window + len(PARTITIONS)
+        assert lanes.failing == sum(work.is_failing for work in self.running)
 
     @invariant()
     def a_lane_holds_up_its_own_partition_alone(self):
@@ -562,8 +615,10 @@ class Running(RuleBasedStateMachine):
         lanes = self.lanes
         for partition in PARTITIONS:
             full = [lanes.parked_of(partition, key) >= lanes.lane_limit for key in (b"a", b"b", None)]
-            held, left = sum(one.topic_partition == partition for one in self.waiting), lanes.window - lanes.waiting
-            assert (lanes.room_of(partition) > 0) == (not any(full) and held < 2 * left)
+            failing = [work.record for work in self.running if work.is_failing]
+            held = sum(one.topic_partition == partition for one in self.waiting + failing)
+            left = lanes.window - lanes.waiting - len(failing)
+            assert (lanes.room_of(partition) > 0) == (not held or (not any(full) and held < 2 * left))
 
     @invariant()
     def nothing_unfinished_is_committed(self):
@@ -586,12 +641,13 @@ class Running(RuleBasedStateMachine):
             return
         while self.waiting or self.running:
             for work in self.running:
+                self.lanes.recovered(work)
                 self.lanes.finished(work)
             self.running.clear()
             while (work := self.lanes.take()) is not None:
                 self.took(work.record, work.source)
                 self.suspend(work)
-        assert self.lanes.waiting == 0
+        assert (self.lanes.waiting, self.lanes.failing) == (0, 0)
 
 
 TestRunning = Running.TestCase

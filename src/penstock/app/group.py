@@ -259,11 +259,11 @@ class Group:
     def _may_read_on(self) -> None:
         self.source.progressed()
 
-    def _lane_is_full(self, handler: Handler, line: Line, record: Record) -> None:
+    def _lane_is_full(self, handler: Handler, record: Record, waiting: int) -> None:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
         if now >= self._full_at.get(partition, now):
             self._full_at[partition] = now + _FULL_TOLD_S
-            self._observer.tell(LaneFull(handler.name, partition, record.key, line.lane_limit))
+            self._observer.tell(LaneFull(handler.name, partition, record.key, waiting))
 
 
 def _lowest(offsets: Iterable[int | None]) -> int | None:

@@ -40,7 +40,8 @@ class Line:
         concurrency: how many records run at once.
         window: how many may wait.
         on_progress: told when something is done.
-        on_full: told of the last record that a lane takes: what it waits for holds its whole partition up.
+        on_full: told of the last record that a lane or a partition takes, and how many wait there: what they wait for
+            holds their whole partition up.
     """
 
     def __init__(  # noqa: PLR0913 - the sides of a line
@@ -52,12 +53,12 @@ class Line:
         concurrency: int,
         window: int,
         on_progress: Callable[[], None],
-        on_full: Callable[[Record], None] = lambda _record: None,
+        on_full: Callable[[Record, int], None] = lambda _record, _waiting: None,
     ) -> None:
         self._handle, self._recover = handle, recover
         self._on_progress = on_progress
         self._lanes: Lanes[Held] = Lanes(
-            order_by, window, on_parked=self._parked, on_full=lambda work: on_full(work.record)
+            order_by, window, on_parked=self._parked, on_full=lambda work, waiting: on_full(work.record, waiting)
         )
         self._held: dict[TopicPartition, Held] = {}
         self._loop = asyncio.get_running_loop()
@@ -67,11 +68,6 @@ class Line:
         self._pauses: dict[asyncio.Future[None], Work[Held]] = {}
         """Records that failed and wait for their next attempt."""
         self._is_held = False
-
-    @property
-    def lane_limit(self) -> int:
-        """How many records may wait in one lane before no more are taken of its partition."""
-        return self._lanes.lane_limit
 
     # ---- what is handed in -------------------------------------------------------------------------------------
 
@@ -185,6 +181,7 @@ class Line:
         if work.source.is_halted:
             work.source.leave(record.offset)
             return False
+        self._lanes.failed(work)
         self._workers.most += 1
         pause = self._loop.create_future()
         self._pauses[pause], worker.since = work, None
@@ -197,7 +194,7 @@ class Line:
             return True
         finally:
             self._workers.most -= 1
-            worker.since = self._loop.time()
+            worker.since, worker.has_paused = self._loop.time(), True
             del self._pauses[pause]
         return False
 
@@ -263,7 +260,7 @@ class Line:
             try:
                 await handle(work.record)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(work.record, error)
+                await self._go_on(worker, work.record, error)
             if not self._finish_begun(worker) and copy_context() == context:
                 await self._run_free(worker, began_at)
             worker.record = None
@@ -271,6 +268,11 @@ class Line:
                 break
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
+                if worker.has_paused:
+                    worker.has_paused = False
+                    if self._workers.are_too_many:
+                        # It had made room for another, which goes on instead.
+                        break
             elif self._is_too_long(began_at):
                 self._rest()
                 await asyncio.sleep(0)
@@ -286,7 +288,7 @@ class Line:
             try:
                 await handle(record)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(record, error)
+                await self._go_on(worker, record, error)
             if self._finish_begun(worker) or copy_context() != context:
                 break
             if count == look_at:
@@ -294,9 +296,11 @@ class Line:
                     break
                 look_at += min(count, _RECORDS_A_LOOK)
 
-    async def _go_on(self, record: Record, error: Exception | asyncio.CancelledError) -> None:
+    async def _go_on(self, worker: Worker, record: Record, error: Exception | asyncio.CancelledError) -> None:
         """See that a record that failed is done with."""
         await self._recover(record, self._failure(error))
+        if worker.work is not None:
+            self._lanes.recovered(worker.work)
 
     def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
         """What a handler has let out, as a failure of its record; while all ends it is none, and goes on to end it."""

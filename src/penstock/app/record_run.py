@@ -39,7 +39,7 @@ class Held:
 class Worker:
     """A task that runs records, and the one that it is at."""
 
-    __slots__ = ("has_rested", "record", "rested", "since", "work")
+    __slots__ = ("has_paused", "has_rested", "record", "rested", "since", "work")
 
     def __init__(self) -> None:
         self.record: Record | None = None
@@ -50,3 +50,5 @@ class Worker:
         self.rested: asyncio.Future[None] | None = None
         self.has_rested = False
         """Whether the event loop has had its turn while the last record was suspended."""
+        self.has_paused = False
+        """Whether that one has waited for another attempt."""

@@ -5,6 +5,7 @@ Rule of this file: it only joins; what the parts do is theirs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -49,8 +50,8 @@ class Site:
     """How many records may wait in a line."""
     on_progress: Callable[[], None]
     """Told when something is done."""
-    on_full: Callable[[Handler, Line, Record], None]
-    """Told of the last record that a lane takes."""
+    on_full: Callable[[Handler, Record, int], None]
+    """Told of the last record that a lane or a partition takes, and how many wait there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +93,7 @@ def _record_station(ready: Ready, prepared: Prepared, site: Site) -> Station:
         concurrency=handler.concurrency,
         window=site.window,
         on_progress=site.on_progress,
-        on_full=lambda record: site.on_full(handler, line, record),
+        on_full=functools.partial(site.on_full, handler),
     )
     return Station(handler, line, failures)
 

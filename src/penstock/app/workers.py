@@ -44,6 +44,11 @@ class Workers:
         return iter(self._of.values())
 
     @property
+    def are_too_many(self) -> bool:
+        """Whether those that are through have to end."""
+        return len(self._of) > self.most
+
+    @property
     def at_work(self) -> int:
         """How many do not rest."""
         return len(self._of) - len(self._idle)
@@ -74,7 +79,7 @@ class Workers:
     async def _live(self, worker: Worker) -> None:
         while True:
             await self._run(worker)
-            if self.is_ending or copy_context() != self.context or len(self._of) > self.most:
+            if self.is_ending or copy_context() != self.context or self.are_too_many:
                 return
             worker.rested = self._loop.create_future()
             self._idle.append(worker)

@@ -44,6 +44,7 @@ class Work(msgspec.Struct, Generic[SourceT], eq=False):
     stock: _Stock[SourceT]
     is_begun: bool = False
     """Whether it is suspended or was parked: then it has to be said when it is finished."""
+    is_failing: bool = False
     behind: deque[Work[SourceT]] | None = None
     """What is parked in its lane."""
 
@@ -51,14 +52,14 @@ class Work(msgspec.Struct, Generic[SourceT], eq=False):
 class _Stock(Generic[SourceT]):
     """What is held of one partition."""
 
-    __slots__ = ("busy", "full_lanes", "parked", "slices")
+    __slots__ = ("busy", "failing", "full_lanes", "parked", "slices")
 
     def __init__(self) -> None:
         self.busy: dict[Lane, Work[SourceT]] = {}
         """The lanes in which a record is begun, and which."""
         self.slices: deque[_Slice[SourceT]] = deque()
         """Those that wait for their turn, in order."""
-        self.full_lanes = 0
+        self.failing = self.full_lanes = 0
         self.parked = 0
         """How many of its records wait behind others of their lane."""
 
@@ -76,12 +77,14 @@ class Lanes(Generic[SourceT]):
 
     Args:
         order_by: what is kept in order.
-        window: how many records may wait here in all.
+        window: how many records may wait here in all, for their turn or for another attempt.
         on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
-        on_full: told of the last one that a lane takes, see ``lane_limit``.
+        on_full: told of the last one that a lane takes, see ``lane_limit``, or that may fail of a partition before no
+            more is wanted of it; and how many wait there.
 
     Attributes:
         parked: how many records wait behind others of their lane, one by one.
+        failing: how many records failed, and are not done with; none are counted by partition.
         lane_limit: when so many wait in one lane, no more slices of its partition are wanted; half the window, so
             that one poisoned key holds up the others of its partition only then, and other partitions not at all.
     """
@@ -92,12 +95,12 @@ class Lanes(Generic[SourceT]):
         window: int,
         *,
         on_parked: Callable[[Work[SourceT]], object] = lambda _: None,
-        on_full: Callable[[Work[SourceT]], object] = lambda _: None,
+        on_full: Callable[[Work[SourceT], int], object] = lambda _work, _waiting: None,
     ) -> None:
         self.order_by = order_by
         self.window = window
         self.lane_limit = max(1, window // 2)
-        self.parked = 0
+        self.parked = self.failing = 0
         self._on_parked, self._on_full = on_parked, on_full
         self._is_by_key, self._is_by_partition = order_by == "key", order_by == "partition"
         self._stocks: dict[TopicPartition, _Stock[SourceT]] = {}
@@ -136,16 +139,17 @@ class Lanes(Generic[SourceT]):
 
         A partition may hold twice as much as is left of the window, so that all that have records come to hold alike
         and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). By partition it is half of
-        what is left, and there is always room for one record of a partition that nothing is held of.
+        what is left. There is always room for one record of a partition that nothing is held of, whoever else fails.
         """
-        stock, left = self._stocks.get(partition), self.window - self.waiting
+        stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._is_by_partition:
             is_open = self._is_current(stock) and length_hint(self._left)
             is_held = stock is not None and (stock.busy or stock.slices or is_open)
             return 0 if is_held else max(1, (left + 1) // 2)
-        if stock is None:
-            return max(0, (2 * left + 2) // 3)
-        return 0 if stock.full_lanes else max(0, (2 * left - self._held_of(stock) + 2) // 3)
+        held = 0 if stock is None else self._held_of(stock) + stock.failing
+        if stock is not None and stock.full_lanes:
+            return 0
+        return max(0 if held else 1, (2 * left - held + 2) // 3)
 
     # ---- running -----------------------------------------------------------------------------------------------
 
@@ -212,6 +216,25 @@ class Lanes(Generic[SourceT]):
             following.behind, work.behind = work.behind, None
             stock.busy[lane] = following
             self._ready.append(following)
+
+    def failed(self, work: Work[SourceT]) -> None:
+        """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""
+        stock = work.stock
+        if self._is_by_partition or work.is_failing:
+            return
+        work.is_failing = True
+        self.failing += 1
+        stock.failing += 1
+        stuck = stock.parked + stock.failing
+        if stuck >= 2 * (self.window - self.parked - self.failing):
+            self._on_full(work, stuck)
+
+    def recovered(self, work: Work[SourceT]) -> None:
+        """A record that failed will not be tried again, whatever came of it; ``finished`` follows."""
+        if work.is_failing:
+            work.is_failing = False
+            self.failing -= 1
+            work.stock.failing -= 1
 
     # ---- letting go --------------------------------------------------------------------------------------------
 
@@ -315,4 +338,4 @@ class Lanes(Generic[SourceT]):
         self._on_parked(work)
         if len(first.behind) == self.lane_limit:
             work.stock.full_lanes += 1
-            self._on_full(work)
+            self._on_full(work, self.lane_limit)

@@ -645,9 +645,10 @@ class LetterRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaneFull(Event):
-    """So many records wait behind one of their lane that no more are taken of its partition until that one is done.
+    """So many records wait that no more are taken of their partition until one is done.
 
-    Told once a minute of a partition at most, while it goes on.
+    They wait behind one of the lane of ``key``; or they failed, the last one with that key, and wait for their next
+    attempts. Told once a minute of a partition at most, while it goes on.
     """
 
     level = logging.WARNING
