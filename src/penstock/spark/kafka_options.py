@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["check_source", "check_source_options", "source_options"]
 
 _OURS = {
-    "assign", "endingoffsets", "failondataloss", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id",
-    "kafka.isolation.level", "startingoffsets", "startingtimestamp", "subscribe", "subscribepattern",
+    "assign", "failondataloss", "includeheaders", "kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level",
+    "subscribe", "subscribepattern",
 }  # fmt: skip
+_WHERE = ("starting", "ending")
+"""So begin all options that say where to read, of which those by time go before those by offset."""
 _SPLITTING = {"minpartitions", "maxrecordsperpartition"}
 
 _OF_STREAMS = {"maxoffsetspertrigger", "maxtriggerdelay", "minoffsetspertrigger"}
@@ -68,7 +70,7 @@ def check_source_options(more: Mapping[str, str], *, keeps_order: bool) -> None:
         ConfigurationError: naming the option.
     """
     for name in more:
-        if name.lower() in _OURS:
+        if name.lower() in _OURS or name.lower().startswith(_WHERE):
             raise ConfigurationError(
                 f"{name!r} is the pipeline's to say - it follows the app, its group and its auto_offset_reset"
             )
