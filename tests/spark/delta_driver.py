@@ -1,16 +1,19 @@
 """A session with Delta, which is a process of its own: python delta_driver.py BROKER GROUP TOPIC FOLDER.
 
-Of a backfill of two batches the first is written, fails then, and is handled again by the same program.
+Of a backfill each batch is written, fails then, and is handled again: the first by the same program, the second by one
+whose checkpoint is gone, which makes a longer one of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
 
 import pyspark
 
-from penstock import App
+from penstock import App, TopicPartition
 from penstock.embedded.jars import class_path
 from penstock.spark import SparkPipeline, delta_table, spark_session
 
@@ -27,11 +30,11 @@ async def double(number: int) -> int:
     return 2 * number
 
 
-def failing_once(rows: pyspark.sql.DataFrame, batch_id: int) -> None:
+def failing(rows: pyspark.sql.DataFrame, batch_id: int) -> None:
     """Write, and fail before anybody knows."""
     delta_table(f"{FOLDER}/table", "doubling")(rows, batch_id)
     batches.append(batch_id)
-    if len(batches) == 1:
+    if len(batches) in {1, 3}:
         raise OSError("it was written, and nobody knows")
 
 
@@ -46,9 +49,11 @@ if __name__ == "__main__":
     }
     with spark_session(app, master="local[2]", **settings) as spark:
         pipeline = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint")
-        try:
-            pipeline.backfill(double, sink=failing_once, max_records_per_batch=30)
-        except OSError:
-            pipeline.backfill(double, sink=failing_once, max_records_per_batch=30)
+        for until in (30, 40):
+            # The first time both fail: of the second one the first batch is that of the first one.
+            with contextlib.suppress(OSError):
+                pipeline.backfill(double, sink=failing, until={TopicPartition(TOPIC, 0): until})
+        shutil.rmtree(f"{FOLDER}/checkpoint")
+        pipeline.backfill(double, sink=failing)
         values = [row.value for row in spark.read.format("delta").load(f"{FOLDER}/table").collect()]
     sys.stdout.write(json.dumps({"batches": batches, "values": values}))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
+from pyspark.errors import StreamingQueryException
 
 from penstock import App, ConfigurationError, GroupNotEmptyError, HandlerFailedError, Record, TopicPartition
 from penstock.config import resolve
@@ -164,6 +165,29 @@ def test_a_handler_that_fails_for_good_ends_the_query(world):
 
     with pytest.raises(HandlerFailedError, match="offset 1"):
         query.await_termination(60)
+    assert world.committed == {0: 0}
+
+
+def test_a_stop_tells_what_the_query_died_of(world):
+    """Who looks after a query by stop() alone is told what ended it before, also where that is a sink's own error."""
+    world.make_topic()
+    world.produce([b"1"])
+    app = world.app()
+
+    @app.handler(world.topic)
+    async def count(number: int) -> int:
+        return number
+
+    def sink(_rows, _batch_id: int) -> None:
+        raise OSError("the disk is full")
+
+    query = world.pipeline(app).start(count, sink=sink)
+    waiting = threading.Event()
+    while query.is_active:
+        waiting.wait(0.05)
+
+    with pytest.raises(StreamingQueryException, match="the disk is full"):
+        query.stop()
     assert world.committed == {0: 0}
 
 

@@ -104,7 +104,7 @@ class Backfill:
         if planned is not None and planned.start == {key_of(one): offset for one, offset in at.items()}:
             end = {partition_of(one): offset for one, offset in planned.end.items()}
             if all(offset <= logs[one].end for one, offset in end.items()):
-                return planned.batch_id, end
+                return self.state.number(planned.batch_id), end
         following = next_ends(at, ends, self.most)
         batch_id = self.state.next_batch_id
         self.state.next_batch_id += 1
@@ -114,7 +114,7 @@ class Backfill:
             {key_of(one): offset for one, offset in following.items()},
         )
         self.checkpoint.save(self.state)
-        return batch_id, following
+        return self.state.number(batch_id), following
 
     def _forget_plan(self) -> None:
         """The batch is committed: whoever sets the group back to its beginning wants another one."""

@@ -7,9 +7,10 @@ the next one begins there.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -21,10 +22,26 @@ from penstock.spark.ranges import Offsets, offsets_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Checkpoint", "Planned", "State", "Written", "check_same", "key_of", "partition_of"]
+__all__ = ["BatchNumber", "Checkpoint", "Planned", "State", "Written", "check_same", "key_of", "partition_of"]
 
 _FILE = "penstock.json"
 _DRAFT = "penstock.json.draft"
+
+
+class BatchNumber(int):
+    """The number of a batch, the same when the batch is handled again, and whose it is.
+
+    Attributes:
+        checkpoint: the id of the one that gave it; another one may give the same number to another batch.
+    """
+
+    checkpoint: str
+
+    def __new__(cls, number: int, checkpoint: str = "") -> Self:
+        """The number, as one of this checkpoint's."""
+        made = super().__new__(cls, number)
+        made.checkpoint = checkpoint
+        return made
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -40,6 +57,8 @@ class State(msgspec.Struct):
 
     group_id: str
     handler: str
+    id: str = ""
+    """Of the checkpoint, made with it."""
     cluster_id: str = ""
     topics: dict[str, str] = {}
     """The id that each had when it was first read here, or when the generation began; empty where brokers have none."""
@@ -59,6 +78,10 @@ class State(msgspec.Struct):
     def has_backfilled(self) -> bool:
         """Whether a backfill has begun a batch since the generation began: its number may be in sinks."""
         return self.next_batch_id > self.first_batch_id
+
+    def number(self, batch_id: int) -> BatchNumber:
+        """As sinks are given it."""
+        return BatchNumber(batch_id, self.id)
 
     def note(self, cluster_id: str, topics: Mapping[str, str]) -> None:
         """What is read is of this cluster, and has these ids; a topic that is known keeps the one it had."""
@@ -125,7 +148,7 @@ class Checkpoint:
                 raise ConfigurationError(
                     f"{self.place} holds something else than a pipeline's checkpoint - give a folder of its own"
                 )
-            return State(group_id, handler)
+            return State(group_id, handler, uuid.uuid4().hex[:12])
         if (found.group_id, found.handler) != (group_id, handler):
             raise ConfigurationError(
                 f"{self.place} is the checkpoint of handler {found.handler!r} of group {found.group_id!r}, not of"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.spark.checkpoints import BatchNumber
 from penstock.spark.running import Sink
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def delta_table(place: str, writer: str) -> Sink:
     """
 
     def write(rows: DataFrame, batch_id: int) -> None:
-        once = rows.write.format("delta").mode("append").option("txnAppId", writer).option("txnVersion", batch_id)
+        # A new checkpoint may give the number of a batch that was written to one that goes further.
+        of = f"{writer} {batch_id.checkpoint}".rstrip() if isinstance(batch_id, BatchNumber) else writer
+        once = rows.write.format("delta").mode("append").option("txnAppId", of).option("txnVersion", batch_id)
         once.save(place)
 
     return write

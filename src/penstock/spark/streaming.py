@@ -48,13 +48,17 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
     """As Spark's ``trigger`` takes it.
 
     Raises:
-        ConfigurationError: it is one without batches.
+        ConfigurationError: it is one without batches, or without a bound to them.
     """
     if trigger is None:
         return {}
     if isinstance(trigger, str):
         return {"availableNow": True} if trigger in {"available_now", "availableNow"} else {"processingTime": trigger}
-    if unknown := sorted(trigger.keys() - {"processingTime", "availableNow", "once"}):
+    if "once" in trigger:
+        raise ConfigurationError(
+            "trigger 'once' makes one batch of all there is, whatever max_records_per_batch says - say 'available_now'"
+        )
+    if unknown := sorted(trigger.keys() - {"processingTime", "availableNow"}):
         raise ConfigurationError(
             f"trigger {unknown[0]!r} has no batches, and handlers run in batches - say processingTime or availableNow"
         )
@@ -151,15 +155,21 @@ class SparkQuery:
             GroupNotEmptyError: a live member has joined, and the last batch is not committed.
             CommitFailedError: it was refused.
             BrokerConnectionError: no broker answers, so that it is not committed; the next start does it.
+            HandlerFailedError, PenstockError, StreamingQueryException: what it had died of before, as
+                ``await_termination`` tells it.
         """
         ends_at = self._stage.desk.now + grace_s
         self._is_asked = grace_s > 0
         while self._stage.desk.now < ends_at and self.is_active and self.query.status["isTriggerActive"]:
             if self._stands.wait(_LOOK_S):
                 break
+        # What comes of the stop itself is none of its errors.
+        died_of = None if self._is_stopped or self.is_active else self.query.exception()
         self._stop_spark()
-        self._end()
-        self._raise_from(None)
+        self._end(died_of)
+        self._raise_from(died_of)
+        if died_of is not None:
+            raise died_of
 
     # ---- while it runs -----------------------------------------------------------------------------------------
 
@@ -170,7 +180,8 @@ class SparkQuery:
                 self._stand()
             self._raise_from(None)
             self._stage.desk.check_untouched()
-            tally = self._stage.batches.run(records, self._stage.state.first_batch_id + number)
+            state = self._stage.state
+            tally = self._stage.batches.run(records, state.number(state.first_batch_id + number))
         except Exception as error:
             self._fail(error)
             if self._is_stopped:
