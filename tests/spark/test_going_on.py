@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock import ConfigurationError, OffsetOutOfRangeError, TopicPartition
+from penstock import OffsetOutOfRangeError, TopicPartition
 from penstock.admin.offsets import GroupOffset
 from penstock.config import resolve
-from penstock.core.offset_map import OffsetMap, decode, encode
+from penstock.core.offset_map import OffsetMap, encode
 from penstock.observe.events import OffsetMapFound, OffsetReset
 from penstock.observe.hooks import Observer
-from penstock.spark.checkpoints import State, Written, check_same
+from penstock.spark.checkpoints import State, Written
 from penstock.spark.going_on import (
     GoingOn,
     going_on,
@@ -24,7 +24,7 @@ from penstock.spark.going_on import (
     said_by_backfill,
     said_by_stream,
 )
-from penstock.spark.group_desk import Commit, GroupDesk, Log, Seen, beside
+from penstock.spark.group_desk import Commit, GroupDesk, Log, Seen
 from penstock.spark.places import Places, places_after, places_of
 
 A, B = (TopicPartition("t", number) for number in range(2))
@@ -51,6 +51,11 @@ def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPar
         begun if begun is not None else batches - 1 if batches else None,
         lambda number: ends[number] if 0 <= number < len(ends) else None,
     )
+
+
+def and_new(now: Seen, partition: TopicPartition, begin: int) -> Seen:
+    """The same, with a partition that nobody has read."""
+    return replace(now, topics={partition.topic: "new", **now.topics}, logs={**now.logs, partition: Log(begin, 100)})
 
 
 def seen(
@@ -149,6 +154,26 @@ def test_what_is_forgotten_of_a_generation_that_ends_is_where_it_began():
     assert going_on(state(next_batch_id=11), written(), seen({})) == GoingOn(False, LAST)
 
 
+NEW = TopicPartition("t", 2)
+
+
+@pytest.mark.parametrize(
+    ("partition", "begin", "is_same"),
+    [(NEW, 0, True), (NEW, 40, False), (TopicPartition("u", 0), 0, False), (TopicPartition("u", 0), 40, False)],
+    ids=["added to a topic", "added, and overtaken by retention", "of a new topic", "of a new topic, overtaken"],
+)
+def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, is_same):
+    """Spark's checkpoint takes a partition that was added, from its first record; all else begins a new generation.
+
+    What was handled is not handled again by that, also where the group was not told of the last batches.
+    """
+    for stands in (seen(LAST, said_by_stream(Q, 9)), seen(ENDS[0], said_by_stream(Q, 7)), seen({})):
+        goes = going_on(state(), written(), and_new(stands, partition, begin))
+
+        assert goes == (GoingOn(True, LAST, 2) if is_same else GoingOn(False, LAST))
+    assert going_on(state(), written(), and_new(seen({A: 3, B: 8}), partition, begin)) == GoingOn(False)
+
+
 @pytest.mark.parametrize("topic_id", ["another", ""])
 def test_a_topic_that_was_made_anew_is_another(topic_id):
     """A checkpoint says nothing of a topic with another id, or with none: its first records are not passed over."""
@@ -244,58 +269,6 @@ def test_whatever_happens_it_goes_on_where_it_should(steps):
     life.start()
 
 
-# ---- numbers and texts -----------------------------------------------------------------------------------------
-
-
-def test_numbers_go_on_over_streams_and_backfills():
-    """The next number is above all that the checkpoint and the group's texts know; other texts say nothing."""
-    texts = [said_by_stream(Q, 12), said_by_backfill(13), said_at_start("a"), "", "spark", "mine batch=99"]
-
-    assert next_number([4], texts) == 14
-    assert next_number([20], texts) == 20
-    assert next_number([], []) == 0
-
-
-@given(
-    st.one_of(st.none(), st.sets(st.integers(0, 5_000), min_size=1, max_size=400)),
-    st.text(max_size=80),
-    st.integers(0, 4_096),
-    st.text(max_size=30),
-)
-def test_a_map_goes_before_a_text(unfinished, said, limit, writer):
-    """What is finished behind an offset is committed wherever it fits alone, and is told of where it does not."""
-    done = None if unfinished is None else OffsetMap(0, 6_000, tuple(sorted(unfinished)))
-
-    envelope = beside(Commit(0, done), said, limit, writer)
-
-    fits = done is None or not encode(done, "", limit).is_map_dropped
-    found = decode(envelope.text, 0)
-    assert envelope.is_map_dropped is not fits
-    assert len(envelope.text.encode()) <= max(limit, len(said.encode()) + 40)
-    if done is not None:
-        assert found.offset_map == (done if fits else None)
-    if limit < 256:
-        assert found.user_text == ""
-
-
-# ---- whose checkpoint it is ------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_of_another_cluster_or_app_is_refused():
-    """One of another cluster, or of an app that reads nothing of the same, is named; topics may come and go."""
-    mine = State("g", "h", cluster_id="c", topics={"t": "1", "u": "2"})
-
-    check_same("place", mine, "c", {"u": "9", "v": "3"})
-    check_same("place", State("g", "h"), "c", {"t": "1"})
-    check_same("place", mine, "", {"t": ""})
-    with pytest.raises(ConfigurationError, match="place is a checkpoint of the cluster c, and this one is d"):
-        check_same("place", mine, "d", {"t": "1"})
-    with pytest.raises(
-        ConfigurationError, match="place is the checkpoint of an app that reads t, u, and this one reads v"
-    ):
-        check_same("place", mine, "c", {"v": "3"})
-
-
 # ---- places ----------------------------------------------------------------------------------------------------
 
 
@@ -322,11 +295,20 @@ def placed(now: Seen, policy: str = "earliest", **more: Any) -> tuple[Places, To
 
 def test_nothing_is_said_to_be_lost_of_a_group_that_is_new():
     """Where nothing was committed the policy says where to begin, and there is nothing to warn of."""
-    places, told = placed(seen({A: 40}, begin=30))
-    late, _ = placed(seen({A: 40}, begin=30), "latest")
+    places, told = placed(seen({}, begin=30))
+    late, _ = placed(seen({}, begin=30), "latest")
 
-    assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30}, 0, [])
-    assert (late.at, late.lost) == ({A: 40, B: 100}, 0)
+    assert (places.at, places.lost, told.resets()) == ({A: 30, B: 30}, 0, [])
+    assert (late.at, late.lost) == ({A: 100, B: 100}, 0)
+
+
+@pytest.mark.parametrize("stands", [None, {A: 40}])
+def test_a_partition_that_is_added_is_read_whole(stands):
+    """Under "latest", too, as by a member of the group, while a topic that is new begins at its end."""
+    other = TopicPartition("u", 0)
+    places, told = placed(and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", stands=stands)
+
+    assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
 
 
 def test_what_is_lost_is_counted_and_told():

@@ -55,8 +55,8 @@ class GoingOn:
 
     Attributes:
         is_same: whether its generation goes on; else a new one begins.
-        stands: offsets of which the checkpoint knows better than the group: all of it where it goes on, which the group
-            has to be told; else those that the group has forgotten.
+        stands: offsets of which the checkpoint knows better than the group: all of it where the group is where it left
+            it, which the group has to be told; else those that the group has forgotten.
         last: the last batch in its commit log, where it goes on and there is one.
     """
 
@@ -74,13 +74,15 @@ def going_on(state: State, written: Written, seen: Seen) -> GoingOn:
     if ends is None:
         return GoingOn(False)
     forgotten = {one: ends[one] for one in ends.keys() - seen.found.keys() if _is_the_same_log(one, state, seen)}
-    is_same = (
+    is_known = (
         not state.has_backfilled
         and ends.keys() <= seen.found.keys() | forgotten.keys()
         and _is_in_the_logs(ends, written, seen)
         and _is_where_it_left_the_group(start, ends, state, written, seen.found)
     )
-    return GoingOn(True, ends, written.last) if is_same else GoingOn(False, forgotten)
+    if not is_known:
+        return GoingOn(False, forgotten)
+    return GoingOn(True, ends, written.last) if _takes_what_is_new(ends, seen) else GoingOn(False, ends)
 
 
 def _is_the_same_log(partition: TopicPartition, state: State, seen: Seen) -> bool:
@@ -95,6 +97,15 @@ def _is_in_the_logs(ends: Offsets, written: Written, seen: Seen) -> bool:
         return False
     wanted = {} if written.begun is None else written.ends_of(written.begun) or {}
     return all(one in seen.logs and at <= seen.logs[one].end for one, at in wanted.items())
+
+
+def _takes_what_is_new(ends: Offsets, seen: Seen) -> bool:
+    """Spark reads partitions that its checkpoint does not know from 0, and ends where that was removed.
+
+    So it is with those that were added to a topic; where one that is new begins the policy says.
+    """
+    topics = {one.topic for one in ends}
+    return all(one in ends or (one.topic in topics and log.begin == 0) for one, log in seen.logs.items())
 
 
 def _is_where_it_left_the_group(

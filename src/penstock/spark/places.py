@@ -80,6 +80,7 @@ def places_of(  # noqa: PLR0913 - all that it depends on
     """
     logs, found = seen.logs, seen.found
     offsets = {**{one: at.offset for one, at in found.items()}, **(stands or {})}
+    topics = {one.topic for one in offsets}
     wanted = _moment(desk, since, logs.keys(), logs, "since")
     policy = _by_policy(desk, config.begins_at, logs)
     at: Offsets = {}
@@ -88,12 +89,14 @@ def places_of(  # noqa: PLR0913 - all that it depends on
     for one in logs:
         committed = found.get(one)
         said = committed.said if committed is not None else None
+        # As a member of the group has it: what was added to a topic since is read whole.
+        is_added = config.begins_at == "latest" and one.topic in topics and one not in offsets
         begun = beginning(
             one,
             committed=offsets.get(one),
             done=None if said is None else remaining(said.offset_map, offsets[one]),
             since=wanted.get(one),
-            otherwise=policy.get(one),
+            otherwise=logs[one].begin if is_added else policy.get(one),
             begin=logs[one].begin,
             end=logs[one].end,
         )
