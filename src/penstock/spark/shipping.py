@@ -20,7 +20,9 @@ from typing import Any, cast
 import msgspec
 
 from penstock.app.app import App
+from penstock.app.elsewhere import outline_of
 from penstock.app.loading import check_place, load_app
+from penstock.app.signatures.dependencies import Overrides
 from penstock.app.signatures.parameters import Depends
 from penstock.config import ConsumerConfig
 from penstock.errors import ConfigurationError
@@ -38,7 +40,7 @@ _STAYING = frozenset(
         "rebalance_listener",
     }
 )
-"""Options of members of a group, which a worker is none; hooks go with the app."""
+"""Options of members of a group, which a worker is none; hooks are the app's own, wherever it comes from."""
 _DEPTH = 6
 """So many functions deep somebody looks for what is in the way."""
 
@@ -50,7 +52,7 @@ class Shipment:
     place: str | None
     """Where to import the app."""
     pickled: bytes
-    """The app itself, where it cannot be imported; and options, always."""
+    """The app itself, where it cannot be imported; options and overrides, always."""
     numbers: tuple[int, ...]
     """Of the handlers to run, among those that the app declares."""
     names: tuple[str, ...]
@@ -66,11 +68,13 @@ def pack(app: App, place: str | None, chosen: Chosen, config: ConsumerConfig, *,
     """The app, ready to be sent.
 
     Raises:
-        ConfigurationError: something of it cannot be pickled; it says what.
+        ConfigurationError: something of it cannot be pickled, or not be found by the worker; it says what.
     """
-    options = _options(config)
+    options, overrides = _options(config), outline_of(app).overrides
+    if place is not None:
+        _check_overrides(overrides)
     try:
-        pickled = _dumps((None if place is not None else app, options))
+        pickled = _dumps((None if place is not None else app, options, dict(overrides)))
     except Exception as error:
         raise _refusal(app, chosen, options, error) from error
     return Shipment(
@@ -95,7 +99,7 @@ def unpacked(shipment: Shipment) -> App:
 
     sys.path.extend(one for one in shipment.path if one not in sys.path)
     try:
-        app, options = cloudpickle.loads(shipment.pickled)
+        app, options, overrides = cloudpickle.loads(shipment.pickled)
         if shipment.place is not None:
             # By itself first: what it says is another thing here than where somebody calls a command.
             import_module(check_place(shipment.place)[0])
@@ -112,6 +116,8 @@ def unpacked(shipment: Shipment) -> App:
             f" {', '.join(shipment.names)} - install the same version everywhere"
         )
     app.configure(**options)
+    for provider, replacement in overrides.items():
+        app.override(provider, replacement)
     return cast("App", app)
 
 
@@ -139,12 +145,24 @@ def _is_importable(module: types.ModuleType) -> bool:
 
 
 def _options(config: ConsumerConfig) -> dict[str, Any]:
-    """The options as the driver has resolved them: a worker has another environment."""
+    """All options as the driver has resolved them: a worker's environment and the app's module may say others."""
+    is_of_brokers = config.group_protocol == "consumer"
     return {
         one.name: getattr(config, one.name)
         for one in dataclasses.fields(config)
-        if one.name not in _STAYING and getattr(config, one.name) != one.default
+        # Where the broker decides something, nobody may say it.
+        if one.name not in _STAYING and not (is_of_brokers and one.metadata["classic"])
     }
+
+
+def _check_overrides(overrides: Overrides) -> None:
+    """Of an app that a worker imports: it has to find each provider there, the very one that ``Depends`` names."""
+    for provider in overrides:
+        if not hasattr(provider, "__qualname__") or _goes_by_value(provider):
+            raise ConfigurationError(
+                f"override({_called(provider)}, ...) does not reach Spark's workers, which import the app and find no"
+                " such provider there - make it a function of a module"
+            )
 
 
 # ---- pickling --------------------------------------------------------------------------------------------------
@@ -274,6 +292,9 @@ def _culprits(app: App, chosen: Chosen, options: Mapping[str, Any]) -> Iterator[
                 yield f"{one}= of handler {handler.name}"
     for hook in (*app.starting, *app.ending):
         yield from _used_by(str(getattr(hook, "__qualname__", hook)), hook)
+    for provider, replacement in outline_of(app).overrides.items():
+        if not _can_be_sent(replacement):
+            yield f"what is called instead of {_called(provider)}"
     hooks: Any = app.options.get("hooks", ())
     yield from (f"the hook {one!r:.80}" for one in hooks if not _can_be_sent(one))
 
@@ -310,6 +331,10 @@ def _named(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
         for extra in typing.get_args(one.annotation)[1:]:
             if isinstance(extra, Depends):
                 yield name, extra.provider
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", f"{function!r:.80}")
 
 
 def _can_be_sent(value: object) -> bool:
