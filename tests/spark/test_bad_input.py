@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
+import sys
 import threading
-from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock import App, ConfigurationError, HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
+from penstock import App, ConfigurationError, OffsetOutOfRangeError, TopicPartition
+from penstock.app.elsewhere import outline_of
 from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
 from penstock.spark import SparkPipeline
@@ -23,7 +23,6 @@ from penstock.spark.group_desk import remaining
 from penstock.spark.kafka_options import check_source_options, source_options
 from penstock.spark.places import Places, ends_at
 from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
-from penstock.spark.rows import arrow_of, row_type, rows_of
 from penstock.spark.shipping import pack, unpacked
 from penstock.spark.streaming import trigger_of
 
@@ -104,6 +103,77 @@ def test_a_module_that_workers_lack_is_told():
 
     with pytest.raises(ConfigurationError, match=r"workers cannot import .*'no_such_shop'.* spark\.submit\.pyFiles"):
         unpacked(shipment)
+
+
+SHOP = """
+from typing import Annotated
+from penstock import App, Depends
+
+billing = App(group_id="g", security_protocol="SASL_SSL", sasl_plain_username="ann", sasl_plain_password="secret")
+
+def open_bank() -> str:
+    return "the bank"
+
+@billing.handler("t")
+async def charge(value: bytes, bank: Annotated[str, Depends(open_bank)]) -> None: ...
+"""
+
+
+@pytest.fixture
+def shop(monkeypatch, tmp_path):
+    """A module with an app, as the driver has imported it; called, it is what a worker's process imports."""
+    (tmp_path / "shop_that_is_sent.py").write_text(SHOP)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def anew() -> Any:
+        sys.modules.pop("shop_that_is_sent", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("shop_that_is_sent")
+
+    yield anew
+    sys.modules.pop("shop_that_is_sent", None)
+
+
+def shipped(app: App) -> Any:
+    return pack(app, "shop_that_is_sent:billing", choose(app, "charge", "g"), resolve(app.options), has_sink=False)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_workers_have_what_the_driver_has(shop, monkeypatch, protocol):
+    """Overrides, options that were set back to defaults, and the driver's environment reach an app of a module."""
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "driver:1")
+    here = shop()
+    here.billing.configure(security_protocol="PLAINTEXT", group_protocol=protocol)
+    here.billing.override(here.open_bank, dict)
+    shipment = shipped(here.billing)
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "executor:1")
+    monkeypatch.setenv("PENSTOCK_CHECK_CRCS", "false")
+    there = shop()
+
+    app = unpacked(shipment)
+
+    config = resolve(app.options)
+    assert app is there.billing is not here.billing
+    assert outline_of(app).overrides == {there.open_bank: dict}
+    assert (config.security_protocol, config.bootstrap_servers, config.check_crcs) == ("PLAINTEXT", ("driver:1",), True)
+
+
+def test_an_override_that_workers_would_not_find_is_refused(shop):
+    """A provider that no import finds would be another one in the worker; and what cannot be sent is named."""
+    the_lock = threading.Lock()
+    here, other = shop(), shop()
+
+    other.billing.override(lambda: "a bank", str)
+    with pytest.raises(ConfigurationError, match=r"override\(.*<lambda>, \.\.\.\) does not reach Spark's workers"):
+        shipped(other.billing)
+    other = shop()
+    other.billing.override(here.open_bank, str)
+    with pytest.raises(ConfigurationError, match=r"override\(open_bank, \.\.\.\) does not reach Spark's workers"):
+        shipped(other.billing)
+    other = shop()
+    other.billing.override(other.open_bank, lambda: the_lock)
+    with pytest.raises(ConfigurationError, match="what is called instead of open_bank cannot be sent"):
+        shipped(other.billing)
 
 
 def test_the_drivers_own_folder_is_looked_at_too(monkeypatch, tmp_path):
@@ -218,81 +288,38 @@ def test_a_token_provider_has_no_counterpart_in_java():
 
 
 def test_what_breaks_the_order_is_refused():
-    """Splitting a partition over tasks needs a handler that keeps no order; offsets are the pipeline's."""
+    """Splitting a partition over tasks needs a handler that keeps no order."""
     check_source_options({"minPartitions": "8"}, keeps_order=False)
 
     with pytest.raises(ConfigurationError, match='order_by="none"'):
         check_source_options({"minPartitions": "8"}, keeps_order=True)
-    with pytest.raises(ConfigurationError, match="pipeline's to say"):
-        check_source_options({"startingOffsets": "earliest"}, keeps_order=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "startingOffsets",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingTimestamp",
+        "endingOffsetsByTimestamp",
+    ],
+)
+def test_where_to_read_is_not_for_options_to_say(name):
+    """Of all that says where Spark begins or ends, what the pipeline says would not count: each is refused by name."""
+    with pytest.raises(ConfigurationError, match=f"'{name}' is the pipeline's to say"):
+        check_source_options({name: "1"}, keeps_order=False)
 
 
 def test_a_trigger_without_batches_is_refused():
-    """Handlers run in micro-batches; what has none is refused."""
+    """Handlers run in micro-batches with a bound; what has none is refused."""
     assert trigger_of("5 seconds") == {"processingTime": "5 seconds"}
     assert trigger_of("available_now") == {"availableNow": True}
 
     with pytest.raises(ConfigurationError, match="realTime"):
         trigger_of({"realTime": "5 minutes"})
-
-
-# ---- rows ------------------------------------------------------------------------------------------------------
-
-
-def test_columns_follow_the_annotation():
-    """Fields of a dataclass become columns, nested ones structs; the record's place stands behind them."""
-
-    @dataclass
-    class Leg:
-        miles: float
-
-    @dataclass
-    class Flight:
-        number: str
-        legs: list[Leg]
-        gate: int | None = None
-
-    async def depart(value: bytes) -> Flight | None: ...
-
-    depart.__annotations__ = {"value": bytes, "return": Flight | None}
-    Flight.__annotations__ = {"number": str, "legs": list[Leg], "gate": int | None}
-    Leg.__annotations__ = {"miles": float}
-    columns = row_type(choose(app_with(depart), "depart", "g").handlers)
-    rows = rows_of([(Record("t", 1, 7, None, b"", 0), Flight("UA1", [Leg(2.5)]))], ["number", "legs", "gate"])
-
-    assert columns.simpleString() == (
-        "struct<number:string,legs:array<struct<miles:double>>,gate:bigint,topic:string,partition:int,offset:bigint,"
-        "_penstock:string>"
-    )
-    assert rows == [
-        {"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, "topic": "t", "partition": 1, "offset": 7}
-    ]
-
-
-def test_a_handler_without_a_type_has_no_columns():
-    """A sink needs to know its columns before anything runs."""
-
-    async def handle(value: bytes): ...
-
-    with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
-        row_type(choose(app_with(handle), "handle", "g").handlers)
-
-
-@pytest.mark.parametrize(
-    ("kind", "result"),
-    [(int, "a text"), (int, 2**70), (Decimal, Decimal("0.0000000000000000001")), (str, 5), (dict[str, int], object())],
-)
-def test_a_result_that_is_no_row_is_told_with_its_place(kind, result):
-    """Whatever Arrow makes of a value that its column has no room for, the handler's error names the record."""
-
-    async def handle(value: bytes): ...
-
-    handle.__annotations__ = {"value": bytes, "return": kind}
-    schema = to_arrow_schema(row_type(choose(app_with(handle), "handle", "g").handlers))
-    places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
-
-    with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: what the handler returned is not"):
-        arrow_of(rows_of([(places[0], None), (places[1], result)], ["value"]), schema)
+    with pytest.raises(ConfigurationError, match=r"one batch of all there is, .* say 'available_now'"):
+        trigger_of({"once": True})
 
 
 # ---- offsets ---------------------------------------------------------------------------------------------------

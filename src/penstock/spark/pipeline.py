@@ -24,11 +24,10 @@ from penstock.spark.group_desk import GroupDesk, Seen
 from penstock.spark.kafka_options import check_source, check_source_options, source_options
 from penstock.spark.places import Since, Until, ends_at, places_after, places_of
 from penstock.spark.reports import BackfillReport, OnProgress, Standing, shown
-from penstock.spark.rows import row_type
+from penstock.spark.rows import result_type
 from penstock.spark.running import Batches, Sink
 from penstock.spark.shipping import pack, place_of
 from penstock.spark.streaming import SparkQuery, Stage, Trigger, begin_stream
-from penstock.spark.tallies import COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -266,8 +265,6 @@ class SparkPipeline:
         self, handler: Wanted, sink: Sink | None, parallelism: int | None, options: Mapping[str, str] | None
     ) -> tuple[Chosen, Batches, dict[str, str]]:
         """What can be wrong without asking anybody is told here."""
-        from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415 - an extra
-
         planned(self.app, self._config.group_id, self._outline.defaults, self._outline.overrides)
         chosen = choose(self.app, handler, self._config.group_id)
         _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
@@ -279,9 +276,9 @@ class SparkPipeline:
             )
         source = source_options(self._config, options or {})
         check_source(self._spark, source)
-        columns = StructType([StructField(COLUMN, StringType())]) if sink is None else row_type(chosen.handlers)
+        kind = None if sink is None else result_type(chosen.handlers)
         shipment = pack(self.app, self._place, chosen, self._config, has_sink=sink is not None)
-        return chosen, Batches(chosen, shipment, columns, sink, parallelism), source
+        return chosen, Batches(chosen, shipment, kind, sink, parallelism), source
 
     def _config_of(self, chosen: Chosen) -> ConsumerConfig:
         """As a member of the handler's group has it."""

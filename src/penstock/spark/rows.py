@@ -13,13 +13,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
 
 import msgspec
 from typing_extensions import is_typeddict
 
 from penstock.app.handlers import Handler
 from penstock.app.messages import Message
+from penstock.app.results import results_in
 from penstock.app.signatures.annotations import described, split_none
 from penstock.errors import ConfigurationError, HandlerFailedError
 from penstock.records import Record, TopicPartition
@@ -28,26 +29,27 @@ from penstock.spark.tallies import COLUMN
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["PLACE", "arrow_of", "row_type", "rows_of"]
+__all__ = ["arrow_of", "columns_of", "result_type", "rows_of"]
 
-PLACE = ("topic", "partition", "offset")
+_Read: TypeAlias = Callable[[Any], Any]
+"""Makes of a value what Arrow takes."""
+
+_PLACE = ("topic", "partition", "offset")
 """The columns that say which record a row came from."""
 _VALUE = "value"
 """The one column of a result that has no fields."""
 
-_UNFIT = (OverflowError, TypeError, ValueError)
-"""What pyarrow, whose own errors are of these kinds, and msgspec raise."""
-
-_PYTHONS_OWN = (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, decimal.Decimal)
+_UNFIT = (AttributeError, OverflowError, TypeError, ValueError)
+"""What is raised here, and by pyarrow, whose own errors are of these kinds."""
 
 
-def row_type(handlers: Sequence[Handler]) -> StructType:
-    """The columns of what handlers return, and of where it came from.
+def result_type(handlers: Sequence[Handler]) -> DataType:
+    """What handlers return, as Spark has it: a struct where it has fields.
 
     Raises:
         ConfigurationError: the annotation is missing, says nothing of the columns, or is another for each handler.
     """
-    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - an extra
 
     kinds = [_returned(one) for one in handlers]
     if any(one is not kinds[0] and one != kinds[0] for one in kinds):
@@ -56,32 +58,49 @@ def row_type(handlers: Sequence[Handler]) -> StructType:
         )
     where, kind = f"handler {handlers[0].name}", kinds[0]
     fields = _fields(kind)
-    columns = {_VALUE: kind} if fields is None else fields
-    if taken := [name for name in (*PLACE, COLUMN) if name in columns]:
+    if fields is None:
+        return _type(kind, f"{where}: {_VALUE}")
+    if taken := [name for name in (*_PLACE, COLUMN) if name in fields]:
         raise ConfigurationError(
             f"{where} returns {described(kind)} with a field {taken[0]!r}, and sink= adds a column of that name"
             " that says which record a row came from - call the field something else"
         )
-    made = [StructField(name, _type(of, f"{where}: {name}")) for name, of in columns.items()]
+    return StructType([StructField(name, _type(of, f"{where}: {name}")) for name, of in fields.items()])
+
+
+def columns_of(kind: DataType | None) -> StructType:
+    """The columns of a task's rows: of a result, of where it came from, of the tally.
+
+    Args:
+        kind: of results; None where nobody wants them.
+    """
+    from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
+
+    tally = StructField(COLUMN, StringType())
+    if kind is None:
+        return StructType([tally])
+    own = kind.fields if isinstance(kind, StructType) else [StructField(_VALUE, kind)]
     place = [StructField("topic", StringType()), StructField("partition", IntegerType())]
-    return StructType([*made, *place, StructField("offset", LongType()), StructField(COLUMN, StringType())])
+    return StructType([*own, *place, StructField("offset", LongType()), tally])
 
 
-def rows_of(results: Iterable[tuple[Record, object]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each result, several for a list of them.
+def rows_of(results: Iterable[tuple[Record, object]], kind: DataType) -> list[dict[str, Any]]:
+    """One row for each result, several for a list of them, none for None.
 
     Args:
         results: what was returned, and for which record.
-        names: of the columns that results have.
+        kind: of each, as ``result_type`` gives it.
 
     Raises:
         HandlerFailedError: a result is not what the annotation says.
     """
-    rows = []
+    read, rows = _row_reader(kind), []
     for record, result in results:
-        for one in result if isinstance(result, list | tuple) else (result,):
+        for one in results_in(result):
+            if one is None:
+                continue
             try:
-                row = _row(one, names)
+                row = read(one)
             except _UNFIT as error:
                 raise _refusal(TopicPartition(record.topic, record.partition), record.offset, error) from error
             row["topic"], row["partition"], row["offset"] = record.topic, record.partition, record.offset
@@ -113,20 +132,75 @@ def _refusal(partition: TopicPartition, offset: int, error: Exception) -> Handle
     )
 
 
-def _row(result: object, names: Sequence[str]) -> dict[str, Any]:
-    plain = _plain(result)
-    if list(names) == [_VALUE] and not (isinstance(plain, dict) and plain.keys() == {_VALUE}):
-        return {_VALUE: plain}
-    if not isinstance(plain, dict):
-        raise TypeError(f"it is {type(result).__name__}")
-    return {name: plain.get(name) for name in names}
+# ---- values ----------------------------------------------------------------------------------------------------
 
 
-def _plain(value: object) -> Any:  # noqa: ANN401 - whatever a handler returns
-    dump: Callable[..., Any] | None = getattr(value, "model_dump", None)
-    if dump is not None:
-        return dump(mode="python")
-    return msgspec.to_builtins(value, builtin_types=_PYTHONS_OWN)
+def _row_reader(kind: DataType) -> _Read:
+    """What makes a row of a result: its fields, or all of it as the one column."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - an extra
+
+    if isinstance(kind, StructType):
+        return _struct_reader(kind)
+    read = _reader(kind)
+    return lambda result: {_VALUE: read(result)}
+
+
+def _reader(kind: DataType) -> _Read:
+    """What makes of a value what Arrow takes for this type; the type says what it is, and not how it looks."""
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415 - an extra
+
+    if isinstance(kind, StructType):
+        read: _Read = _struct_reader(kind)
+    elif isinstance(kind, ArrayType):
+        read = _array_reader(_reader(kind.elementType))
+    elif isinstance(kind, MapType):
+        read = _map_reader(_reader(kind.keyType), _reader(kind.valueType))
+    else:
+        return _plain
+    return lambda value: None if value is None else read(value)
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _struct_reader(kind: StructType) -> _Read:
+    fields = [(one.name, _reader(one.dataType)) for one in kind.fields]
+
+    def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a handler returns
+        if isinstance(value, Mapping):
+            return {name: of(value.get(name)) for name, of in fields}
+        attributes = _attributes(type(value))
+        if attributes is None:
+            raise TypeError(f"it is {type(value).__name__}")
+        return {name: of(getattr(value, attributes.get(name, name))) for name, of in fields}
+
+    return read
+
+
+def _array_reader(of: _Read) -> _Read:
+    def read(value: object) -> list[Any]:
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            raise TypeError(f"{value!r:.80} is no list")
+        return [of(one) for one in value]
+
+    return read
+
+
+def _map_reader(key: _Read, of: _Read) -> _Read:
+    def read(value: object) -> list[tuple[Any, Any]]:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r:.80} is no mapping")
+        return [(key(name), of(one)) for name, one in value.items()]
+
+    return read
+
+
+def _attributes(kind: type) -> Mapping[str, str] | None:
+    """What fields are called where columns are called otherwise; None where there are no fields."""
+    if issubclass(kind, msgspec.Struct):
+        return dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+    return {} if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind) else None
 
 
 # ---- types -----------------------------------------------------------------------------------------------------

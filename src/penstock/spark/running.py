@@ -15,13 +15,14 @@ from penstock.core.offset_map import OffsetMap
 from penstock.records import TopicPartition
 from penstock.spark.choosing import Chosen
 from penstock.spark.records import columns_for
+from penstock.spark.rows import columns_of
 from penstock.spark.shipping import Shipment
 from penstock.spark.tallies import COLUMN, Tally
 from penstock.spark.worker import handling
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType
 
 __all__ = ["Batches", "Sink"]
 
@@ -41,12 +42,13 @@ class Batches:
     """How batches are handled.
 
     Attributes:
+        kind: of what handlers return; None without a sink.
         done: what the group had finished behind the offsets at which it is begun.
     """
 
     chosen: Chosen
     shipment: Shipment
-    columns: StructType
+    kind: DataType | None
     sink: Sink | None
     parallelism: int | None
     done: Mapping[TopicPartition, OffsetMap] = field(default_factory=dict)
@@ -64,8 +66,8 @@ class Batches:
         """
         # One text less for each record, on its way from Java.
         topic = None if self.chosen.patterns or len(self.chosen.topics) > 1 else self.chosen.topics[0]
-        handle = handling(self.shipment, self.done, self.columns, topic, is_of_one=self.parallelism is None)
-        rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, self.columns)
+        handle = handling(self.shipment, self.done, self.kind, topic, is_of_one=self.parallelism is None)
+        rows = self._spread(records).selectExpr(*columns_for(topic)).mapInArrow(handle, columns_of(self.kind))
         if self.sink is None:
             return Tally.summed(row[COLUMN] for row in rows.collect())
         kept = rows.persist()

@@ -23,13 +23,13 @@ from penstock.errors import PenstockError
 from penstock.records import TopicPartition
 from penstock.spark.loops import LoopThread
 from penstock.spark.records import slices_of
-from penstock.spark.rows import PLACE, arrow_of, rows_of
+from penstock.spark.rows import arrow_of, columns_of, rows_of
 from penstock.spark.shipping import Shipment, unpacked
 from penstock.spark.tallies import COLUMN, Tally, is_told
 from penstock.spark.work import Work
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["handling", "run_task"]
 
@@ -43,20 +43,20 @@ Done = Mapping[TopicPartition, OffsetMap]
 
 
 def handling(
-    shipment: Shipment, done: Done, columns: StructType, topic: str | None, *, is_of_one: bool
+    shipment: Shipment, done: Done, kind: DataType | None, topic: str | None, *, is_of_one: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """What ``mapInArrow`` is given.
 
     Args:
         shipment: the app.
         done: what of each partition was finished before.
-        columns: of the rows that come out.
+        kind: of what handlers return; None where nobody wants it.
         topic: that all records are of; None where a column says it.
         is_of_one: each task reads one partition.
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
-        yield from run_task(shipment, done, columns, topic, batches, is_of_one=is_of_one)
+        yield from run_task(shipment, done, kind, topic, batches, is_of_one=is_of_one)
 
     return handle
 
@@ -64,7 +64,7 @@ def handling(
 def run_task(  # noqa: PLR0913 - what is sent along
     shipment: Shipment,
     done: Done,
-    columns: StructType,
+    kind: DataType | None,
     topic: str | None,
     batches: Iterable[Any],
     *,
@@ -75,17 +75,17 @@ def run_task(  # noqa: PLR0913 - what is sent along
     Raises:
         BrokerConnectionError: no broker answers; Spark may run the task again.
     """
-    schema = _arrow_schema(columns)
-    names = [one for one in columns.names if one not in {*PLACE, COLUMN}]
+    schema = _arrow_schema(columns_of(kind))
     with _BENCH.turn():
         try:
             work = _BENCH.work_for(shipment)
             for batch in batches:
                 results = _BENCH.call(work.take(slices_of(batch, topic, is_of_one=is_of_one), done))
-                if results:
-                    yield arrow_of(rows_of(results, names), schema)
+                if results and kind is not None:
+                    yield arrow_of(rows_of(results, kind), schema)
             results, tally = _BENCH.call(work.finish())
-            last = arrow_of([*rows_of(results, names), {COLUMN: tally.to_text()}], schema)
+            rows = [] if kind is None else rows_of(results, kind)
+            last = arrow_of([*rows, {COLUMN: tally.to_text()}], schema)
         except Exception as error:
             _BENCH.clear()
             if not is_told(error):
