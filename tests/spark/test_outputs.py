@@ -45,6 +45,34 @@ def test_results_and_dead_letters_go_to_kafka(world):
     assert said.headers == (("traceparent", b"00-1-2-3"), ("mine", b"\xff\x00"), ("none", None))
 
 
+def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
+    """A record that failed on Spark stands in the retry topic, and the live app handles it, wherever else it begins."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(5)])
+    app, healed = world.app(auto_offset_reset="latest", auto_commit_interval_ms=200), world.folder / "healed"
+    lines = world.folder / "lines"
+
+    async def pick(record: Record) -> None:
+        if record.value == b"3" and not healed.exists():
+            raise ValueError("not yet")
+        with lines.open("ab") as file:
+            file.write(record.value)
+
+    app.handler(world.topic, retry=Retry(attempts=1), retry_topics=[100])(pick)
+    report = world.pipeline(app).backfill("pick", since="earliest")
+    healed.touch()
+
+    async def live() -> None:
+        async with app:
+            while len(lines.read_bytes()) < 5:  # noqa: ASYNC110 - a file
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+    assert (report.records, report.failures, report.dead_letters) == (5, 1, 0)
+    assert lines.read_bytes() == b"01243"
+
+
 @pytest.mark.parametrize("chosen", ["true", "value > 3"])
 def test_what_fails_when_it_is_run_again_for_the_sink_fails_the_batch(world, chosen):
     """Where the kept rows are lost, tasks run again for the sink; an error of theirs ends the batch uncommitted."""

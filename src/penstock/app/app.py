@@ -374,5 +374,6 @@ class App(Handlers):
             open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
             signs=signs,
             observer=observer,
-            require_broker=self._require_broker,
+            # Whoever stands in for Kafka is there at once, and waits for what it has begun.
+            require_broker=self._require_broker or instead is not None,
         )

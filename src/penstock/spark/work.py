@@ -15,6 +15,7 @@ from typing import cast
 from penstock.app.app import App
 from penstock.app.elsewhere import running_of, standing_in
 from penstock.app.ends import first_of
+from penstock.app.group import Group
 from penstock.app.handlers import Handle, Middleware
 from penstock.app.plan import Plan, Ready
 from penstock.app.producer import Producer
@@ -103,9 +104,9 @@ class Work:
 
     async def _until(self, *, settled: bool) -> None:
         running, source = running_of(self._app), self._source
-        (group,) = running.groups or (None,)
-        while running.failure is None and group is not None:
+        while True:
             source.news.clear()
+            group = self._group
             if group.waiting:
                 raise DeadLetterError(
                     f"{group.waiting} records of group {group.group_id!r} failed and no topic takes them"
@@ -116,14 +117,29 @@ class Work:
             await first_of(source.news, running.is_over)
             # Who was the last to be done has been told of it, and gives the loop back next.
             await asyncio.sleep(0)
-        if running.failure is not None:
-            raise running.failure
 
     def _check_done(self) -> None:
         """Whoever says that a task is done says it of each of its records."""
-        for group in running_of(self._app).groups:
-            if undone := [one for one in self._source.positions if group.done_of(one) is not None]:
-                raise PenstockError(f"{undone[0].partition}: something of it was left undone - the batch counts as not")
+        group = self._group
+        if undone := [one for one in self._source.positions if group.done_of(one) is not None]:
+            raise PenstockError(f"{undone[0].partition}: something of it was left undone - the batch counts as not")
+
+    @property
+    def _group(self) -> Group:
+        """What handles the records: without it none is done.
+
+        Raises:
+            PenstockError: what ended the app, or that it is not at work.
+        """
+        running = running_of(self._app)
+        if running.failure is not None:
+            raise running.failure
+        if not running.groups:
+            raise PenstockError(
+                f"group {self._shipment.group_id!r} is not at work here - what it was given is not done"
+            )
+        (group,) = running.groups
+        return group
 
     def _returned(self) -> Results:
         failed = self._counting.failed

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core.offset_map import OffsetMap
-from penstock.errors import PenstockError
+from penstock.errors import HandlerFailedError, PenstockError
 from penstock.records import TopicPartition
 from penstock.spark.loops import LoopThread
 from penstock.spark.records import slices_of
@@ -141,6 +141,7 @@ class _Bench:
         self.clear()
         if self._thread is None:
             _prepare_process(self)
+        if self._thread is None or self._thread.ended_by is not None:
             self._thread = LoopThread("penstock")
         work = Work(unpacked(shipment), shipment)
         self.call(work.start())
@@ -148,17 +149,36 @@ class _Bench:
         return work
 
     def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run it in the loop."""
+        """Run it in the loop.
+
+        Raises:
+            HandlerFailedError: something that the app runs there has ended the loop.
+        """
         assert self._thread is not None
-        return self._thread.call(coroutine)
+        try:
+            return self._thread.call(coroutine)
+        except PenstockError as error:
+            by = self._thread.ended_by
+            if by is None:
+                raise
+            raise HandlerFailedError(
+                f"what the app runs ended the event loop of Spark's worker: {type(by).__name__}: {by}"
+                " - to end the query, raise an error with on_failure='stop'"
+            ) from error
 
     def clear(self) -> None:
         """Close what is open."""
         work, self._work, self._of = self._work, None, None
-        if work is not None:
-            # What ended it was told when it did; here it is only put away.
-            with contextlib.suppress(PenstockError, TimeoutError):
-                self.call(asyncio.wait_for(work.stop(), _STOPPING_S))
+        if work is None:
+            return
+
+        async def stop() -> None:
+            async with asyncio.timeout(_STOPPING_S):
+                await work.stop()
+
+        # What ended it was told when it did; here it is only put away.
+        with contextlib.suppress(PenstockError, TimeoutError):
+            self.call(stop())
 
     def _clear_if_idle(self) -> None:
         timer = self._timer
