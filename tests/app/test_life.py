@@ -16,6 +16,7 @@ from crew import until
 
 from penstock import App, ConfigurationError, ConsumerStateError, Depends, Handlers, PublishError, Record, Retry
 from penstock.observe.events import BrokersAwaited
+from penstock.testing import FaultProxy
 
 done: list[str] = []
 
@@ -229,6 +230,36 @@ async def test_an_app_may_start_before_kafka_does(new_topic, witness, kafka_serv
 
     assert (early.is_live, early.is_ready) == (True, True)
     assert hooked == [True]
+
+
+async def test_a_start_that_is_tried_again_has_not_ended(new_topic, witness, kafka_server, group, recorder):
+    """Brokers that go away amid the start are waited for; then it is well, and has its time to commit at the end."""
+    host, port = kafka_server.bootstrap_servers.split(":")
+    topic, handled = new_topic(), []
+    witness.produce(topic, [b"0"])
+    with FaultProxy(host, int(port)) as proxy:
+        app = App(
+            bootstrap_servers=proxy.address,
+            group_id=group,
+            require_broker=False,
+            start_timeout_ms=200,
+            stop_timeout_ms=1_500,
+            hooks=[recorder],
+        )
+        app.on_start(proxy.refuse)
+
+        @app.handler(topic)
+        async def handle(value: bytes):
+            handled.append(value)
+
+        async with app:
+            await recorder.wait_for(BrokersAwaited, 3)
+            proxy.restore()
+            await until(lambda: handled == [b"0"])
+            health = app.health()
+
+    assert health.status == "ok"
+    assert await witness.committed(group, topic, 1) == {0: 1}
 
 
 async def test_one_that_never_meets_a_broker_can_be_stopped(group):

@@ -253,11 +253,11 @@ class Running:
                 self._observer.tell(LeavingCutShort(group.group_id))
                 raise
 
-        self._end()
-        assert self._ends_since is not None
+        # A start that is tried again has not ended, and has all its time left for the end that comes once.
+        since = asyncio.get_running_loop().time() if self._ends_since is None else self._ends_since
         left: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._ends_since + self._stop_s * _LEFT_BY):
+            async with asyncio.timeout_at(since + self._stop_s * _LEFT_BY):
                 # Unlike a task group, it hands on each cancellation, not only the first.
                 left = await asyncio.gather(*map(leave, groups), return_exceptions=True)
         for error in left:
