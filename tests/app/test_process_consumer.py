@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 
 from penstock import (
+    BrokerConnectionError,
     CommitFailedError,
     ConfigurationError,
     Consumer,
@@ -444,3 +445,44 @@ async def test_a_stopped_one_is_told_so(new_pool, new_topic):
     assert ended is None
     with pytest.raises(ConsumerStateError, match="was stopped"):
         await pool.getmany()
+
+
+async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, group, witness, recorder):
+    """A process that has no consumer yet does not die of commit(), which commits what was done before that process."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 5)
+
+    async with new_pool(topic, workers=1, layout="group", auto_commit_interval_ms=60_000) as pool:
+        await taken(pool, 5)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await recorder.wait_for(WorkerStarted, 2)
+        async with asyncio.timeout(20):
+            await pool.commit()
+        committed = await witness.committed(group, topic, 1)
+
+    assert committed == {0: 4}  # the last one was in hand, and comes again
+    assert len(recorder.of(WorkerEnded)) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_its_health_is_that_of_its_readers(new_pool, new_topic, layout):
+    """It is ready when all of them read, and no more from being stopped on."""
+    pool = new_pool(new_topic(1), workers=1, layout=layout)
+    early = pool.health()
+    async with pool:
+        reading = pool.health()
+    ended = pool.health()
+
+    assert (early.status, reading.status, ended.status) == ("starting", "ok", "stopping")
+
+
+async def test_it_is_not_ready_before_it_has_readers():
+    """While the cluster is looked for there is nobody who reads."""
+    pool = ProcessPoolConsumer("orders", bootstrap_servers="127.0.0.1:1", group_id="g", start_timeout_ms=300)
+    starting = asyncio.create_task(pool.start())
+    await asyncio.sleep(0.1)
+    status = pool.health().status
+    with pytest.raises(BrokerConnectionError):
+        await starting
+
+    assert (status, pool.health().status) == ("starting", "failed")

@@ -113,6 +113,8 @@ async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, ne
         await shop.until(200)
         assert pool.health().status == "ok"
 
+    assert pool.health().status == "stopping"
+
     assert sorted(map(len, (share for _, share in members.values()))) == [2, 2]
     assert {name.rpartition("-")[2] for name in members} == {"0", "1"}
     assert {worker for worker, _, _ in shop.noted()} == {0, 1}
@@ -209,16 +211,16 @@ async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, 
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_a_worker_that_dies_again_and_again_degrades_the_pool(new_shop, recorder):
-    """It is started again after pauses that grow, and health says so; a pool of nothing else still stops."""
+async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, recorder):
+    """It is started again after pauses that grow, and health says so: it is not ready; the pool still stops."""
     shop = new_shop("import os\nos._exit(3)\n")
 
     async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
         await recorder.wait_for(WorkerEnded, 3)
         health = pool.health()
 
-    assert health.status == "degraded"
-    assert health.is_live
+    assert health.status == "starting"
+    assert (health.is_live, health.is_ready) == (True, False)
     assert "3 times in a row" in health.checks[0].detail
     first, _, third = recorder.of(WorkerEnded)[:3]
     assert first.exit_code == 3

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from penstock.core.backoff import Backoff
 from penstock.core.process_messages import HEADER, Slice, decode_from_child, encode, length_of, records_of, slice_of
-from penstock.core.worker_plan import Restarts, check_count, deal, member_name, workers_for
-from penstock.errors import ConfigurationError
+from penstock.core.worker_plan import Restarts, check_count, deal, is_outage, member_name, workers_for
+from penstock.error_codes import ErrorCode
+from penstock.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, broker_error
 from penstock.records import Record, TopicPartition
 
 
@@ -96,3 +97,18 @@ def test_records_come_over_as_they_are(headers):
     assert isinstance(message, Slice)
     assert (message.lease, message.behind) == (7, 9)
     assert records_of(message) == records
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (BrokerConnectionError("gone"), True),
+        (broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator moves"), True),
+        (broker_error(ErrorCode.GROUP_AUTHORIZATION_FAILED, "not ours"), False),
+        (AuthenticationError("refused"), False),
+        (None, False),
+    ],
+)
+def test_what_ends_by_itself_is_an_outage(error, passes):
+    """A coordinator that is away is waited for as a broker is; who is refused is told."""
+    assert is_outage(error) is passes

@@ -91,6 +91,8 @@ class Ready(_Message, frozen=True, tag=11):
 
     stop_timeout_s: float
     begins: list[tuple[str, int, int]] = []
+    status: str = "starting"
+    """How it is, unless it says more."""
 
 
 class Told(_Message, frozen=True, tag=12):

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.backoff import Backoff
-from penstock.errors import ConfigurationError
+from penstock.errors import AuthenticationError, BrokerConnectionError, BrokerError, ConfigurationError
 from penstock.records import TopicPartition
 
-__all__ = ["RESTARTS", "WELL_AFTER_S", "Restarts", "check_count", "deal", "member_name", "workers_for"]
+__all__ = ["RESTARTS", "WELL_AFTER_S", "Restarts", "check_count", "deal", "is_outage", "member_name", "workers_for"]
 
 RESTARTS = Backoff(0.2, 30.0)
 WELL_AFTER_S = 60.0
@@ -50,6 +50,13 @@ class Restarts:
     def is_unwell(self, now: float) -> bool:
         """Whether it dies again and again; one death is none's fault."""
         return self.deaths(now) >= _UNWELL
+
+
+def is_outage(error: Exception | None) -> bool:
+    """Whether brokers are away, or cannot say now: that ends by itself, and is waited for."""
+    if isinstance(error, BrokerError):
+        return error.retriable
+    return isinstance(error, BrokerConnectionError) and not isinstance(error, AuthenticationError)
 
 
 def check_count(name: str, count: object, *, or_none: bool = False) -> None:

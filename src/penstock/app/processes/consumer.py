@@ -240,12 +240,15 @@ class ProcessPoolConsumer:
         return self._intake.queued_records
 
     def health(self) -> Health:
-        """How the processes are; one that dies again and again is degraded."""
-        if self._readers is None:
+        """How the processes are; one that dies again and again is degraded, or still starting if it has never read."""
+        readers = self._readers
+        if readers is not None and readers.failure is not None:
+            return Health.of([Check("readers", "failed", str(readers.failure))])
+        if self._is_stopped:
+            return Health.of([Check("readers", "stopping", "they read no more")])
+        if readers is None or not readers.kept:
             return Health.of([Check("readers", "starting")])
-        if self._readers.failure is not None:
-            return Health.of([Check("readers", "failed", str(self._readers.failure))])
-        return Health.of(self._readers.checks())
+        return Health.of(readers.checks())
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -124,12 +124,17 @@ class Kept:
         """How it is."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
         status, detail = self._told
+        if status == "degraded" and not self.ready.is_set():
+            # It has died and has never worked: nobody may count on it.
+            status = "starting"
         if self._silent_looks >= _BEATS:
             status, detail = "failed", f"its event loop has not turned for {self._silent_looks * _BEAT_S:.0f} s"
             return Check(name, status, f"{detail}; after {self._silence_s:g} s it is killed and started again")
         if self.restarts.is_unwell(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
-            return Check(name, "degraded", f"{words}; {detail}" if detail else words)
+            return Check(
+                name, "degraded" if self.ready.is_set() else "starting", f"{words}; {detail}" if detail else words
+            )
         return Check(name, status, detail)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -220,16 +225,20 @@ class Kept:
     def _take(self, message: FromChild) -> None:
         self._silent_looks = 0
         match message:
-            case Ready(stop_timeout_s=stop_timeout_s):
+            case Ready(stop_timeout_s=stop_timeout_s, status=status):
                 self.stop_timeout_s = stop_timeout_s
+                self._hear(status, "")
                 self.settled.set()
             case Told(status=status, detail=detail, silence_s=silence_s):
-                self._told = _STATUSES.get(status, "degraded"), detail
                 self._silence_s = silence_s
-                if status in {"ok", "degraded"}:
-                    self.ready.set()
+                self._hear(status, detail)
             case Failed(error=error, text=text):
                 self._error = unpickled(error, text)
             case _:
                 pass
         self._owner.take(self.start, message)
+
+    def _hear(self, status: str, detail: str) -> None:
+        self._told = _STATUSES.get(status, "degraded"), detail
+        if status in {"ok", "degraded"}:
+            self.ready.set()

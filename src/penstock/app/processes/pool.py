@@ -100,11 +100,13 @@ class WorkerPool:
         return tuple(one.child.pid for one in self._kept if one.child is not None)
 
     def health(self) -> Health:
-        """How its workers are; one that dies again and again is degraded."""
+        """How its workers are; one that dies again and again is degraded, or still starting if it has never worked."""
         if self._failure is not None:
             return Health.of([Check("pool", "failed", str(self._failure))])
         if self._supervisor is None:
             return Health.of([Check("pool", "starting")])
+        if self._supervisor.stopping.is_set():
+            return Health.of([Check("pool", "stopping", "its workers end, or have ended")])
         return Health.of(one.check() for one in self._kept)
 
     @property

@@ -37,9 +37,9 @@ from penstock.core.process_messages import (
     Slice,
     records_of,
 )
-from penstock.core.worker_plan import deal, member_name, workers_for
+from penstock.core.worker_plan import deal, is_outage, member_name, workers_for
 from penstock.error_codes import ErrorCode
-from penstock.errors import AuthenticationError, BrokerConnectionError, CommitFailedError, PenstockError, broker_error
+from penstock.errors import CommitFailedError, PenstockError, broker_error
 from penstock.messages import CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
 from penstock.observe.events import CommitFailed
@@ -234,13 +234,13 @@ class Readers:
 
     def died(self, death: Death, pause_s: float) -> float | None:
         """Start it again where it was; one that says why, or dies again and again, ends the reading."""
-        if (failure := self._failure_of(death)) is not None:
-            self._fail(failure)
-            return None
         for waiting in self._commits.values():
             if not waiting.done():
                 waiting.set_exception(CommitFailedError(f"reader {death.worker} has died: {death}"))
         self._commits.clear()
+        if (failure := self._failure_of(death)) is not None:
+            self._fail(failure)
+            return None
         if not self._plan.is_dealt:
             self._drop_leases(death)
         return pause_s
@@ -322,8 +322,7 @@ class Readers:
     def _failure_of(self, death: Death) -> PenstockError | None:
         """Why a death ends the reading; None when it does not."""
         assert self._supervisor is not None
-        is_outage = isinstance(death.error, BrokerConnectionError) and not isinstance(death.error, AuthenticationError)
-        if self._supervisor.ready.is_set() and (is_outage or death.trouble):
+        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.trouble):
             # Brokers that are away, and a system without room for a process, are waited for, as a consumer waits.
             return None
         deaths = self.kept[death.worker].restarts.deaths(asyncio.get_running_loop().time())
@@ -356,7 +355,7 @@ class Readers:
         try:
             await self.commit(timeout_s)
         except PenstockError as error:
-            will_retry = isinstance(error, BrokerConnectionError)
+            will_retry = is_outage(error)
             self._observer.tell(CommitFailed(self._config.group_id or "", str(error), will_retry))
             if not will_retry:
                 self._fail(error)

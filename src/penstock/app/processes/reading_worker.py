@@ -138,6 +138,8 @@ class _ReadingWorker:
     def __init__(self, parent: Parent, spec: Mapping[str, Any]) -> None:
         self._parent, self._spec = parent, spec
         self._is_mine: Callable[[TopicPartition], bool] = lambda _partition: True
+        self._has_share = asyncio.Event()
+        """In a group: set from the first assignment on."""
 
     async def run(self) -> int:
         """Read until the parent says so, is gone, or something fails; gives the exit code."""
@@ -153,18 +155,23 @@ class _ReadingWorker:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         options = dict(self._spec["options"])
-        overrides: dict[TopicPartition, int] = self._spec["overrides"]
-        if overrides:
-            options["post_rebalance_callback"] = lambda _consumer, _old, new: _ahead(overrides, new)
-        consumer = Consumer(*self._spec["topics"], **options)
+        if self._spec["partitions"] is None:
+            options["post_rebalance_callback"] = self._take_share
+        self._consumer = consumer = Consumer(*self._spec["topics"], **options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen, reader, tasks)
             async with consumer:
-                self._leases, self._consumer = _Leases(self._spec["window"]), consumer
+                self._leases = _Leases(self._spec["window"])
                 self._reader, _ = hand_over(consumer, self._leases)
                 await self._begin(consumer, options)
                 tasks.start_soon(self._say_news)
                 await self._pump()
+
+    def _take_share(
+        self, _consumer: Consumer, _old: object, new: Mapping[TopicPartition, int | None]
+    ) -> dict[TopicPartition, int]:
+        self._has_share.set()
+        return _ahead(self._spec["overrides"], new)
 
     async def _begin(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
         mine: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
@@ -179,7 +186,7 @@ class _ReadingWorker:
                 if (offset := mine.get(partition, 0)) is not None:
                     await consumer.seek(partition, offset)
             begins = [(*partition, await consumer.position(partition)) for partition in mine]
-        await self._say(Ready(resolve(options).stop_timeout_ms / 1000, begins))
+        await self._say(Ready(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
 
     def _falls_to_me(self, partition: TopicPartition) -> bool:
         """Of partitions that were added later each reader takes those that come to its turn."""
@@ -247,6 +254,8 @@ class _ReadingWorker:
 
     async def _commit(self, number: int) -> None:
         error: bytes | None = None
+        # Who has just been started has nothing of its own yet, but what the process before it had left to commit.
+        await self._has_share.wait()
         try:
             await self._consumer.commit()
         except PenstockError as refused:
