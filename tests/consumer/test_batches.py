@@ -6,8 +6,16 @@ import asyncio
 import time
 
 import pytest
+from confluent_kafka import Producer
+from crew import until
 
-from penstock import ConfigurationError, ConsumerStateError, ConsumerTimeoutError
+from penstock import (
+    ConfigurationError,
+    ConsumerStateError,
+    ConsumerTimeoutError,
+    RecordTooLargeError,
+    TopicPartition,
+)
 
 
 async def test_batches_are_as_full_as_their_time_allows(new_topic, new_consumer, witness, group):
@@ -131,6 +139,48 @@ async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witne
             batch = await consumer.getmany(min_records=400, max_records=400)
 
     assert 0 < len(batch) < 400
+
+
+async def test_what_is_no_record_does_not_hold_a_batch_up(new_topic, new_consumer, kafka_server, group):
+    """Aborted data, more than there is room for, and markers are passed over by whoever waits for many records."""
+    topic = new_topic()
+    place = TopicPartition(topic, 0)
+    servers = {"bootstrap.servers": kafka_server.bootstrap_servers}
+    producer = Producer({**servers, "transactional.id": group, "batch.size": 20_000, "linger.ms": 5})
+    await asyncio.to_thread(producer.init_transactions, 20)
+    for count, ending in ((300, producer.abort_transaction), (2, producer.commit_transaction)):
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, b"%d" % number * 500)
+        await asyncio.to_thread(producer.flush, 20)
+        await asyncio.to_thread(ending, 20)
+
+    options = {"group_id": group, "isolation_level": "read_committed", "max_buffered_bytes": 50_000}
+    async with new_consumer(topic, **options) as consumer, asyncio.timeout(15):
+        batches = aiter(consumer.batches(max_records=10))
+        batch = await anext(batches)
+        waiting = asyncio.create_task(anext(batches))
+        await until(lambda: consumer.offsets("done")[place] == 304)
+        position, held = await consumer.position(place), consumer.statistics().buffered_bytes
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    assert [record.offset for record in batch] == [301, 302]
+    assert (position, held) == (304, 0)
+
+
+async def test_an_error_is_told_before_there_are_enough_records(new_topic, new_consumer, witness, group):
+    """Behind it no more come: those before it are handed out, however many are waited for, and then it is raised."""
+    topic = new_topic()
+    witness.produce(topic, [b"x" * 100, b"y" * 100])
+    witness.produce(topic, [b"z" * 5_000])
+
+    async with new_consumer(topic, group_id=group, max_batch_bytes=1_000) as consumer, asyncio.timeout(15):
+        batch = await consumer.getmany(min_records=100)
+        with pytest.raises(RecordTooLargeError):
+            await consumer.getmany(min_records=100)
+
+    assert [record.offset for record in batch] == [0, 1]
 
 
 async def test_one_batch_is_a_finite_iteration(new_topic, new_consumer, witness, group):

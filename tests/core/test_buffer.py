@@ -29,11 +29,11 @@ def test_first_in_first_out(buffer):
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
-    assert buffer.head(A) == "one"
+    assert (buffer.head(A), buffer.last(A)) == ("one", "two")
     buffer.pop(A)
-    assert buffer.head(A) == "two"
+    assert (buffer.head(A), buffer.last(A)) == ("two", "two")
     buffer.pop(A)
-    assert buffer.head(A) is None
+    assert (buffer.head(A), buffer.last(A)) == (None, None)
     assert not buffer.holds(A)
 
 

@@ -1,7 +1,7 @@
 """How many records are there to be read, without decoding any: enough to know whether a batch is worth taking.
 
 Rule of this file: the numbers come from the batches' offsets, so where a log has gaps fewer records are there than is
-said. Nobody waits for what has no room: a buffer that takes no more counts as enough.
+said. Nobody waits for what has no room, nor for what is behind an error: a buffer that takes no more counts as enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Amounts:
         self._positions, self._buffer, self._supply = positions, buffer, supply
 
     def are_there(self, count: int) -> bool:
-        """Whether so many records may be handed out now, or all that there is room for."""
+        """Whether so many records may be handed out now, or all that there is room for, or an error is to be told."""
+        self._supply.pass_over_nothing()
         found, has_room = 0, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:
@@ -29,7 +30,7 @@ class Amounts:
                 continue
             for chunk in self._buffer.chunks(position.partition):
                 found += chunk.expected(position.delivered or 0)
-                if found >= count:
+                if found >= count or chunk.has_error:
                     return True
             has_room = has_room or self._buffer.room_of(position.partition, len(self._positions)) > share // 2
         return found > 0 and not (has_room and self._buffer.free_bytes)

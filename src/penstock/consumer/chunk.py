@@ -14,7 +14,7 @@ __all__ = ["Chunk"]
 
 
 class Chunk:
-    """A batch; or offsets without records (markers, what was aborted); or an error in their place.
+    """A batch; or offsets without records (markers, what was aborted), which take no room; or an error in their place.
 
     Attributes:
         next_offset: where the partition goes on behind it.
@@ -68,10 +68,25 @@ class Chunk:
             return taken + self._decode(position, count - len(taken))
         return self._decode(position, count)
 
+    @property
+    def has_error(self) -> bool:
+        """Whether an error stands here, behind which nothing comes."""
+        return self._error is not None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there are only offsets to pass over."""
+        return self._batch is None and self._error is None and not self._returned
+
+    def takes_in(self, following: Chunk) -> bool:
+        """Become one with what follows, if both are only offsets to pass over; says whether."""
+        if not (self.is_nothing and following.is_nothing):
+            return False
+        self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
+        return True
+
     def expected(self, position: int) -> int:
-        """How many records it has from ``position`` on, at most; an error is something to be told, too."""
-        if self._error is not None:
-            return 1
+        """How many records it has from ``position`` on, at most."""
         if self._batch is None:
             return len(self._returned)
         return max(0, self.next_offset - max(position, self._batch.base_offset))

@@ -347,7 +347,7 @@ class Fetcher:
                 leader_epoch=batch.leader_epoch,
                 deserializing=self._deserializing,
             )
-            self._reader.put(position.partition, chunk, batch.size)
+            self._reader.put(position.partition, chunk, batch.size if is_visible else 0)
             self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
             position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch
 

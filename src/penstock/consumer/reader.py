@@ -304,7 +304,7 @@ class Reader:
 
     def put(self, partition: TopicPartition, chunk: Chunk, size: int) -> None:
         """Something was fetched."""
-        self._buffer.put(partition, chunk, size)
+        self._supply.put(partition, chunk, size)
         self._news.set()
 
     def look_again(self) -> None:

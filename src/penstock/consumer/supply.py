@@ -1,6 +1,7 @@
 """Slices out of what waits in the buffer: whose turn it is, decoded, without what was finished by somebody before.
 
-Rule of this file: it takes from the buffer and puts back into it; what is handed out and done is ``reader``'s to know.
+Rule of this file: it puts into the buffer, takes from it and puts back; what is handed out and done is ``reader``'s to
+know.
 """
 
 from __future__ import annotations
@@ -119,6 +120,21 @@ class Supply:
             return None
         position.delivered_epoch = chunk.leader_epoch
         return Slice(position, records, behind, None if is_used_up else chunk)
+
+    def put(self, partition: TopicPartition, chunk: Chunk, size: int) -> None:
+        """Something was fetched; of what is no record there is one chunk in a row, however long that row is."""
+        last = self._buffer.last(partition)
+        if last is None or not last.takes_in(chunk):
+            self._buffer.put(partition, chunk, size)
+
+    def pass_over_nothing(self) -> None:
+        """Take away what is no record, where it comes first: whoever waits for many records would not come to it."""
+        for position in self._positions:
+            while (chunk := self._buffer.head(position.partition)) is not None and chunk.is_nothing:
+                if not self.is_readable(position.partition):
+                    break
+                self._buffer.pop(position.partition)
+                position.pass_over(chunk.next_offset, chunk.leader_epoch)
 
     def put_back(self, one: Slice, rest: Sequence[Record]) -> None:
         """The last records of a slice go back to where they came from; they come first again."""

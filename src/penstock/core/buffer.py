@@ -82,6 +82,11 @@ class Buffer(Generic[ChunkT]):
         queue = self._queues.get(partition)
         return queue[0].chunk if queue else None
 
+    def last(self, partition: TopicPartition) -> ChunkT | None:
+        """The newest one."""
+        queue = self._queues.get(partition)
+        return queue[-1].chunk if queue else None
+
     def chunks(self, partition: TopicPartition) -> Iterator[ChunkT]:
         """All that a partition holds, the oldest first."""
         for held in self._queues.get(partition, ()):
