@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
+from confluent_kafka.admin import NewPartitions
 
 from penstock import (
     BrokerConnectionError,
@@ -266,6 +267,24 @@ def test_a_handoff_goes_on_until_little_is_left(world):
 
     assert (standing.lag, standing.members, standing.committed) == (5, 0, {(world.topic, 0): 50})
     assert world.ledger.counts() == {(0, n): 1 for n in range(55)}
+
+
+def test_a_handoff_takes_a_partition_that_is_added(world):
+    """One that comes between two rounds is read from its first record, though all that was there began at its end."""
+    world.make_topic()
+    world.produce([b"a"] * 3)
+
+    def add(_progress) -> None:
+        if world.partitions == 1:
+            world.partitions = 2
+            world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(20)
+            world.produce([b"b"] * 5, partition=1)
+
+    standing = world.pipeline(world.entering(auto_offset_reset="latest")).handoff("enter", on_progress=add)
+
+    assert standing.lag == 0
+    assert world.ledger.counts() == {(1, n): 1 for n in range(5)}
+    assert world.committed == {0: 3, 1: 5}
 
 
 def test_what_spark_does_not_understand_is_told_before_anything_is_committed(world):

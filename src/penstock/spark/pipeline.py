@@ -237,7 +237,8 @@ class SparkPipeline:
                 on_progress=on_progress,
             )
             standing = self.standing(handler)
-            if standing.lag <= max_lag:
+            # A partition that was added meanwhile is begun by the next round, and is no lag before that.
+            if standing.lag <= max_lag and standing.ends.keys() <= standing.committed.keys():
                 break
         return standing or self.standing(handler)
 
