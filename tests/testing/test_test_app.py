@@ -304,6 +304,25 @@ async def test_mistakes_are_told():
         assert kafka.committed("t", group_id="other") == 0
 
 
+async def test_an_app_that_needs_no_broker_is_ready_when_a_test_is():
+    """With require_broker=False, too, what it opens and its hooks are through before the first record is sent."""
+    app, seen = App(group_id="g", require_broker=False), []
+
+    @app.on_start
+    async def slowly():
+        await asyncio.sleep(1)
+        seen.append("begun")
+
+    @app.handler("t")
+    async def handle(number: int):
+        seen.append(number)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", 1)
+
+    assert seen == ["begun", 1]
+
+
 async def test_real_time_where_it_is_wanted():
     """With virtual_time=False the clock is left alone, for handlers that wait for a real server."""
     app, seen = App(group_id="g"), []
