@@ -1,6 +1,6 @@
 """A web service with FastAPI: orders come over HTTP, go through Kafka, and a handler in the same process charges them.
 
-penstock kafka                                        # in one terminal; it prints what to export
+penstock kafka --topic orders:6                       # in one terminal; it prints what to export
 uvicorn examples.fastapi_service:web                  # in another, after that export
 curl localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "total": 5}'
 curl localhost:8000/customers/ann

@@ -1,7 +1,7 @@
 """A shop: orders are charged, invoices come of it, and what cannot be charged is a dead letter.
 
-penstock kafka                                        # in one terminal; it prints what to export
-python examples/shop.py order ann 5                   # a few orders
+penstock kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
+python examples/shop.py order ann 5                   # in another, after that export: a few orders
 penstock run examples.shop:billing                    # charges them, until Ctrl-C
 """
 

@@ -1,6 +1,10 @@
-"""Print what is written to a topic from now on, one line a record: python examples/watch.py orders.
+"""Print what is written to a topic from now on, one line a record.
 
-It reads without a group, so it is in nobody's way. PENSTOCK_BOOTSTRAP_SERVERS says where the brokers are.
+penstock kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
+python examples/watch.py orders                       # in another, after that export
+python examples/shop.py order ann 5                   # in a third: something to see
+
+It reads without a group, so it is in nobody's way.
 """
 
 from __future__ import annotations

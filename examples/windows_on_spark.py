@@ -1,18 +1,22 @@
 """What each customer bought in each five minutes: a handler makes rows of orders, and Spark adds them up.
 
-penstock kafka                                             # in one terminal; it prints what to export
+penstock kafka --topic sales-orders:2                      # in one terminal; it prints what to export
+python examples/windows_on_spark.py order ann 250          # in another, after that export: somebody buys something
 python examples/windows_on_spark.py /tmp/sums              # follows the topic, until Ctrl-C
 python examples/windows_on_spark.py /tmp/sums available_now    # handles what is there, shows the sums, and ends
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from aiokafka import AIOKafkaProducer
 
 from penstock import App, Key
 from penstock.spark import SparkPipeline, overwritten_folders, spark_session
@@ -71,5 +75,15 @@ def main(folder: str, trigger: str = "10 seconds") -> None:
         sums(spark, folder).show(truncate=False)
 
 
+async def order(customer: str, cents: int) -> None:
+    """Write an order, as the program at the till would: it is no member of the group, so it is not in Spark's way."""
+    async with AIOKafkaProducer(bootstrap_servers=os.environ["PENSTOCK_BOOTSTRAP_SERVERS"]) as till:
+        bought = msgspec.json.encode(Order(cents, datetime.now(UTC)))
+        await till.send_and_wait("sales-orders", bought, key=customer.encode())
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "order":
+        asyncio.run(order(sys.argv[2], int(sys.argv[3])))
+    else:
+        main(*sys.argv[1:])
