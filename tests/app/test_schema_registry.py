@@ -721,6 +721,29 @@ async def test_the_next_address_is_asked_when_one_is_dead(gate):
     assert not codec.lacks(b"\x00\x7f\xff\xff\xff")
 
 
+@pytest.mark.parametrize("answer", [None, b"<html>default backend - 404</html>"], ids=["no such path", "a proxy"])
+async def test_only_a_registry_knows_that_there_is_no_schema(answer, gate, new_topic):
+    """A 404 of who knows nothing of schemas, as proxies give while it restarts, is an outage: records wait for it."""
+    codec = SchemaRegistry(f"{gate.url}/elsewhere", timeout_ms=2_000)
+    if answer is not None:
+        gate.refusal = 404, answer
+    with pytest.raises(SchemaRegistryError, match=r"HTTP 404.* is the url right"):
+        await codec.fetch(b"\x00\x00\x00\x00\x01")
+    with pytest.raises(SchemaRegistryError, match="HTTP 404"):
+        await codec.encode_for(new_topic(), {"customer": "ann"})
+
+    assert codec.lacks(b"\x00\x00\x00\x00\x01")
+
+
+def test_an_id_that_no_registry_gives_is_not_asked_for():
+    """Ids are positive numbers of 32 bits: what has another one is no such value, and is told so without a registry."""
+    codec, data = SchemaRegistry("http://127.0.0.1:9"), b"\x00\xff\xff\xff\xffrest"
+
+    assert not codec.lacks(data)
+    with pytest.raises(ValueError, match="wire format"):
+        codec.decoder(Order)(data)
+
+
 # ---- what will not do ----------------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,7 @@ class Gate:
         open: while it is not set, questions wait.
         authorization: what the header has to be, if anything.
         answers: what is answered instead, by path, with its query or without.
+        refusal: a status and a text that everything is answered with, if anything.
     """
 
     def __init__(self, behind: str, tls: ssl.SSLContext | None = None) -> None:
@@ -99,6 +100,7 @@ class Gate:
         self.open.set()
         self.authorization: str | None = None
         self.answers: dict[str, bytes] = {}
+        self.refusal: tuple[int, bytes] | None = None
         (self._port,) = free_ports(1)
         self._server: http.server.ThreadingHTTPServer | None = None
 
@@ -145,6 +147,8 @@ class Gate:
         self.open.wait(60)
         if self.authorization is not None and request.headers.get("Authorization") != self.authorization:
             status, answer = 401, b'{"error_code": 401, "message": "Unauthorized"}'
+        elif self.refusal is not None:
+            status, answer = self.refusal
         elif found := self.answers.get(request.path) or self.answers.get(path):
             status, answer = 200, found
         else:

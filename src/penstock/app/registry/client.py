@@ -26,6 +26,8 @@ Credentials: TypeAlias = tuple[str, str] | str
 Auth: TypeAlias = Credentials | Callable[[], Credentials | Awaitable[Credentials]]
 
 _NOT_FOUND, _CONFLICT, _UNPROCESSABLE = 404, 409, 422
+_UNKNOWN = range(40400, 40500)
+"""What a registry says itself of a subject, a version or a schema that it has not."""
 _REFUSED = frozenset({401, 403})
 _OTHER_FORM = "serialized"
 """The form in which a registry gives compiled protobuf instead of its text."""
@@ -107,7 +109,7 @@ class RegistryClient:
             try:
                 found = await client.lookup_schema(subject, schema)
             except _error_of_registry() as error:
-                if error.http_status_code == _NOT_FOUND:
+                if _is_unknown(error):
                     return None
                 raise
             return found.schema_id, found.version
@@ -135,7 +137,7 @@ class RegistryClient:
             try:
                 schema_id, found = await get(client, None)
             except _error_of_registry() as error:
-                if error.http_status_code == _NOT_FOUND:
+                if _is_unknown(error):
                     return None
                 raise
             schema = await _whole(client, schema_id, found, None)
@@ -176,9 +178,10 @@ class RegistryClient:
                 raise SchemaRegistryError(
                     f"the schema registry at {where} refused us (HTTP {error.http_status_code}) - check auth="
                 ) from error
+            look = "is the url right?" if error.http_status_code == _NOT_FOUND else "what does its log say?"
             raise SchemaRegistryError(
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
-                f" {_told(error.error_message)} - what does its log say?"
+                f" {_told(error.error_message)} - {look}"
             ) from error
         except Exception as error:  # httpx raises whatever it meets; the way out is the same for all
             raise SchemaRegistryError(
@@ -230,6 +233,11 @@ def _error_of_registry() -> Any:  # noqa: ANN401 - the class, where it is needed
     from confluent_kafka.schema_registry import SchemaRegistryError as Refusal  # noqa: PLC0415 - an extra
 
     return Refusal
+
+
+def _is_unknown(error: Any) -> bool:  # noqa: ANN401 - confluent's
+    """Whether it is the registry that says so: the 404 of a proxy, or of a wrong path, says nothing of any schema."""
+    return error.http_status_code == _NOT_FOUND and error.error_code in _UNKNOWN
 
 
 async def _whole(client: Any, schema_id: int, found: Any, form: str | None) -> Schema:  # noqa: ANN401

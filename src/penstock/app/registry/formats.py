@@ -30,6 +30,7 @@ __all__ = [
     "converter",
     "header_of",
     "id_of",
+    "is_framed",
 ]
 
 Encode: TypeAlias = Callable[[Any], bytes]
@@ -91,14 +92,21 @@ def header_of(schema_id: int) -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big")
 
 
+def is_framed(data: bytes) -> bool:
+    """Whether it begins as a registry's values do; an id is a positive number of 32 bits."""
+    return len(data) >= HEADER and data[0] == 0 and data[1] < 0x80
+
+
 def id_of(data: bytes) -> int:
     """The id of the schema that a value was written with.
 
     Raises:
         ValueError: it is not in the wire format of a schema registry.
     """
-    if len(data) < HEADER or data[0] != 0:
-        raise ValueError("it is not in a schema registry's wire format, which begins with a zero")
+    if not is_framed(data):
+        raise ValueError(
+            "it is not in a schema registry's wire format, which begins with a zero and the id of a schema"
+        )
     return int.from_bytes(data[1:HEADER], "big")
 
 

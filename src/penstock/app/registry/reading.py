@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.app.codecs import Decode
 from penstock.app.registry.client import RegistryClient
-from penstock.app.registry.formats import HEADER, Format, check_schema, header_of, id_of
+from penstock.app.registry.formats import HEADER, Format, check_schema, header_of, id_of, is_framed
 from penstock.app.registry.schema import Schema
 from penstock.app.signatures.annotations import split_none
 from penstock.errors import PenstockError
@@ -97,7 +97,7 @@ class Readers:
         """As ``SchemaRegistry.lacks`` says."""
         if data[:HEADER] in self._headers:
             return False
-        if len(data) < HEADER or data[0] != 0:
+        if not is_framed(data):
             return False  # decoding tells
         again_at = self._unknown.get(int.from_bytes(data[1:HEADER], "big"))
         return again_at is None or again_at <= asyncio.get_running_loop().time()
