@@ -12,7 +12,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from crew import until
 from letters import letters_in
 
-from penstock import App, DeadLetterError, Message, PenstockError, Record, Retry, TopicPartition
+from penstock import App, DeadLetterError, Message, PartialFailureError, PenstockError, Record, Retry, TopicPartition
 from penstock.observe.events import (
     ConsumerFailed,
     HandlerFailed,
@@ -140,6 +140,37 @@ async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fi
     assert len(set(handled)) == 900
     assert most <= 4
     assert await witness.committed(group, topic, 2) == {0: 600, 1: 300}
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, order_by
+):
+    """What batches that failed hold takes up the window; other partitions go on, and after it all is handled."""
+    topic, app, handled, tried, is_fixed = new_topic(2), new_app(max_queued_records=60), [], set(), False
+    witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=0)
+    witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
+
+    @app.batch_handler(topic, max_records=10, max_wait_ms=20, order_by=order_by, retry=ONCE)
+    async def handle(records: list[Record]) -> None:
+        tried.update((one.partition, one.offset) for one in records)
+        failed = {} if is_fixed else {at: ValueError("away") for at, one in enumerate(records) if one.partition == 0}
+        handled.extend((one.partition, one.offset) for at, one in enumerate(records) if at not in failed)
+        if failed:
+            raise PartialFailureError(failed)
+
+    async with app:
+        full = await recorder.wait_for(LaneFull)
+        await until(lambda: len(handled) == 300)
+        failing = len(tried) - 300
+        is_fixed = True
+        await until(lambda: len(handled) == 600)
+
+    assert 38 <= failing <= 60
+    assert full.partition == TopicPartition(topic, 0)
+    assert 0 < full.waiting <= 44
+    assert len(set(handled)) == 600
+    assert await witness.committed(group, topic, 2) == {0: 300, 1: 300}
 
 
 async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixtures

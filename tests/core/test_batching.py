@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -23,10 +24,9 @@ def some(partition, count, start=0, **parts):
     return [record(partition, offset, **parts) for offset in range(start, start + count)]
 
 
-def batching(order_by="partition", *, window=100, ahead=100, **limits):
-    return Batching(
-        order_by, BatchLimits(**{"max_records": 10, "max_wait_ms": 1_000, **limits}), window=window, ahead=ahead
-    )
+def batching(order_by="partition", *, window=100, ahead=100, on_full=lambda _record, _stuck: None, **limits):
+    most = BatchLimits(**{"max_records": 10, "max_wait_ms": 1_000, **limits})
+    return Batching(order_by, most, window=window, ahead=ahead, on_full=on_full)
 
 
 def places(batch):
@@ -204,6 +204,69 @@ def test_a_batch_larger_than_the_window_is_filled():
     assert pool.room_of(A) == 10
 
 
+def read_on(pool, partition, *, key=None):
+    """Gather and begin whatever there is room for; the batches that were begun."""
+    offset, begun = 0, []
+    while room := pool.room_of(partition):
+        pool.add(partition, [record(partition, offset + n, key) for n in range(room)], SOURCE, 0.0)
+        offset += room
+        while (batch := pool.take(9.0)) is not None:
+            begun.append(batch)
+    return begun
+
+
+def test_hot_keys_of_some_partitions_do_not_stop_the_others():
+    """Each of them may hold twice what is left; then those that hold nothing go on record by record."""
+    pool = batching("key", window=40)
+    rooms, waiting = [], []
+    for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
+        rooms.append(pool.room_of(partition))
+        assert len(read_on(pool, partition, key=b"hot")) == 1
+        waiting.append(pool.waiting)
+
+    assert rooms == [10, 9, 3, 1, 1, 1]
+    assert waiting == [27, 36, 39, 40, 41, 42]
+    for offset in range(9):
+        assert pool.room_of(C) == 1
+        pool.add(C, some(C, 1, offset), SOURCE, 0.0)
+        pool.finish(pool.take(0.0))
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
+    """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
+    full = []
+    pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
+    failing = []
+
+    def outage(partition):
+        for offset in count():
+            if not (room := pool.room_of(partition)):
+                return
+            keys = (b"%d.%d" % (offset, n) for n in range(room))
+            pool.add(partition, [record(partition, 10 * offset + n, key) for n, key in enumerate(keys)], SOURCE, 0.0)
+            failing.append(pool.take(9.0))
+            pool.failed(failing[-1])
+            pool.failed(failing[-1])
+
+    outage(A)
+    of_a = pool.failing
+    outage(B)
+
+    assert (of_a, pool.failing, pool.waiting) == (20, 27, 0)
+    assert full == [(A, 20), (A, 20), (B, 7), (B, 7)]
+    outage(TopicPartition("t", 3))
+    for offset in range(9):
+        assert pool.room_of(C) == 1
+        pool.add(C, some(C, 1, offset), SOURCE, 0.0)
+        pool.finish(pool.take(0.0))
+    pool.shrink(failing[0], failing[0].records[:4])
+    assert pool.room_of(C) == 5
+    for batch in failing:
+        pool.finish(batch)
+    assert (pool.failing, pool.room_of(A)) == (0, 10)
+
+
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
 def test_what_is_dropped_is_forgotten(order_by):
     """Nothing of a partition that is released comes later; what runs goes on, and others stay."""
@@ -263,6 +326,10 @@ class World:
         if self.running:
             self.pool.finish(self.running.pop(amount % len(self.running)))
 
+    def fail(self, _partition, amount):
+        if self.running:
+            self.pool.failed(self.running[amount % len(self.running)])
+
     def shrink(self, _partition, amount):
         if self.running:
             batch = self.running[-1]
@@ -281,6 +348,8 @@ class World:
 
     def check(self):
         assert self.pool.waiting == self.gathered <= 20 + 10 + 4
+        failing = sum(len(batch.records) for batch in self.running if batch.failing)
+        assert self.pool.failing == (0 if self.order_by == "partition" else failing)
         for partition, records in self.waiting.items():
             assert self.pool.next_offset(partition) == min((one.offset for one in records), default=None)
 
@@ -291,7 +360,7 @@ class World:
     max_bytes=st.sampled_from([None, 12]),
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["add", "take", "finish", "shrink", "wait", "drop"]),
+            st.sampled_from(["add", "take", "fail", "finish", "shrink", "wait", "drop"]),
             st.sampled_from([A, B, C]),
             st.integers(0, 7),
         ),
@@ -308,6 +377,7 @@ def test_everything_comes_once_and_in_order(order_by, max_bytes, steps):
         before = world.gathered + len(world.running)
         while world.running:
             world.finish(A, 0)
+            world.check()
         world.wait(A, 50)
         world.take(A, 0)
         world.check()

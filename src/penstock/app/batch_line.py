@@ -34,8 +34,10 @@ class BatchLine:
         order_by: what is kept in order.
         limits: what makes a batch full.
         concurrency: how many batches run at once.
-        window: how many records may wait to be in one.
+        window: how many records may wait to be in one, or for another attempt.
         on_progress: told when something is done, or there is room.
+        on_full: told of a record that failed and how many wait as it does, or for it, when no more are wanted of its
+            partition.
 
     Attributes:
         is_held: whether it was told to hold.
@@ -51,12 +53,13 @@ class BatchLine:
         concurrency: int,
         window: int,
         on_progress: Callable[[], None],
+        on_full: Callable[[Record, int], None] = lambda _record, _waiting: None,
     ) -> None:
         self._attempt, self._recover = attempt, recover
         self._concurrency, self._on_progress = concurrency, on_progress
         self._is_by_key = order_by == "key"
         self._batching: Batching[Held] = Batching(
-            order_by, limits, window=window, ahead=concurrency * limits.max_records
+            order_by, limits, window=window, ahead=concurrency * limits.max_records, on_full=on_full
         )
         self._held: dict[TopicPartition, Held] = {}
         self._loop = asyncio.get_running_loop()
@@ -341,6 +344,7 @@ class BatchLine:
 
     async def _wait(self, run: BatchRun, partition: TopicPartition | None, seconds: float) -> None:
         ended = self._loop.create_future()
+        self._batching.failed(run.batch)
         run.waits[ended] = partition
         self._go_on()
         try:

@@ -120,6 +120,7 @@ def _batch_station(ready: Ready, prepared: PreparedBatch, site: Site) -> Station
         concurrency=handler.concurrency,
         window=site.window,
         on_progress=site.on_progress,
+        on_full=functools.partial(site.on_full, handler),
     )
     return Station(handler, line, failures)
 

@@ -16,8 +16,8 @@ are counted or keys are looked up.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -66,15 +66,17 @@ class Batch(Generic[SourceT]):
         records: those that are not done with, in the order in which they were gathered.
         sources: of each partition, what was handed in with its records, such as the assignment's epoch.
         lowest: of each partition, the lowest offset.
+        failing: of each partition, how many records of it failed and take room; empty while none did.
     """
 
-    __slots__ = ("keys", "lowest", "pool", "records", "sources")
+    __slots__ = ("failing", "keys", "lowest", "pool", "records", "sources")
 
     def __init__(self, pool: _Pool[SourceT]) -> None:
         self.pool = pool
         self.records: list[Record] = []
         self.sources: dict[TopicPartition, SourceT] = {}
         self.lowest: dict[TopicPartition, int] = {}
+        self.failing: Counter[TopicPartition] = Counter()
         self.keys: frozenset[Key] = frozenset()
 
 
@@ -107,16 +109,28 @@ class Batching(Generic[SourceT]):
 
     Args:
         order_by: what is kept in order.
-        window: how many records may be gathered; more when a single batch is larger.
+        window: how many records may be gathered, or wait for another attempt; more when a single batch is larger.
         ahead: how many may be gathered besides of partitions whose batch runs, with ``order_by="partition"``.
+        on_full: told of a record that failed, and how many of its partition failed or wait behind a key, when that is
+            why no more is wanted of it.
 
     Attributes:
         waiting: how many records are gathered.
+        failing: how many are in batches that failed and are not done with; none are counted by partition.
     """
 
-    def __init__(self, order_by: OrderBy, limits: BatchLimits, *, window: int, ahead: int) -> None:
+    def __init__(
+        self,
+        order_by: OrderBy,
+        limits: BatchLimits,
+        *,
+        window: int,
+        ahead: int,
+        on_full: Callable[[Record, int], object] = lambda _record, _stuck: None,
+    ) -> None:
         self.limits, self.window = limits, max(window, limits.max_records)
-        self.waiting = 0
+        self.waiting = self.failing = 0
+        self._on_full, self._failing_of = on_full, Counter[TopicPartition]()
         self._wait_s = limits.max_wait_ms / 1000
         self._is_by_partition, self._is_by_key = order_by == "partition", order_by == "key"
         self._pools: dict[TopicPartition | None, _Pool[SourceT]] = {}
@@ -151,19 +165,23 @@ class Batching(Generic[SourceT]):
                 self._look_at(pool)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """How many records of a partition may be handed in now."""
+        """How many records of a partition may be handed in now.
+
+        By key and without an order, what failed of it or waits behind a busy key may be twice as much as is left of the
+        window, as in ``core.lanes``; and there is room for one record of a partition of which nothing is here.
+        """
         pool = self._pools.get(self._name_of(partition))
         most = self.limits.max_records
-        room = self.window - self.waiting + self._ahead
+        left = self.window - self.waiting + self._ahead - self.failing
+        if not self._is_by_partition:
+            stuck = self._stuck_of(partition)
+            is_held = stuck or (pool is not None and pool.count)
+            return max(0 if is_held else 1, min(most, (2 * left - stuck + 2) // 3))
         if pool is None:
-            return max(0, min(most, room))
-        if self._is_by_partition:
-            room = min(most - pool.count, self._most_ahead - self._ahead if pool.is_busy else room)
-            if self.limits.max_bytes is not None and pool.size >= self.limits.max_bytes:
-                return 0
-        elif pool.blocked > self.window // 2:
+            return max(0, min(most, left))
+        if self.limits.max_bytes is not None and pool.size >= self.limits.max_bytes:
             return 0
-        return max(0, min(most, room))
+        return max(0, min(most - pool.count, self._most_ahead - self._ahead if pool.is_busy else left))
 
     # ---- batches -----------------------------------------------------------------------------------------------
 
@@ -189,9 +207,22 @@ class Batching(Generic[SourceT]):
         due = self._next_due()
         return None if due is None else due[0]
 
+    def failed(self, batch: Batch[SourceT]) -> None:
+        """A batch is to be tried again: until it is done with it takes the room of one that is gathered."""
+        if self._is_by_partition:
+            return
+        self._count_failing(batch, batch.records)
+        blocked = sum(pool.blocked for pool in self._pools.values())
+        for partition in batch.failing:
+            stuck = self._stuck_of(partition)
+            if stuck >= 2 * (self.window - blocked - self.failing):
+                self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
+
     def shrink(self, batch: Batch[SourceT], records: list[Record]) -> None:
         """Of a batch that runs only ``records`` are not done with."""
         batch.records = records
+        if batch.failing:
+            self._count_failing(batch, records)
         batch.lowest = {}
         for record in records:
             batch.lowest.setdefault(record.topic_partition, record.offset)
@@ -204,6 +235,8 @@ class Batching(Generic[SourceT]):
     def finish(self, batch: Batch[SourceT]) -> None:
         """A batch is done with, whatever came of it; this has to be said of those of partitions that were dropped."""
         pool = batch.pool
+        if batch.failing:
+            self._count_failing(batch, ())
         if self._is_by_partition:
             pool.is_busy = False
             self._ahead -= pool.count
@@ -236,7 +269,19 @@ class Batching(Generic[SourceT]):
 
     @property
     def _is_crowded(self) -> bool:
-        return self.waiting - self._ahead >= self.window
+        return self.waiting - self._ahead + self.failing >= self.window
+
+    def _stuck_of(self, partition: TopicPartition) -> int:
+        """How many records of it failed, or wait behind a busy key."""
+        pool = self._pools.get(partition)
+        return self._failing_of[partition] + (0 if pool is None else pool.blocked)
+
+    def _count_failing(self, batch: Batch[SourceT], records: Iterable[Record]) -> None:
+        self._failing_of.subtract(batch.failing)
+        self.failing -= batch.failing.total()
+        batch.failing = Counter(record.topic_partition for record in records)
+        self._failing_of.update(batch.failing)
+        self.failing += batch.failing.total()
 
     def _grow(self, pool: _Pool[SourceT], records: int, size: int) -> None:
         pool.count += records
