@@ -626,6 +626,17 @@ def test_letters_of_several_groups_go_each_to_its_own():
     assert plan.outlived == ()
 
 
+def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
+    """Offsets begin anew where a topic is deleted and made again: another record is none that died again."""
+    before = letter(5, value=b"before")
+    made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
+    after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
+    plan = plan_replay([stood(before, 0), stood(after, 1)], {"orders": 6}, to_origin=False, otherwise=1)
+
+    assert [one.letter.value for one in plan.sendings] == [b"before", b"after"]
+    assert plan.outlived == ()
+
+
 # ---- how it is called ----------------------------------------------------------------------------------------------
 
 

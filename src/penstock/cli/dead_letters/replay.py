@@ -103,10 +103,11 @@ def plan_replay(
 
 
 def _record_of(letter: DeadLetter) -> object:
-    """Of which record it is, and of which group; one that does not say is like no other."""
-    if letter.origin is None:
-        return place_of(letter)
-    return letter.group_id, letter.origin[:3]
+    """Of which record it is, and of which group; one that does not say is like no other.
+
+    Its time tells it from the record at the same offset of a topic that was deleted and made again.
+    """
+    return place_of(letter) if letter.origin is None else (letter.group_id, letter.origin)
 
 
 def _age(letter: DeadLetter) -> tuple[int, int, Place]:
