@@ -22,6 +22,7 @@ from penstock import (
     App,
     ConfigurationError,
     Consumer,
+    DecodeError,
     Depends,
     HandlerFailedError,
     Handlers,
@@ -510,6 +511,36 @@ async def test_middleware_is_given_the_records(new_app, new_topic, witness):
         await until(lambda: len(seen) == 2)
 
     assert seen == [[0, 1, 2], [b"0", b"1", b"2"]]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("error", [ValueError("away"), PartialFailureError([0]), DecodeError("no JSON")])
+async def test_middleware_may_take_its_list_apart(delivery, error):
+    """What the last part fails with is the whole batch's failure, whatever is left of the list: nothing is lost."""
+    app, calls = App(group_id="g", delivery=delivery, dead_letter="{topic}.dead"), []
+
+    def in_parts(call):
+        async def parted(records):
+            while records:
+                part, records[:] = records[:2], records[2:]
+                await call(part)
+
+        return parted
+
+    @app.batch_handler("t", max_records=4, middleware=[in_parts], retry=Retry(attempts=2, backoff_ms=10))
+    async def store(records: list[Record]) -> None:
+        calls.append([record.offset for record in records])
+        if records[0].offset == 2 and len(calls) == 2:
+            raise error
+
+    async with TestApp(app) as kafka:
+        await asyncio.gather(*(kafka.send("t", b"x") for _ in range(4)))
+        dead, committed = len(kafka.dead_letters("t")), kafka.committed("t")
+
+    whole = [[0, 1], [2, 3]]
+    again = {PartialFailureError: [[0]], DecodeError: []}.get(type(error), whole)
+    assert calls == whole + again
+    assert (dead, committed) == (4 if type(error) is DecodeError else 0, 4)
 
 
 async def test_batches_and_single_records_share_a_topic_by_when(new_app, new_topic, witness, group):

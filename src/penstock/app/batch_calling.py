@@ -139,7 +139,8 @@ def _publishing(call: BatchHandle, results: Results) -> BatchHandle:
 def _telling_what_failed(call: BatchHandle, prepared: PreparedBatch, where: str) -> Attempt:
     async def attempt(records: list[Record]) -> Failed:
         try:
-            await call(records)
+            # They are given away: middleware and the handler may change their list.
+            await call(list(records))
         except PartialFailureError as error:
             return _named(error, len(records), where)
         except DecodeError as error:
