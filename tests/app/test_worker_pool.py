@@ -14,7 +14,9 @@ import psutil
 import pytest
 from confluent_kafka import KafkaException
 
-from penstock import ConfigurationError, ConsumerStateError, HandlerFailedError, WorkerPool
+from penstock import ConfigurationError, ConsumerStateError, HandlerFailedError, PenstockError, WorkerPool
+from penstock.app.processes.child import unpickled
+from penstock.app.processes.parent import failed
 from penstock.observe.events import WorkerEnded, WorkerStarted
 
 SHOP = """
@@ -269,6 +271,21 @@ async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder
     _, first, second = recorder.of(WorkerEnded)[:3]
     assert "no more processes" in first.error
     assert first.restarts_after_s < second.restarts_after_s
+
+
+class OddError(PenstockError):
+    """Of a user's own: it is pickled, and cannot be made anew."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}, {why}")
+
+
+def test_an_error_of_a_users_own_comes_over_in_words():
+    """It is a worker's death as any other, and ends no pool; what it says is told."""
+    told = failed(OddError("the bank", "it is closed"))
+
+    assert told.error is not None
+    assert str(unpickled(told.error, told.text)) == "OddError: the bank, it is closed"
 
 
 @pytest.mark.parametrize(

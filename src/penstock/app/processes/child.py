@@ -137,9 +137,11 @@ def pickled(value: object) -> bytes:
 
 
 def unpickled(error: bytes | None, text: str) -> PenstockError:
-    """The error that a child has told of."""
-    if error is not None:
+    """The error that a child has told of, or what it says, where its class is one that only the child has."""
+    if error is None:
+        return PenstockError(text)
+    try:
         found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
-        if isinstance(found, PenstockError):
-            return found
-    return PenstockError(text)
+    except Exception:  # noqa: BLE001 - a class of the app's own may raise anything when it is made anew
+        return PenstockError(text)
+    return found if isinstance(found, PenstockError) else PenstockError(text)
