@@ -14,7 +14,17 @@ import pytest
 from commands import environment
 from crew import until
 
-from penstock import App, ConfigurationError, ConsumerStateError, Depends, Handlers, PublishError, Record, Retry
+from penstock import (
+    App,
+    BrokerConnectionError,
+    ConfigurationError,
+    ConsumerStateError,
+    Depends,
+    Handlers,
+    PublishError,
+    Record,
+    Retry,
+)
 from penstock.observe.events import BrokersAwaited
 from penstock.testing import FaultProxy
 
@@ -277,6 +287,28 @@ async def test_one_that_never_meets_a_broker_can_be_stopped(group):
     assert (begun.is_live, begun.is_ready) == (True, True)
     with pytest.raises(ConsumerStateError, match="this app has ended"):
         await app.publish("orders", b"too late")
+
+
+async def test_who_waits_for_an_app_that_ends_is_told():
+    """wait_ready() raises what the app ended of, or that it was stopped before; it never returns as if all were well."""
+    options = {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "start_timeout_ms": 100}
+    broken, stopped = App(**options), App(**options, require_broker=False)
+    for app in (broken, stopped):
+
+        @app.handler("orders")
+        async def handle(value: bytes): ...
+
+    with pytest.raises(BrokerConnectionError):
+        await broken.start()
+    await stopped.start()
+    ready = asyncio.create_task(stopped.wait_ready())
+    await asyncio.sleep(0)
+    await stopped.stop()
+
+    with pytest.raises(BrokerConnectionError):
+        await broken.wait_ready()
+    with pytest.raises(ConsumerStateError, match="has ended"):
+        await ready
 
 
 waiting: list[asyncio.Event] = []

@@ -220,7 +220,11 @@ async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, re
     async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
         await recorder.wait_for(WorkerEnded, 3)
         health = pool.health()
+        ready = asyncio.create_task(pool.wait_ready())
+        await asyncio.sleep(0)
 
+    with pytest.raises(ConsumerStateError, match="ended before its workers were ready"):
+        await ready
     assert health.status == "starting"
     assert (health.is_live, health.is_ready) == (True, False)
     assert "3 times in a row" in health.checks[0].detail

@@ -245,14 +245,16 @@ class App(Handlers):
         """Wait until each of its groups has given it its first assignment, even an empty one.
 
         Raises:
-            ConsumerStateError: it is not started.
+            ConsumerStateError: it is not started, or is stopped before that.
             PenstockError: what ended the app before that.
         """
         running = self._started
-        assert self._supervisor is not None
-        await first_of(running.signs.assigned, self._supervisor.stopping)
+        if self._supervisor is not None:
+            await first_of(running.signs.assigned, self._supervisor.stopping)
         if running.failure is not None:
             raise running.failure
+        if not running.signs.assigned.is_set():
+            raise ConsumerStateError("this app has ended before it was ready - start() it again")
 
     def health(self) -> Health:
         """How it is now: not live only if a restart would heal it; ready from the first assignment until it ends."""

@@ -145,7 +145,7 @@ class WorkerPool:
         """Wait until each worker has its first assignment, even an empty one.
 
         Raises:
-            ConsumerStateError: it is not started.
+            ConsumerStateError: it is not started, or is stopped before that.
             PenstockError: what ended the pool before that.
         """
         if self._supervisor is None:
@@ -154,6 +154,8 @@ class WorkerPool:
             await first_of(one.ready, self._supervisor.stopping)
         if self._failure is not None:
             raise self._failure
+        if not all(one.ready.is_set() for one in self._kept):
+            raise ConsumerStateError("this pool has ended before its workers were ready - make a new one")
 
     def renew(self) -> None:
         """End all workers in good order and start them anew, with their modules read again."""
