@@ -290,7 +290,7 @@ async def test_one_that_never_meets_a_broker_can_be_stopped(group):
 
 
 async def test_who_waits_for_an_app_that_ends_is_told():
-    """wait_ready() raises what the app ended of, or that it was stopped before; it never returns as if all were well."""
+    """wait_ready() raises what the app ended of, or that it was stopped before; it does not return."""
     options = {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "start_timeout_ms": 100}
     broken, stopped = App(**options), App(**options, require_broker=False)
     for app in (broken, stopped):
