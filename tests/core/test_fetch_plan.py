@@ -15,6 +15,7 @@ from penstock.core.fetch_plan import (
     Lane,
     Patience,
     Verdict,
+    is_other_log,
     lane_of,
     make_plan,
     source_of,
@@ -22,6 +23,7 @@ from penstock.core.fetch_plan import (
     verdict_on,
 )
 from penstock.core.positions import Positions
+from penstock.core.starts import Start, Whence
 from penstock.core.topology import Topology
 from penstock.error_codes import RETRIABLE, ErrorCode
 from penstock.messages import BrokerMetadata, FetchPartition, MetadataResponse, PartitionMetadata, TopicMetadata
@@ -112,6 +114,38 @@ def test_what_is_not_ready_is_left_out(hinder):
     hinder(positions.get(B))
     assert not plan(positions).is_idle
     assert plan(positions).partitions == {}
+
+
+@pytest.mark.parametrize(
+    ("log_id", "is_remade"), [(None, False), (TOPIC_ID, False), (UUID(int=0), False), (UUID(int=9), True)]
+)
+def test_what_was_made_anew_is_left_out_and_told(log_id, is_remade):
+    """Its offsets mean other records now; who has not fetched yet, or from a broker without ids, cannot know."""
+    positions = ready(A, B)
+    positions.get(A).log_id = log_id
+
+    made = plan(positions)
+
+    assert (set(made.partitions), made.remade) == (({B}, (A,)) if is_remade else ({A, B}, ()))
+    assert not made.lacks_room
+
+
+def test_a_new_beginning_knows_no_log():
+    """Where the user or the policy has it begin is of the topic as it is."""
+    positions = ready(A, B)
+    for position in positions:
+        position.log_id = UUID(int=9)
+    positions.get(A).begin(3)
+    positions.get(B).reset(Start(Whence.EARLIEST), 7)
+
+    assert not plan(positions).remade
+    assert {position.log_id for position in positions} == {None}
+
+
+def test_nobody_is_another_one_than_a_topic_that_is_not_there():
+    """A topic that a picture lacks may have been deleted, or the broker that was asked has not heard of it yet."""
+    assert not is_other_log(UUID(int=9), TopicPartition("absent", 0), topology(1))
+    assert is_other_log(UUID(int=9), A, topology(1))
 
 
 def test_a_pause_after_a_failure_is_kept():

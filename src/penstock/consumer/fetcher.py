@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+from uuid import UUID
 
 import anyio
 from anyio.abc import TaskGroup
@@ -39,7 +40,7 @@ from penstock.core.fetch_plan import (
 )
 from penstock.core.fetch_session import FetchSession
 from penstock.core.positions import Position, Positions
-from penstock.core.starts import Whence
+from penstock.core.starts import Start, Whence
 from penstock.core.visibility import visible
 from penstock.error_codes import name_of
 from penstock.errors import (
@@ -175,7 +176,10 @@ class Fetcher:
     def _plan(self, line: _Line) -> FetchPlan:
         topology, now = self._cluster.topology, self._loop.time()
         plan = make_plan(line.node_id, self._positions, topology, self._buffer, self._limits, now, line.lane)
-        if not self._cut(plan.overdrawn):
+        has_room = self._cut(plan.overdrawn)
+        for position in self._positions.of(plan.remade):
+            self._start_over(position, self._policy.of_added(position.partition))
+        if not has_room and not plan.remade:
             return plan
         return make_plan(line.node_id, self._positions, topology, self._buffer, self._limits, now, line.lane)
 
@@ -263,9 +267,9 @@ class Fetcher:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
             if position is not None and plan.counts(position):
-                self._absorb_partition(node_id, position, fetched)
+                self._absorb_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
 
-    def _absorb_partition(self, node_id: int, position: Position, fetched: FetchedPartition) -> None:
+    def _absorb_partition(self, node_id: int, position: Position, fetched: FetchedPartition, log_id: UUID) -> None:
         if fetched.error_code and position.read_replica == node_id:
             # It may lag behind, or not have the partition any more: only the leader's word counts.
             position.read_replica = None
@@ -275,10 +279,10 @@ class Fetcher:
             return
         match verdict_on(fetched.error_code):
             case Verdict.GOOD:
-                self._accept(position, fetched)
+                self._accept(position, fetched, log_id)
                 return
             case Verdict.RESET:
-                self._out_of_range(position)
+                self._start_over(position, self._policy.again(position.partition))
                 return
             case Verdict.LOOK_AGAIN:
                 self._cluster.learn_leader(
@@ -292,12 +296,13 @@ class Fetcher:
         self._observer.tell(FetchFailed(f"broker {node_id}", position.partition, name_of(fetched.error_code)))
         self._back_off([position])
 
-    def _out_of_range(self, position: Position) -> None:
+    def _start_over(self, position: Position, at: Start) -> None:
+        """The log does not have the position, or is another one."""
         if self._buffer.holds(position.partition) or self._reader.kept.holds(position):
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return
-        position.reset(self._policy.again(position.partition), position.fetched)
+        position.reset(at, position.fetched)
         self._on_reset()
 
     def _go_back(self, position: Position, end_offset: int) -> None:
@@ -316,13 +321,13 @@ class Fetcher:
             self._observer.tell(LogTruncated(position.partition, before, after, lost))
         self.wake()
 
-    def _accept(self, position: Position, fetched: FetchedPartition) -> None:
+    def _accept(self, position: Position, fetched: FetchedPartition, log_id: UUID) -> None:
         position.failures = 0
         if fetched.diverging_epoch.end_offset >= 0:
             self._reader.sync()
             self._go_back(position, fetched.diverging_epoch.end_offset)
             return
-        position.log_id = self._cluster.topology.topic_id(position.partition.topic)
+        position.log_id = log_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
         if fetched.preferred_read_replica >= 0:
             position.read_replica = fetched.preferred_read_replica

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 from penstock.config import ConsumerConfig
 from penstock.consumer.assigning import take_up
@@ -24,6 +25,7 @@ from penstock.consumer.committer import Committer
 from penstock.consumer.offsets import committed_offsets, is_offset
 from penstock.consumer.policy import Policy
 from penstock.consumer.reader import Reader
+from penstock.core.fetch_plan import is_other_log, is_remade
 from penstock.core.positions import Position, Positions
 from penstock.errors import RebalanceError
 from penstock.net.cluster import Cluster
@@ -79,6 +81,8 @@ class Ownership:
         """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
         self._unsought: dict[TopicPartition, int] = {}
         """The epoch that a partition has for as long as nobody has sought it."""
+        self._left: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
+        """Of what went, which log it was read from, and what was committed of that."""
 
     # ---- taking over -------------------------------------------------------------------------------------------
 
@@ -101,7 +105,7 @@ class Ownership:
         for position in self._positions.of(news):
             # Who sought a partition as soon as it was assigned has said where to begin.
             if position.epoch == self._unsought[position.partition]:
-                self._place(position, committed.get(position.partition))
+                self._place(position, self._of_its_log(position.partition, committed))
                 self._unsought[position.partition] = position.epoch
         if self._starts_anew and news:
             await self._start_anew(news)
@@ -112,6 +116,16 @@ class Ownership:
             position.is_fetchable = True
         self._before.clear()
         self._on_taken()
+
+    def _of_its_log(
+        self, partition: TopicPartition, committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> OffsetAndMetadata | None:
+        """What is committed, but for what we committed of a topic that has been made anew since: it has that name."""
+        found = committed.get(partition)
+        log_id, offset = self._left.pop(partition, (None, None))
+        if found is None or found.offset != offset or not is_other_log(log_id, partition, self._cluster.topology):
+            return found
+        return None
 
     async def _announce(self, news: Partitions) -> None:
         self._announced |= news
@@ -126,7 +140,7 @@ class Ownership:
         if self._starts_anew and self._policy.speaks_of(position.partition):
             position.reset(self._policy.reset, None)
         elif committed is None:
-            position.reset(self._policy.of(position.partition), None)
+            position.reset(self._policy.of(position.partition, self._cluster.topology), None)
         else:
             take_up(position, committed, self._reader)
 
@@ -195,7 +209,10 @@ class Ownership:
         self._remember(partitions)
         if self._config.commits_automatically:
             # The rebalance cannot wait for long; the next owner begins at the commit before.
-            await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
+            theirs = [p.partition for p in self._positions.of(partitions) if is_remade(p, self._cluster.topology)]
+            await self._committer.commit_unasked(
+                partitions.difference(theirs), timeout_s=self._commit_timeout_s, will_retry=False
+            )
         else:
             # What the user commits may be just that which was in hand until now.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
@@ -242,6 +259,7 @@ class Ownership:
 
     def _remove(self, partitions: Partitions) -> None:
         self._reader.drop(partitions)
+        self._left |= {one.partition: (one.log_id, one.committed) for one in self._positions.of(partitions)}
         self._positions.remove(partitions)
         self._on_taken()
 

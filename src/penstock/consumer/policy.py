@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from uuid import UUID
 
 from penstock.config import OffsetReset
 from penstock.consumer.times import start_by_policy
+from penstock.core.fetch_plan import is_other_log
 from penstock.core.starts import Start, Whence
+from penstock.core.topology import TopicInfo, Topology
 from penstock.records import TopicPartition
 
 __all__ = ["Policy"]
@@ -15,7 +18,7 @@ _EARLIEST = Start(Whence.EARLIEST)
 
 
 class Policy:
-    """What ``auto_offset_reset`` says, and what it does not mean: a partition that is added later is read whole.
+    """What ``auto_offset_reset`` says, and what it does not mean: what is added or made anew later is read whole.
 
     Args:
         reset: where to begin, by the option alone.
@@ -24,8 +27,8 @@ class Policy:
 
     def __init__(self, reset: Start, whole: Container[str] = frozenset()) -> None:
         self.reset, self._whole = reset, whole
-        self._partitions: dict[str, int] = {}
-        """How many partitions each topic had when it was subscribed to."""
+        self._seen: dict[str, tuple[UUID, int]] = {}
+        """Of each topic, its id and how many partitions it had when it was subscribed to."""
         self._is_fixed = False
 
     @classmethod
@@ -33,17 +36,23 @@ class Policy:
         """By the option's value."""
         return cls(start_by_policy(value), whole)
 
-    def saw(self, partitions: Mapping[str, int]) -> None:
-        """At a subscription there are these topics, with so many partitions each."""
+    def saw(self, topics: Mapping[str, TopicInfo]) -> None:
+        """At a subscription there are these topics."""
         self._is_fixed = True
-        self._partitions = {**partitions, **self._partitions}
+        self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
 
-    def of(self, partition: TopicPartition) -> Start:
+    def of(self, partition: TopicPartition, topology: Topology) -> Start:
         """Where ``partition`` begins."""
         if not self.speaks_of(partition):
             return _EARLIEST
-        is_added = self._is_fixed and partition.partition >= self._partitions.get(partition.topic, 0)
-        return _EARLIEST if is_added and self.reset.whence is Whence.LATEST else self.reset
+        topic_id, count = self._seen.get(partition.topic, (None, 0))
+        is_other = is_other_log(topic_id, partition, topology)
+        is_added = self._is_fixed and (is_other or partition.partition >= count)
+        return self.of_added(partition) if is_added else self.reset
+
+    def of_added(self, partition: TopicPartition) -> Start:
+        """Where ``partition`` begins if it was not there when its topic was subscribed to."""
+        return _EARLIEST if self.reset.whence is Whence.LATEST else self.again(partition)
 
     def speaks_of(self, partition: TopicPartition) -> bool:
         """Whether the option is meant for ``partition``, too."""

@@ -51,6 +51,6 @@ class Solo:
             for partition in sorted(topology.topics[name].partitions)
         )
         for position in self._positions.add(there):
-            position.reset(self._policy.of(position.partition), None)
+            position.reset(self._policy.of(position.partition, topology), None)
             position.is_fetchable = True
         self._on_taken()

@@ -142,8 +142,7 @@ class Subject:
             timeout_s=min(timeout_s, TOPIC_GRACE_S),
             what="looking for the topics",
         )
-        there = self._cluster.topology.topics
-        self._rooms.policy.saw({name: len(topic.partitions) for name, topic in there.items()})
+        self._rooms.policy.saw(self._cluster.topology.topics)
 
     async def run_membership(self) -> None:
         """Be a member of the group for as long as there is one to be a member of."""

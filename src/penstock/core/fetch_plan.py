@@ -16,7 +16,7 @@ from zlib import crc32
 from penstock.core.positions import Position, Positions
 from penstock.core.topology import Topology
 from penstock.error_codes import RETRIABLE, ErrorCode
-from penstock.messages import FetchPartition
+from penstock.messages import NO_TOPIC_ID, FetchPartition
 from penstock.records import TopicPartition
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "Patience",
     "Room",
     "Verdict",
+    "is_other_log",
+    "is_remade",
     "lane_of",
     "make_plan",
     "source_of",
@@ -105,6 +107,8 @@ class FetchPlan:
     """Whether this broker has none of the partitions."""
     overdrawn: tuple[TopicPartition, ...] = ()
     """Partitions that leave no room for those of this plan, since they hold more than their share."""
+    remade: tuple[TopicPartition, ...] = ()
+    """Partitions that are left out since their positions are of a log that is no more."""
 
     def counts(self, position: Position) -> bool:
         """Whether the answer is still of use: nobody sought elsewhere, and no other broker has answered meanwhile.
@@ -133,6 +137,18 @@ def source_of(position: Position, topology: Topology, now: float) -> int | None:
     if is_named and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
         return replica
     return None if leadership.leader_id < 0 else leadership.leader_id
+
+
+def is_remade(position: Position, topology: Topology) -> bool:
+    """Whether the topic was deleted and made anew since it was fetched: its offsets mean other records now."""
+    return is_other_log(position.log_id, position.partition, topology)
+
+
+def is_other_log(log_id: UUID | None, partition: TopicPartition, topology: Topology) -> bool:
+    """Whether ``partition`` has another log now than that of ``log_id``; what is not known to have one has not."""
+    # Brokers of before Kafka 2.8 have no ids.
+    is_known = log_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
+    return is_known and log_id != topology.topic_id(partition.topic)
 
 
 def sources_change_at(positions: Positions, now: float) -> float | None:
@@ -170,7 +186,8 @@ def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
     """What to fetch from ``node_id`` now, by one of several connections."""
     mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
-    due = [position for position in ready if position.retry_at <= now]
+    awake = [position for position in ready if position.retry_at <= now]
+    due = [position for position in awake if not is_remade(position, topology)]
     # Less than this is not worth a request: the broker would send one batch at a time.
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
     chosen = {}
@@ -191,6 +208,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
         retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
         is_idle=not mine,
         overdrawn=overdrawn,
+        remade=tuple(one.partition for one in awake if is_remade(one, topology)) if len(due) < len(awake) else (),
     )
 
 
@@ -206,17 +224,15 @@ def _is_ready(position: Position) -> bool:
 def _ask_for(position: Position, topology: Topology, size: int) -> FetchPartition:
     leadership = topology.leader(position.partition)
     assert position.fetched is not None
-    topic_id = topology.topic_id(position.partition.topic)
-    is_same_log = position.log_id is None or position.log_id == topic_id
     return FetchPartition(
         topic=position.partition.topic,
-        topic_id=topic_id,
+        topic_id=topology.topic_id(position.partition.topic),
         partition=position.partition.partition,
         fetch_offset=position.fetched,
         partition_max_bytes=size,
         current_leader_epoch=leadership.epoch if leadership is not None else -1,
         # With it the broker sees whether what was read before is still what its log has (KIP-320, KIP-595).
-        last_fetched_epoch=position.last_fetched_epoch if is_same_log else -1,
+        last_fetched_epoch=position.last_fetched_epoch,
     )
 
 

@@ -50,7 +50,7 @@ class Position:
     last_fetched_epoch: int = -1
     """The leader's epoch that the last fetched batch was written under (KIP-595)."""
     log_id: UUID | None = None
-    """The topic's id when it was fetched last: made anew, a topic has another, and its epochs mean nothing here."""
+    """The topic's id when it was last fetched, since this beginning: made anew, it has another, and other records."""
     delivered_epoch: int = -1
     """The same of the last batch that was handed out; it goes with a commit."""
     reset_to: Start | None = None
@@ -109,7 +109,7 @@ class Position:
         self.fetched = self.delivered = self.done = offset
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
         self.is_anew = True
-        self.reset_to = self.reset_from = None
+        self.reset_to = self.reset_from = self.log_id = None
         self.is_refused = False
         self.failures, self.retry_at = 0, 0.0
 
@@ -122,7 +122,7 @@ class Position:
         """The log has no ``before`` (or there never was a position): find a beginning at ``to``."""
         self.epoch += 1
         self.fetched = self.delivered = self.done = self.tracker = None
-        self.reset_to, self.reset_from = to, before
+        self.reset_to, self.reset_from, self.log_id = to, before, None
         self.is_refused = False
         self.read_replica = None
 
