@@ -42,6 +42,7 @@ class Reader:
         tally: how many were handed out and are done.
         asked: somebody comes for the next record.
         maps: watches over what is finished out of order.
+        on_change: told when a partition may stand elsewhere.
     """
 
     def __init__(  # noqa: PLR0913 - the sides of a reader
@@ -69,6 +70,7 @@ class Reader:
         self._is_waiting = False
         self._errors: deque[PenstockError] = deque()
         self._end: PenstockError | None = None
+        self.on_change: Callable[[], None] = lambda: None
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -308,8 +310,9 @@ class Reader:
         self._news.set()
 
     def look_again(self) -> None:
-        """A partition may be readable that was not."""
+        """A partition may be readable that was not, or stand elsewhere."""
         self._news.set()
+        self.on_change()
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out nothing more of ``partitions``; what is in hand stays in hand."""

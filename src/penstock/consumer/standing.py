@@ -5,7 +5,7 @@ Rule of this file: for this package's own use; a consumer's user has ``commit`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from penstock.consumer.consumer import Consumer
@@ -37,6 +37,18 @@ class Standing:
     def delivered(self) -> Mapping[TopicPartition, int | None]:
         """The next offset to be handed out of each partition that is assigned."""
         return {position.partition: position.delivered for position in self._engine.positions}
+
+    def begun(self) -> list[Position]:
+        """Those that are good, and of which the group does not know yet where they have begun."""
+        return [
+            one
+            for one in self._engine.positions
+            if one.is_anew and one.done is not None and one.is_fetchable and not one.is_halted
+        ]
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have ``told`` called when a partition may stand elsewhere."""
+        self._engine.reader.on_change = told
 
     def is_ours(self, position: Position) -> bool:
         """Whether a position is still that of its partition, and not of an assignment that is over."""

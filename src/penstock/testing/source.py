@@ -139,6 +139,7 @@ class LogSource:
         partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
         for position in self.positions.add(partitions):
             position.begin(0)
+            position.note_committed(0)
         return self.positions.of(partitions)
 
 
@@ -153,6 +154,13 @@ class _Foothold:
     def delivered(self) -> Mapping[TopicPartition, int | None]:
         """The next offset to be handed out of each partition."""
         return {position.partition: position.delivered for position in self._source.positions}
+
+    def begun(self) -> Sequence[Position]:
+        """None: that all begin at the first record is known."""
+        return ()
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """They stand nowhere else but by ``read_again``."""
 
     def is_ours(self, position: Position) -> bool:
         """Whether it is one of these."""

@@ -23,7 +23,7 @@ from penstock import (
 )
 from penstock.error_codes import ErrorCode
 from penstock.messages import TxnOffsetCommitRequest
-from penstock.observe.events import HandlerFailed, LetterRefused, RecordBuried, TransactionAborted
+from penstock.observe.events import HandlerFailed, LetterRefused, OffsetsCommitted, RecordBuried, TransactionAborted
 
 POISON = b"7"
 
@@ -43,15 +43,17 @@ async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
     """What fails for good stands among the dead letters once, though its transaction was aborted before."""
     source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.{group}.dead")
     letters = dead(f"{source}.{group}.dead")
-    fill(witness, source, range(100))
 
     async def some_fail(record: Record) -> None:
         if int(record.value) % 10 == 0:
             raise Reject("poison") if int(record.value) % 20 else ValueError("poison")
 
     passing_on(app, source, target, first=some_fail)
-    with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
-        async with app:
+    async with app:
+        # Where it begins.
+        await recorder.wait_for(OffsetsCommitted)
+        with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
+            fill(witness, source, range(100))
             await until_committed(ledger, group, source, 100)
 
     assert len(recorder.of(TransactionAborted)) == 1
@@ -98,7 +100,7 @@ async def test_a_failure_that_is_to_stop_the_app_takes_its_transaction_back(ledg
         await app.run()
 
     assert await ledger.values(target) == []
-    assert await ledger.group_offsets(group, source) == {}
+    assert await ledger.group_offsets(group, source) == {0: 0}
 
 
 async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: PLR0917 - fixtures
@@ -160,7 +162,7 @@ async def test_letters_that_are_too_large(ledger, witness, new_app, group, recor
     async with app:
         refused = await recorder.wait_for(LetterRefused)
         assert app.health().status == "degraded"
-        assert await offsets_now(ledger, group, source, 2) == {0: 2}
+        assert await offsets_now(ledger, group, source, 2) == {0: 2, 1: 0}
         witness.produce(source, [b"3"] * 9, partition=1)
         await until_committed(ledger, group, source, 11, 2)
         set_limit(witness, letters, 100_000)

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 from crew import until
-from ledger import Ledger
 from mishaps import IN_TRANSACTION, LOSSES, with_code
 from passing import check, fill, passing_on, until_committed
+from recorder import Recorder
 
-from penstock import App, ProducerFencedError, Record
+from penstock import ProducerFencedError, Record
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
     AddOffsetsToTxnRequest,
@@ -31,27 +31,25 @@ def new_app(new_app):
     return functools.partial(new_app, transaction_timeout_ms=5_000)
 
 
-async def hand_on(  # noqa: PLR0917 - what a run is about
-    ledger: Ledger, group: str, app: App, source: str, target: str, count: int
-) -> list[int]:
-    """Run an app until it has passed on so many records."""
-    seen = passing_on(app, source, target)
-    async with app:
-        await until_committed(ledger, group, source, count)
-    return seen
+async def its_beginning(recorder: Recorder) -> None:
+    """Wait until it is committed where the only partition begins: what goes wrong then goes wrong with records."""
+    await recorder.wait_for(OffsetsCommitted)
 
 
 # ---- answers that get lost, requests that are refused ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", LOSSES)
-async def test_a_lost_answer_loses_and_repeats_nothing(ledger, witness, proxy, new_app, group, fault):  # noqa: PLR0917
+async def test_a_lost_answer_loses_and_repeats_nothing(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder, fault
+):
     """Done and not heard of, or not done, or done twice: what comes out comes out once."""
     source, target = ledger.topic(), ledger.topic()
     app = new_app(request_timeout_ms=400)
     passing_on(app, source, target)
 
     async with app:
+        await its_beginning(recorder)
         for number, request in enumerate(IN_TRANSACTION, 1):
             with getattr(proxy, fault)(request):
                 fill(witness, source, range(number * 20 - 20, number * 20))
@@ -78,11 +76,14 @@ async def test_what_is_refused_is_done_again(  # noqa: PLR0917 - fixtures
     ledger, witness, proxy, new_app, group, recorder, request_, code
 ):
     """Whatever ends a transaction, its records are handled again without a restart, and come out once."""
-    source, target = ledger.topic(), ledger.topic()
-    fill(witness, source, range(50))
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+    seen = passing_on(app, source, target)
 
-    with proxy.edit_answer(request_, with_code(code)):
-        seen = await hand_on(ledger, group, new_app(), source, target, 50)
+    async with app:
+        await its_beginning(recorder)
+        with proxy.edit_answer(request_, with_code(code)):
+            fill(witness, source, range(50))
+            await until_committed(ledger, group, source, 50)
 
     assert len(recorder.of(TransactionAborted)) == 1
     # What is said to be refused may have been done all the same: then it is not done again.
@@ -95,12 +96,13 @@ async def test_a_commit_in_doubt_is_asked_about_until_it_is_known(  # noqa: PLR0
 ):
     """While nobody says how a transaction ended, nothing else is begun; then it goes on where that ended."""
     source, target = ledger.topic(), ledger.topic()
-    fill(witness, source, range(20))
     app = new_app(request_timeout_ms=300, default_api_timeout_ms=1_000)
     seen = passing_on(app, source, target)
 
     async with app:
+        await its_beginning(recorder)
         with proxy.drop_answer(EndTxnRequest, times=None):
+            fill(witness, source, range(20))
             await recorder.wait_for(TransactionInDoubt)
         await until_committed(ledger, group, source, 20)
 
@@ -113,12 +115,13 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
 ):
     """One whose end came too late: the producer was fenced by the broker, is made anew, and its records come again."""
     source, target = ledger.topic(), ledger.topic()
-    fill(witness, source, range(20))
     app = new_app(transaction_timeout_ms=1_000, request_timeout_ms=300)
     seen = passing_on(app, source, target)
 
     async with app:
+        await its_beginning(recorder)
         with proxy.drop_request(EndTxnRequest, times=None):
+            fill(witness, source, range(20))
             await recorder.wait_for(TransactionInDoubt)
             async with asyncio.timeout(10):
                 # Behind the records there is the broker's own marker.

@@ -7,9 +7,12 @@ from collections import Counter
 
 import pytest
 from crew import until
+from mishaps import with_code
 from passing import check, fill, offsets_now, passing_on, until_committed
 
-from penstock import App, Record
+from penstock import App, Message, Record, Retry
+from penstock.error_codes import ErrorCode
+from penstock.messages import TxnOffsetCommitRequest
 from penstock.observe.events import (
     DrainTimedOut,
     FinishedSkipped,
@@ -142,3 +145,51 @@ async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, 
     assert recorder.of(FinishedSkipped)
     assert sorted(done + seen) == [*range(40)]
     await check(ledger, target, seen)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_beginning_is_committed_before_anything_else(ledger, witness, new_app, group, protocol):
+    """A group that begins at latest and is gone before a record comes goes on there, and skips nothing."""
+    source, target = ledger.topic(2), ledger.topic()
+    fill(witness, source, range(20))
+    for numbers in (range(0), range(20, 40)):
+        app = new_app(auto_offset_reset="latest", group_protocol=protocol)
+        seen = passing_on(app, source, target)
+        async with app:
+            await until_committed(ledger, group, source, 20 + len(numbers), 2)
+        fill(witness, source, range(20, 40 - len(numbers)))
+
+    assert sorted(seen) == [*range(20, 40)]
+    await check(ledger, target, range(20, 40))
+
+
+async def test_a_transaction_that_is_taken_back_keeps_what_the_callback_has_said(
+    ledger, witness, new_app, group, proxy
+):
+    """Records that post_rebalance_callback passes over are not handled, whatever fails before the first commit."""
+    source, target, tried = ledger.topic(), ledger.topic(), []
+    fill(witness, source, range(5))
+    before = new_app()
+    passing_on(before, source, target)
+    async with before:
+        await until_committed(ledger, group, source, 5)
+    fill(witness, source, range(5, 10))
+
+    def pass_over(_consumer, _old, new):
+        return dict.fromkeys(new, 8)
+
+    after = new_app(post_rebalance_callback=pass_over, transaction_timeout_ms=500)
+
+    @after.handler(source, publish=target, retry=Retry(attempts=2, backoff_ms=500, jitter=False))
+    async def handle(record: Record) -> Message:
+        tried.append(int(record.value))
+        if tried == [8]:
+            raise ValueError("not yet")
+        return Message(record.value, key=record.key)
+
+    with proxy.edit_answer(TxnOffsetCommitRequest, with_code(ErrorCode.UNKNOWN_MEMBER_ID)):
+        async with after:
+            await until_committed(ledger, group, source, 10)
+
+    assert set(tried) == {8, 9}
+    await check(ledger, target, [*range(5), 8, 9])

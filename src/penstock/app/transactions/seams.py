@@ -5,7 +5,7 @@ Rule of this file: promises alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.app.sources import Source
@@ -29,6 +29,12 @@ class Foothold(Protocol):
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
         """The next offset to be handed out of each partition that is assigned."""
+
+    def begun(self) -> Sequence[Position]:
+        """Those that are good, and of which the group does not know yet where they have begun."""
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have ``told`` called when a partition may stand elsewhere."""
 
     def is_ours(self, position: Position) -> bool:
         """Whether a position is still that of its partition, and not of an assignment that is over."""

@@ -6,7 +6,7 @@ partition that has to be given back waits for that, and one that goes sooner tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.app.sources import Crew
@@ -48,8 +48,9 @@ class Rest:
 
     @property
     def may_go(self) -> bool:
-        """Whether the partition is still read from where it was, and now."""
-        return self.position.epoch == self.epoch and not (self.position.is_halted or self.position.is_paused)
+        """Whether the partition is still read from where it was, and now, and the group knows of that place."""
+        at = self.position
+        return at.epoch == self.epoch and not (at.is_halted or at.is_paused or at.is_anew)
 
 
 class Shares:
@@ -106,6 +107,12 @@ class Shares:
             self._on_loss(partition, self._shares.pop(partition, None) is not None)
 
     # ---- as transactions want it -------------------------------------------------------------------------------
+
+    def begin(self, positions: Iterable[Position]) -> None:
+        """It is about where these have begun, of which nothing is handed out."""
+        for at in positions:
+            assert at.done is not None
+            self._shares[at.partition] = Share(at, at.epoch, at.done, at.done, at.delivered_epoch)
 
     def took(self, position: Position, records: Sequence[Record], following: int) -> None:
         """Records are handed out; the partition goes on at ``following``."""
@@ -165,9 +172,11 @@ class Shares:
         self._is_reading_again = True
         try:
             for share in self:
-                if foothold.is_ours(share.position) and share.is_current:
+                # Where nothing was handed out, it stands where it is to begin.
+                if foothold.is_ours(share.position) and share.is_current and share.following > share.first:
                     at = committed.get(share.position.partition) or OffsetAndMetadata(share.first)
                     foothold.read_again(share.position, at)
+                    share.position.note_committed(at.offset)
         finally:
             self._is_reading_again = False
             self._shares.clear()

@@ -18,10 +18,10 @@ from penstock.app.attempts import Attempts, Outgoing
 from penstock.app.delays import RetryTopic
 from penstock.app.sources import Crew
 from penstock.app.transactions.going_back import go_back
+from penstock.app.transactions.handing_out import HandingOut
 from penstock.app.transactions.outside import Outside
 from penstock.app.transactions.seams import Committer, FootedSource, Foothold
-from penstock.app.transactions.shares import Rest, Shares
-from penstock.app.transactions.waits import CutShort
+from penstock.app.transactions.shares import Shares
 from penstock.consumer.wake import Wake
 from penstock.core.backoff import Backoff
 from penstock.core.positions import Position
@@ -67,22 +67,18 @@ class TransactionalSource:
         self._transactor, self._observer = transactor, observer
         self._settings, self._window = settings, Window(settings)
         self._aside = self._outside.aside
-        self._alone: TopicPartition | None = None
-        """Whose record is tried again by itself."""
         self._setbacks = Setbacks()
         self._refusals = Refusals()
         self._attempts = Attempts(transactor, self._window, self._setbacks, self._refusals, self._failed)
         self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
         self._failures = 0
         self._is_committing = self._is_stopping = False
-        self._last: tuple[TopicPartition, int] | None = None
-        """The record that was handed out last."""
         self._crew: Crew | None = None
         self._shares: Shares | None = None
         self._foothold: Foothold | None = None
+        self._handing: HandingOut | None = None
         self._loop = asyncio.get_running_loop()
         self._progress = Wake()
-        self._next_records = CutShort()
         self._shut = asyncio.Event()
         self._shut.set()
 
@@ -108,6 +104,7 @@ class TransactionalSource:
         await self._transactor.start()
         window = await self._source.start(self._shares)
         self._foothold = self._source.foothold()
+        self._handing = HandingOut(self._source, self._foothold, self._shares, self._outside, self._window)
         return window
 
     async def stop(self) -> None:
@@ -119,9 +116,8 @@ class TransactionalSource:
 
     def progressed(self) -> None:
         """Something is finished, or there is room where there was none."""
-        if self._next_records.is_waiting and (self._held.rests or self._is_open_for_nobody):
-            # The consumer knows nothing of what waits here, nor of windows.
-            self._look_again()
+        if self._handing is not None:
+            self._handing.progressed()
         self._progress.set()
         self._source.progressed()
 
@@ -149,7 +145,10 @@ class TransactionalSource:
                     await self._progress.wait()
                 case Step.FEED:
                     await self._transactor.begin()
-                    if (found := await self._next(room_of)) is not None:
+                    found = await self._out.next(room_of)
+                    if self._window.is_open:
+                        self._shut.clear()
+                    if found is not None:
                         return found
                 case Step.DRAIN if self._held.are_held_back:
                     self._doom(PublishError("a handler is paused, and its records wait for it"), is_at_fault=False)
@@ -192,7 +191,7 @@ class TransactionalSource:
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
         """Whether a record may wait for its next attempt within the open transaction, while nothing else is begun."""
-        if self._alone is not None and pause_s > self._settings.interval_s:
+        if self._out.alone is not None and pause_s > self._settings.interval_s:
             # It comes alone again and again: what others there is goes on in between.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
@@ -224,63 +223,6 @@ class TransactionalSource:
         rests = self._held.rests.values()
         return all(self._aside.is_stopped_at(one.position.partition, one.records[0].offset) for one in rests)
 
-    # ---- handing out -------------------------------------------------------------------------------------------
-
-    async def _next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
-        """What may be handed out next; None when it is time to look at the window again."""
-        rests = self._held.rests
-
-        def room(partition: TopicPartition) -> int:
-            return 0 if partition in rests else self._room(partition, None, room_of)
-
-        # Before it is looked: what becomes due in between is looked at again.
-        now = self._loop.time()
-        until = self._window.next_deadline(now)
-        if until is None:
-            first = [rest.records[0] for rest in rests.values()]
-            until = self._outside.next_due_at(now, self._at.delivered(), first)
-        if (found := self._next_rest(room_of)) is not None:
-            return found
-        if (come := await self._next_records.wait(self._source.next_slice(room), until)) is None:
-            return None
-        position, records = come
-        if self._outside.may_hold_back(position.partition):
-            rests[position.partition] = Rest(position, position.epoch, records)
-            return self._next_rest(room_of)
-        self._took(position, records, position.delivered)
-        return position, records
-
-    def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
-        """Of what came too early, what may be handed out now."""
-
-        def take(records: Sequence[Record]) -> Sequence[Record]:
-            room = self._room(records[0].topic_partition, records[0].offset, room_of)
-            return self._outside.first_of(records, room) if room else ()
-
-        if (found := self._held.next_rest(take)) is None:
-            return None
-        position, taken, following = found
-        self._took(position, taken, following)
-        if self._aside.is_stopped_at(position.partition, taken[0].offset):
-            self._alone = position.partition
-            self._window.close()
-        return position, taken
-
-    def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
-        room = min(room_of(partition), self._window.room)
-        if not self._aside or not room:
-            return room
-        if delivered is None:
-            delivered = self._at.delivered().get(partition)
-        return self._aside.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
-
-    def _took(self, position: Position, records: Sequence[Record], following: int | None) -> None:
-        assert following is not None
-        self._shut.clear()
-        self._window.took(len(records), self._loop.time())
-        self._held.took(position, records, following)
-        self._last = position.partition, records[-1].offset
-
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def _close_soon(self) -> None:
@@ -298,7 +240,8 @@ class TransactionalSource:
     def _look_again(self) -> None:
         """Have ``next_slice`` look at the window now."""
         self._progress.set()
-        self._next_records.cut()
+        if self._handing is not None:
+            self._handing.look_again()
 
     def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
         self._aside.lift(partition)
@@ -334,19 +277,14 @@ class TransactionalSource:
         self._held.committed(offsets)
         self._setbacks.committed(up_to)
         self._refusals.committed(up_to)
-        if self._alone is not None:
-            self._aside.lift(self._alone)
+        if self._out.alone is not None:
+            self._aside.lift(self._out.alone)
         self._window.committed(is_searching=bool(self._refusals))
         self._end()
 
-    @property
-    def _is_open_for_nobody(self) -> bool:
-        """Whether the batch for whose sake a transaction was kept open is not gathered any more."""
-        return not self._held.are_gathering and self._window.is_kept_open(self._loop.time())
-
     def _end(self) -> None:
         """No transaction is open."""
-        self._alone, self._attempts.has_letter = None, False
+        self._out.alone, self._attempts.has_letter = None, False
         self._shut.set()
         # Whoever waits to give partitions back looks again.
         self._source.progressed()
@@ -376,13 +314,13 @@ class TransactionalSource:
                 await self._progress.wait(until)
         await go_back(self._held, self._at, self._backoff)
         self._blame(error)
-        self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError) and self._alone is None)
+        self._window.aborted(was_too_much=isinstance(error, PublishTooLargeError) and self._out.alone is None)
         self._end()
 
     def _blame(self, error: PenstockError) -> None:
         """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
-        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._last is not None:
-            self._refusals.blame(*self._last, error, is_letter=self._attempts.has_letter)
+        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._out.last is not None:
+            self._refusals.blame(*self._out.last, error, is_letter=self._attempts.has_letter)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -390,6 +328,11 @@ class TransactionalSource:
     def _held(self) -> Shares:
         assert self._shares is not None
         return self._shares
+
+    @property
+    def _out(self) -> HandingOut:
+        assert self._handing is not None
+        return self._handing
 
     @property
     def _at(self) -> Foothold:
