@@ -86,6 +86,27 @@ async def test_a_join_whose_answer_is_lost_is_made_again(quick, group):
     assert {0} == {answer.error_code for answer in quick.heard(group)}
 
 
+async def test_a_second_holder_that_did_not_hear_the_refusal_is_refused_again(quick, group):
+    """Whatever it says to be let in, it throws nobody out, and is told what it would have been told."""
+    topic, events = quick.topic(2), Recorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+
+    async with Crew(quick.consumer, topic, **options) as crew:
+        member = await crew.join(hooks=[events], bootstrap_servers=quick.direct)
+        await crew.shares(2)
+        before = await quick.members(group)
+        with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
+            async with quick.consumer(topic, **options, client_id=group) as newcomer:
+                with pytest.raises(FencedMemberError, match=r"another live member .* code 111"):
+                    await newcomer.getone(timeout_ms=10_000)
+        quick.produce(topic, (b"%d" % n for n in range(100)))
+        await crew.handle(100)
+        assert await quick.members(group) == before == dict.fromkeys(before, member.consumer.assignment())
+
+    assert [beat.member_epoch for beat in quick.said(group)] == [0, -2, 0]
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
 async def test_a_fenced_member_comes_back_to_its_place(quick, group):
     """The broker still counts it under its name: it loses what it had, and has the same again; nobody else moves."""
     topic, events, other_events = quick.topic(2), Recorder(), Recorder()
