@@ -277,6 +277,41 @@ async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder
     assert first.restarts_after_s < second.restarts_after_s
 
 
+ENDS_BADLY = """
+import asyncio, os
+from pathlib import Path
+from typing import Annotated
+from penstock import App, Depends
+
+app = App(group_id="g", bootstrap_servers="127.0.0.1:1")
+
+
+async def open_bank():
+    (Path(__file__).parent / "ledger").write_text("0 0 0\\n")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        {last}
+
+
+@app.handler("orders")
+async def handle(value: bytes, bank: Annotated[object, Depends(open_bank, scope="app")]): ...
+"""
+
+
+@pytest.mark.parametrize(("last", "told"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
+async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_shop, recorder, last, told):
+    """A worker that dies of its end, or has to be killed, leaves undone what nobody would hear of."""
+    shop = new_shop(ENDS_BADLY.format(last=last))
+    pool = WorkerPool(shop.place, workers=1, hooks=[recorder])
+    starting = asyncio.create_task(pool.start())
+    await shop.until(1)
+    await pool.stop()
+    await starting
+
+    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerEnded)] == told
+
+
 class OddError(PenstockError):
     """Of a user's own: it is pickled, and cannot be made anew."""
 

@@ -708,7 +708,10 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded(Event):
-    """A worker's process has ended and nobody had asked for it; it is started again after a pause, if at all."""
+    """A worker's process has ended and nobody had asked for it, or not in good order when it was asked to.
+
+    It is started again after a pause, if at all.
+    """
 
     level = logging.ERROR
     worker: int

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, get_args
@@ -181,9 +182,13 @@ class Kept:
         finally:
             self.child, self._silent_looks = None, 0
             await child.bury()
-        if self._asked.is_set():
-            return None
-        return Death(self.worker, self.start, exit_code, self._error, self._trouble)
+        if not self._asked.is_set():
+            return Death(self.worker, self.start, exit_code, self._error, self._trouble)
+        if exit_code:
+            trouble = "it had to be killed" if exit_code == -signal.SIGKILL else ""
+            death = Death(self.worker, self.start, exit_code, self._error, trouble)
+            self._observer.tell(WorkerEnded(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
+        return None
 
     async def _accompany(self, child: Child) -> int:
         async with anyio.create_task_group() as tasks:

@@ -24,7 +24,7 @@ from penstock.app.processes.parent import Parent, failed
 from penstock.config import resolve
 from penstock.core.process_messages import Ready, Stop, ToChild, Told
 from penstock.core.worker_plan import member_name
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, ConsumerStateError, PenstockError
 
 __all__ = ["main"]
 
@@ -85,7 +85,12 @@ class _Worker:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._end_when_asked, app)
             tasks.start_soon(self._tell, app)
-            await app.run()
+            try:
+                await app.run()
+            except ConsumerStateError:
+                # Asked to end before it had started, it has ended as it should.
+                if not self._is_asked.is_set():
+                    raise
             tasks.cancel_scope.cancel()
 
     async def _end_when_asked(self, app: App) -> None:
