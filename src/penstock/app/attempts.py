@@ -90,7 +90,7 @@ class Attempts:
         self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
     ) -> Callable[[WorkT], Awaitable[object]]:
         """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
-        refusals, setbacks, send = self._refusals, self._setbacks, self._send
+        refusals, setbacks, send = self._refusals, self._setbacks, self._send_all
 
         async def attempted(work: WorkT) -> object:
             if setbacks.has_last_words:
@@ -105,8 +105,7 @@ class Attempts:
             if attempt.outgoing:
                 if refusals:
                     self._raise_refusal_of(work)
-                for one in attempt.outgoing:
-                    await send(one)
+                await send(attempt.outgoing)
             return result
 
         return attempted
@@ -122,11 +121,11 @@ class Attempts:
             self.has_letter = True
             await self._send(one)
             return
+        if self._window.doomed_by is None and not attempt.is_over:
+            await self._check(one.topic, one.partition)
         if attempt.is_over:
             raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
-        if self._window.doomed_by is None:
-            await self._check(one.topic, one.partition)
-            attempt.outgoing.append(one)
+        attempt.outgoing.append(one)
 
     async def _check(self, topic: str, partition: int | None) -> None:
         """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""
@@ -141,6 +140,17 @@ class Attempts:
         except PublishError as error:
             self._missing[topic, partition] = error, loop.time() + _MISSING_S
             raise
+
+    async def _send_all(self, outgoing: Sequence[Outgoing]) -> None:
+        """All of it or nothing: what was sent before one that cannot be goes with the transaction."""
+        for number, one in enumerate(outgoing):
+            try:
+                await self._send(one)
+            except BaseException as error:
+                if number or not isinstance(error, PublishError):
+                    said = f"{type(error).__name__}: {error}"
+                    self._on_doom(PublishError(f"a handler's results could not be published as a whole ({said})"))
+                raise
 
     async def _send(self, one: Outgoing) -> None:
         """Put a record into the transaction; into nothing, when that will be taken back."""

@@ -125,6 +125,24 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
     await check(ledger, target, sorted({*range(40)} - {7, 13}))
 
 
+async def test_of_what_cannot_be_published_whole_nothing_is(ledger, witness, new_app, group, dead):
+    """Not even what came before the one that is refused, however often it is tried; others are not held up."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app(dead_letter="{topic}.dead")
+    letters, name_of = dead(f"{source}.dead"), {POISON: "no \ud800 text"}
+    fill(witness, source, range(10))
+
+    @app.handler(source)
+    async def pass_on(record: Record) -> None:
+        await app.publish(target, record.value, key=record.key)
+        await app.publish(target, b"1" + record.value, headers=[(name_of.get(record.value, "text"), b"")])
+
+    async with app:
+        await until_committed(ledger, group, source, 10)
+
+    assert await ledger.values(letters) == [POISON]
+    assert sorted(await ledger.values(target)) == sorted(b"%d" % n for n in range(20) if n % 10 != 7)
+
+
 async def test_a_record_whose_output_is_too_large_is_found_beside_others(ledger, witness, new_app, group, dead):
     """It dies though other partitions have records all the time, and commit between its transactions."""
     source, target = ledger.topic(2), ledger.topic(max_message_bytes=10_000)
