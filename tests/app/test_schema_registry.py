@@ -41,7 +41,7 @@ from penstock import (
 )
 from penstock.app.signatures.prepared import prepare
 from penstock.app.signatures.prepared_batch import prepare_batch
-from penstock.observe.events import HandlerFailed, RecordBuried
+from penstock.observe.events import BatchFailed, HandlerFailed, RecordBuried, RecordSkipped
 
 AVRO = json.dumps(
     {
@@ -325,6 +325,34 @@ async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixt
     assert recorder.of(RecordBuried) == []
     assert await witness.ends(dead, 1) == {0: 0}
     assert await witness.committed(group, topic, 1) == {0: 20}
+
+
+@pytest.mark.parametrize("kind", ["single", "batch"])
+async def test_a_slow_registry_is_no_slow_handler(kind, gate, new_app, new_topic, witness, recorder):  # noqa: PLR0917
+    """``timeout_ms`` of a handler is its own time: a registry that hangs for longer costs no attempt and no record."""
+    topic, got = new_topic(), []
+    write, _ = confluents(gate.url, topic, "avro")
+    witness.produce(topic, [write({"customer": "ann", "total": 5})])
+    gate.open.clear()
+    app = new_app(codec=SchemaRegistry(gate.url, timeout_ms=400), on_failure="skip", hooks=[recorder])
+
+    async def handle(order: Order) -> None:
+        got.append(order.total)
+
+    async def handle_batch(orders: list[Order]) -> None:
+        got.extend(order.total for order in orders)
+
+    if kind == "batch":
+        app.batch_handler(topic, timeout_ms=150)(handle_batch)
+    else:
+        app.handler(topic, timeout_ms=150)(handle)
+    async with app:
+        await until(lambda: len(recorder.of(HandlerFailed) + recorder.of(BatchFailed)) > QUICK.attempts)
+        gate.open.set()
+        await until(lambda: got)
+
+    assert got == [5]
+    assert recorder.of(RecordSkipped) == []
 
 
 async def test_what_is_published_waits_for_the_registry_too(  # noqa: PLR0917 - fixtures

@@ -57,6 +57,9 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
         call = around(call)
     if handler.timeout_ms is not None:
         call = with_deadline(call, handler.timeout_ms / 1000, is_async=prepared.is_async)
+        if prepared.ahead is not None:
+            # What is slow there is not the handler.
+            call = prepared.ahead.then(call)
     call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))
     attempt = _telling_what_failed(call, prepared, handler.name)
     if handler.when is not None:

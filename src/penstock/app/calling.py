@@ -50,6 +50,9 @@ def record_call(  # noqa: PLR0913 - what a call is made of
         call = around(call)
     if handler.timeout_ms is not None:
         call = with_deadline(call, handler.timeout_ms / 1000, is_async=prepared.is_async)
+        if prepared.ahead is not None:
+            # What is slow there is not the handler.
+            call = prepared.ahead.then(call)
     # What returns nothing is not looked at: one coroutine less for each record.
     if handler.publish is not None or middleware or not returns_nothing(prepared.function):
         call = _publishing(call, Results(publisher, codec, handler.publish, handler.name))

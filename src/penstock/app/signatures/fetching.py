@@ -29,6 +29,16 @@ class Ahead:
     lacks: Callable[[Any], bool]
     fetch: Callable[[Any], Awaitable[None]]
 
+    def then(self, call: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
+        """``call``, behind what is missing."""
+
+        async def call_when_all_is_there(subject: object) -> object:
+            if self.lacks(subject):
+                await self.fetch(subject)
+            return await call(subject)
+
+        return call_when_all_is_there
+
     @asynccontextmanager
     async def before(
         self, subject: object, opened: AbstractAsyncContextManager[Opened, bool | None]
