@@ -178,7 +178,8 @@ class RegistryClient:
                 raise SchemaRegistryError(
                     f"the schema registry at {where} refused us (HTTP {error.http_status_code}) - check auth="
                 ) from error
-            look = "is the url right?" if error.http_status_code == _NOT_FOUND else "what does its log say?"
+            is_elsewhere = error.http_status_code == _NOT_FOUND and not _is_unknown(error)
+            look = "is the url right?" if is_elsewhere else "what does its log say?"
             raise SchemaRegistryError(
                 f"the schema registry at {where} answered with HTTP {error.http_status_code}:"
                 f" {_told(error.error_message)} - {look}"
