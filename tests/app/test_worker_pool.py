@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from confluent_kafka import KafkaException
 
 from penstock import ConfigurationError, ConsumerStateError, HandlerFailedError, PenstockError, WorkerPool
 from penstock.app.processes.child import unpickled
+from penstock.app.processes.labelled_output import label_output
 from penstock.app.processes.parent import failed
 from penstock.observe.events import WorkerEnded, WorkerStarted
 
@@ -310,6 +312,15 @@ async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_s
     await starting
 
     assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerEnded)] == told
+
+
+def test_a_worker_without_an_output_has_no_lines_to_label(monkeypatch):
+    """Where a service is started with its output closed, that is no death of its workers."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    label_output("worker 0 | ")
+
+    assert (sys.stdout, sys.stderr) == (None, None)
 
 
 class OddError(PenstockError):

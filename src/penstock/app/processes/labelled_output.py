@@ -63,6 +63,8 @@ def label_output(label: str) -> None:
     """Have ``print``, logs and tracebacks of this process carry ``label``."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None:
+            continue  # closed, as some that start services do
         labelled = LabelledLines(stream.fileno(), label)
         setattr(
             sys,
