@@ -215,6 +215,22 @@ async def test_reading_or_stopping_in_a_callback_is_refused(new_topic, new_consu
     assert len(seen) == 3
 
 
+async def test_a_task_that_a_callback_has_begun_may_read(new_topic, new_consumer, witness, group):
+    """When the callback is done it is a task like any other: who starts a reader for what is assigned has one."""
+    topic, tasks = new_topic(), []
+    witness.produce(topic, [b"0"])
+
+    def begin(consumer, _old, new):
+        if new:
+            tasks.append(asyncio.create_task(consumer.getone(timeout_ms=10_000)))
+
+    async with new_consumer(topic, group_id=group, post_rebalance_callback=begin):
+        await until(lambda: bool(tasks))
+        record = await tasks[0]
+
+    assert record.value == b"0"
+
+
 async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, group):
     """Revoked before the commit is lost to others, assigned before the first record; nothing is lost in between."""
     topic, told = new_topic(2), []

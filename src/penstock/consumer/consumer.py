@@ -465,7 +465,7 @@ class Consumer:
 
     def _check_readable(self) -> None:
         _ = self._started
-        if in_callback.get():
+        if in_callback():
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
         if self._started.subject.is_nothing:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

@@ -95,7 +95,7 @@ class Life:
         """
         if self.engine is None:
             raise ConsumerStateError(NotStarted.advice)
-        if self._is_stopped and not (in_callback.get() and self._is_running):
+        if self._is_stopped and not (in_callback() and self._is_running):
             raise ConsumerStateError(_STOPPED)
         return self.engine
 
@@ -133,7 +133,7 @@ class Life:
         Raises:
             ConsumerStateError: it is called from a rebalance callback, which has to end first.
         """
-        if in_callback.get():
+        if in_callback():
             raise ConsumerStateError("stop() in a rebalance callback would wait for itself - let another task call it")
         self._is_stopped = True
         if self._supervisor is None or self.config is None or self.engine is None:

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -43,8 +44,22 @@ __all__ = ["Ownership", "in_callback"]
 
 Partitions = frozenset[TopicPartition]
 
-in_callback: ContextVar[bool] = ContextVar("penstock_in_rebalance_callback", default=False)
-"""Whether this code runs inside a rebalance callback, where waiting for a record would wait for ever."""
+
+@dataclass(slots=True)
+class _Callback:
+    is_over: bool = False
+
+
+_callback: ContextVar[_Callback | None] = ContextVar("penstock_rebalance_callback", default=None)
+
+
+def in_callback() -> bool:
+    """Whether this code runs inside a rebalance callback, where waiting for a record would wait for ever.
+
+    A task that one has begun may outlive it, and is as free as any other from then on.
+    """
+    callback = _callback.get()
+    return callback is not None and not callback.is_over
 
 
 class Ownership:
@@ -274,7 +289,8 @@ class Ownership:
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
         deadline_s = self._config.max_poll_interval_ms / 1000
-        token, deadline = in_callback.set(True), asyncio.timeout(deadline_s)
+        callback, deadline = _Callback(), asyncio.timeout(deadline_s)
+        token = _callback.set(callback)
         try:
             async with deadline:
                 return await _awaited(function(*arguments))
@@ -287,7 +303,8 @@ class Ownership:
                 ) from error
             raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
         finally:
-            in_callback.reset(token)
+            callback.is_over = True
+            _callback.reset(token)
 
 
 async def _awaited(result: Mapping[TopicPartition, int] | Awaitable[Any] | None) -> Any:  # noqa: ANN401
