@@ -98,16 +98,16 @@ async def test_different_requests_at_once_are_not_mixed_up(direct, new_topic):
 
 
 async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witness):
-    """Five megabytes come through a socket buffer of one kilobyte whole, and what is behind them too."""
+    """Five megabytes come through a socket buffer of 32 kilobytes whole, and what is behind them too."""
     topic = new_topic()
     witness.produce(topic, [bytes([n]) * 900_000 for n in range(6)])
 
-    async with dialled(direct, receive_buffer_bytes=1024) as connection:
+    async with dialled(direct, receive_buffer_bytes=32_768) as connection:
         request = fetch(await described(connection, topic), max_bytes=5_500_000)
         answer, after = await asyncio.gather(connection.send(request, 30), connection.send(NOTHING, 30))
         size = connection.frames.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
-    assert size < 10_000  # what the system makes of so little
+    assert size < 100_000  # what the system makes of so little
     (partition,) = answer.partitions
     assert len(partition.records) > 5_000_000
     assert after.brokers
