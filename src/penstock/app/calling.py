@@ -80,9 +80,11 @@ def _calling(prepared: Prepared, opened: Opened) -> Handle:
                 return await threads.call(functools.partial(prepared.function, *args, **kwargs))
 
         return in_a_thread
+    function, decode, call = prepared.function, prepared.decode, prepared.call
+    if prepared.takes_record:
+        return function
     if not prepared.is_simple:
-        return lambda record: prepared.call(record, opened)
-    function, decode = prepared.function, prepared.decode
+        return lambda record: call(record, opened)
 
     def simple(record: Record) -> Awaitable[object]:
         try:

@@ -206,16 +206,15 @@ class Lanes(Generic[SourceT]):
         stock, lane = work.stock, self._lane_of(work)
         if stock.busy.get(lane) is not work:
             return
-        del stock.busy[lane]
-        if self._is_by_partition:
-            if stock.slices:
-                self._turn.appendleft(stock)
-        elif work.behind:
+        if work.behind:
             stock.full_lanes -= len(work.behind) == self.lane_limit
-            following = work.behind.popleft()
+            following = stock.busy[lane] = work.behind.popleft()
             following.behind, work.behind = work.behind, None
-            stock.busy[lane] = following
             self._ready.append(following)
+            return
+        del stock.busy[lane]
+        if self._is_by_partition and stock.slices:
+            self._turn.appendleft(stock)
 
     def failed(self, work: Work[SourceT]) -> None:
         """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""

@@ -17,7 +17,7 @@ from penstock.app.signatures.annotations import parts
 from penstock.app.signatures.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from penstock.app.signatures.dependencies import Dependency, Overrides, Plan, open_dependencies, open_into
 from penstock.app.signatures.fetching import Ahead, ahead_of
-from penstock.app.signatures.parameters import Value
+from penstock.app.signatures.parameters import Value, WholeRecord
 from penstock.app.signatures.readers import ValueReader, check_codec, value_reader
 from penstock.app.signatures.signature import Kind, kind_of, name_of, read_signature
 from penstock.errors import ConfigurationError, ConsumerStateError, DecodeError
@@ -58,6 +58,7 @@ class Prepared:
         function: the handler as it was given.
         is_async: whether what it returns is awaited.
         is_simple: whether ``function(decode(record.value))`` is the whole call.
+        takes_record: whether ``function(record)`` is.
         takes_bytes: whether ``decode`` leaves bytes as they are.
         takes_null: whether the value may be null.
         decode: of the bytes of a value, or None, if ``is_simple``; what it raises is for ``decode_error``.
@@ -74,6 +75,7 @@ class Prepared:
     function: Callable[..., Any]
     is_async: bool
     is_simple: bool
+    takes_record: bool
     takes_bytes: bool
     takes_null: bool
     decode: Decode
@@ -125,6 +127,7 @@ def prepare(function: Callable[..., Any], codec: AnyCodec, *, overrides: Overrid
         function=function,
         is_async=is_async,
         is_simple=decode is not None,
+        takes_record=is_alone and isinstance(parameters[0].asks, WholeRecord),
         takes_bytes=value is not None and value.is_bytes,
         takes_null=value is None or value.is_nullable,
         decode=_not_simple if decode is None else decode,
