@@ -175,7 +175,7 @@ class KafkaCluster:
         replication_factor: int | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        """Make a topic and wait until all its partitions have leaders."""
+        """Make a topic and wait until all its partitions have leaders that serve them."""
         self._admin.create(new_topic(name, partitions, replication_factor or -1, config or {}))
 
     def delete_topic(self, name: str) -> None:

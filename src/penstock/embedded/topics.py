@@ -20,6 +20,8 @@ from penstock.messages import (
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,
@@ -38,6 +40,7 @@ __all__ = ["TopicAdmin", "new_topic"]
 ResponseT = TypeVar("ResponseT")
 
 _RETRY_S = 0.05
+_START = -2
 
 
 class TopicAdmin:
@@ -60,7 +63,7 @@ class TopicAdmin:
         self._until(MetadataRequest(()), all_there, what, is_ready, timeout_s)
 
     def create(self, topic: NewTopic) -> None:
-        """Make a topic and wait until every partition has a leader."""
+        """Make a topic and wait until every partition has a leader that serves it."""
         answer = self._ask(CreateTopicsRequest((topic,)))
         _check(answer.topics)
         self._wait_for_leaders(topic.name, topic.num_partitions)
@@ -103,6 +106,21 @@ class TopicAdmin:
             return len(found) >= partitions and all(p.leader_id >= 0 and not p.error_code for p in found)
 
         self._until(MetadataRequest((MetadataTopic(name),)), led, f"leaders of {name}")
+        self._wait_until_served(name, partitions)
+
+    def _wait_until_served(self, name: str, partitions: int) -> None:
+        # A broker tells who leads a moment before it leads: whoever reads or writes in between is refused.
+        wanted = tuple(ListOffsetsPartition(name, partition, _START) for partition in range(partitions))
+        for _ in _attempts(self._timeout_s):
+            for address in self._addresses():
+                with contextlib.suppress(OSError):
+                    answer = self._send(address, ListOffsetsRequest(wanted))
+                    served = {listed.partition for listed in answer.partitions if not listed.error_code}
+                    wanted = tuple(one for one in wanted if one.partition not in served)
+            if not wanted:
+                return
+        missing = [one.partition for one in wanted]
+        raise KafkaServerError(f"waited {self._timeout_s:.0f} s for somebody to serve {name}, partitions {missing}")
 
     def _until(
         self,
