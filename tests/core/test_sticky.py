@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 from random import Random
-from time import thread_time
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from own_time import own_time
 
 from penstock.core.assignors import GroupMember
 from penstock.core.racks import do_racks_matter
@@ -424,7 +424,7 @@ def many_members(*, is_equal: bool) -> list[GroupMember]:
 
 
 @pytest.mark.parametrize(
-    ("is_equal", "has_racks", "bound_s"), [(True, False, 1.0), (False, True, 3.0)], ids=["equal", "mixed, in racks"]
+    ("is_equal", "has_racks", "bound_s"), [(True, False, 2.0), (False, True, 6.0)], ids=["equal", "mixed, in racks"]
 )
 def test_a_thousand_members_share_ten_thousand_partitions_in_no_time(is_equal, bound_s, has_racks):
     """From scratch, when one leaves, when one joins, and when one of them had everything: the leader's loop goes on."""
@@ -432,17 +432,19 @@ def test_a_thousand_members_share_ten_thousand_partitions_in_no_time(is_equal, b
     everything = frozenset(TopicPartition(topic, number) for topic in MANY_TOPICS for number in range(100))
     racks = {one: frozenset({RACKS[one.partition % 2]}) for one in everything} if has_racks else {}
 
-    def deal(members):
-        start = thread_time()
-        dealt = sticky_assignor(members, MANY, racks)
-        assert thread_time() - start < bound_s
-        return dealt
+    with own_time() as own_s:
 
-    dealt = deal(group)
-    settled = next_round(group, dealt)
-    deal(settled[1:])
-    grown = deal([*settled, GroupMember("new", frozenset(MANY_TOPICS))])
-    deal([replace(group[0], owned=everything), *group[1:]])
+        def deal(members):
+            start = own_s()
+            dealt = sticky_assignor(members, MANY, racks)
+            assert own_s() - start < bound_s
+            return dealt
+
+        dealt = deal(group)
+        settled = next_round(group, dealt)
+        deal(settled[1:])
+        grown = deal([*settled, GroupMember("new", frozenset(MANY_TOPICS))])
+        deal([replace(group[0], owned=everything), *group[1:]])
 
     assert loads(dealt) == [10] * 1000
     assert loads(grown) == [9] * 10 + [10] * 991

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from time import thread_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from own_time import own_time
 
 from penstock.core.offset_map import OffsetMap
 from penstock.core.tracker import Tracker
@@ -182,14 +182,14 @@ def test_ten_thousand_unfinished_are_no_burden(order):
     if order == "any":
         random.Random(5).shuffle(offsets)
 
-    start = thread_time()
-    for offset in offsets if order != "last to first" else reversed(offsets):
-        tracker.finish(offset)
-        assert tracker.done <= 10_000
-    took_s = thread_time() - start
+    with own_time() as so_far:
+        for offset in offsets if order != "last to first" else reversed(offsets):
+            tracker.finish(offset)
+            assert tracker.done <= 10_000
+        took_s = so_far()
 
     assert tracker.done == 10_000
-    assert took_s < 0.5
+    assert took_s < 1
 
 
 def test_those_that_are_stuck_let_any_number_pass(tracker):
