@@ -226,9 +226,14 @@ def test_hot_keys_of_some_partitions_do_not_stop_the_others():
 
     assert rooms == [10, 9, 3, 1, 1, 1]
     assert waiting == [27, 36, 39, 40, 41, 42]
+    run_one_by_one(pool, C)
+
+
+def run_one_by_one(pool, partition):
+    """There is room for one record at a time, and none is in another's way."""
     for offset in range(9):
-        assert pool.room_of(C) == 1
-        pool.add(C, some(C, 1, offset), SOURCE, 0.0)
+        assert pool.room_of(partition) == 1
+        pool.add(partition, some(partition, 1, offset), SOURCE, 0.0)
         pool.finish(pool.take(0.0))
 
 
@@ -256,10 +261,7 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
     assert (of_a, pool.failing, pool.waiting) == (20, 27, 0)
     assert full == [(A, 20), (A, 20), (B, 7), (B, 7)]
     outage(TopicPartition("t", 3))
-    for offset in range(9):
-        assert pool.room_of(C) == 1
-        pool.add(C, some(C, 1, offset), SOURCE, 0.0)
-        pool.finish(pool.take(0.0))
+    run_one_by_one(pool, C)
     pool.shrink(failing[0], failing[0].records[:4])
     assert pool.room_of(C) == 5
     for batch in failing:

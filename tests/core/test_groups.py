@@ -229,6 +229,11 @@ class Life:
         while self.world.now < until:
             self.turn()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has come to the end of its life, and nobody has anything."""
+        return not self.world.owner_of and all(one.is_dead or one.machine.is_over for one in self.world.consumers)
+
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
@@ -295,6 +300,8 @@ def test_many_lives(seed, kind):
             life.step()
         life.end()
 
+        assert life.is_over
+
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
@@ -305,6 +312,8 @@ def test_a_life(kind, data):
     for _ in range(data.draw(st.integers(0, 30))):
         life.step()
     life.end()
+
+    assert life.is_over
 
 
 @pytest.mark.parametrize("seed", range(5))

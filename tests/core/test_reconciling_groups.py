@@ -284,6 +284,11 @@ class World:
         for _ in range(35):
             self.turn()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has come to the end of its life, and nobody has anything."""
+        return not self.holders and all(one.is_dead or one.machine.is_over for one in self.consumers)
+
     # ---- inside ------------------------------------------------------------------------------------------------
 
     @property
@@ -441,6 +446,8 @@ def test_many_lives(seed):
             world.step()
         world.end()
 
+        assert world.is_over
+
 
 @settings(max_examples=25)
 @given(st.data())
@@ -450,3 +457,5 @@ def test_a_life(data):
     for _ in range(data.draw(st.integers(0, 30))):
         world.step()
     world.end()
+
+    assert world.is_over
