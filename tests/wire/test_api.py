@@ -234,7 +234,14 @@ def test_what_a_version_cannot_carry_is_refused(api, request_, first):
 def test_what_a_version_need_not_carry_is_left_out(api, request_):
     """Reasons, epochs and names go to brokers that know of them and are no hindrance with others."""
     for version in api.versions:
-        api.encode_request(request_, version, correlation_id=1, client_id=None)
+        frame = api.encode_request(request_, version, correlation_id=1, client_id=None)
+
+        assert (
+            api.encode_request(
+                api.decode_request(memoryview(frame)[4:], version), version, correlation_id=1, client_id=None
+            )
+            == frame
+        )
 
 
 def test_a_value_that_does_not_fit_is_refused():

@@ -293,7 +293,7 @@ def test_a_length_that_no_batch_can_have_is_malformed(data, why):
 def test_garbled_batches_are_records_or_malformed(magic, codec):
     """Whatever bits change, checksum or no checksum, the answer is records or MalformedMessageError."""
     random = Random(magic * 8 + codec)
-    data = made(magic, *FIVE, codec=codec)
+    data, read, malformed = made(magic, *FIVE, codec=codec), 0, 0
 
     for _ in range(400):
         changed = bytearray(data)
@@ -304,7 +304,12 @@ def test_garbled_batches_are_records_or_malformed(magic, codec):
                 one.checksum_holds()
                 one.decode("t", 0, 0).take(1_000)
         except MalformedMessageError:
-            continue
+            malformed += 1
+        else:
+            read += 1
+
+    assert read > 0
+    assert malformed > 0
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -122,14 +123,19 @@ def test_a_frame_that_was_cut_off_is_malformed():
 
 def test_a_frame_that_was_garbled_is_a_message_or_malformed():
     """Real frames with a bit changed: the same two outcomes."""
-    random = Random(1)
+    random, outcomes = Random(1), Counter()
     for frame in recorded() * 10:
         data = bytearray(frame.data)
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
         try:
-            frame.decoded(bytes(data))
+            message = frame.decoded(bytes(data))
         except MalformedMessageError:
-            continue
+            outcomes["malformed"] += 1
+        else:
+            outcomes["a message"] += isinstance(message, type(frame.message))
+
+    assert outcomes.total() == 10 * len(recorded())
+    assert outcomes["malformed"] > 0
 
 
 # ---- what they say ---------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ VERSIONS = [pytest.param(api, id=api.name) for api in APIS]
 some = settings(max_examples=5)
 
 
-def read(decode, data: bytes, version: int) -> None:
-    """Decode, and be content with either of the two outcomes that there may be."""
+def outcome(decode, data: bytes, version: int) -> object:
+    """The message that it is read as, or the one error that there may be in its place."""
     try:
-        decode(memoryview(data), version)
-    except MalformedMessageError:
-        return
+        return decode(memoryview(data), version)
+    except MalformedMessageError as error:
+        return error
 
 
 def garbled(data: bytes, random: Random) -> bytes:
@@ -52,8 +52,10 @@ def test_a_garbled_frame_is_a_message_or_malformed(api):
         request = bytes(api.encode_request(asked, version, correlation_id=1, client_id="c")[4:])
         response = bytes(api.encode_response(answered, version, correlation_id=1)[4:])
         for _ in range(40):
-            read(api.decode_request, garbled(request, random), version)
-            read(api.decode_response, garbled(response, random), version)
+            asks = outcome(api.decode_request, garbled(request, random), version)
+            answers = outcome(api.decode_response, garbled(response, random), version)
+            assert isinstance(asks, type(asked) | MalformedMessageError)
+            assert isinstance(answers, type(answered) | MalformedMessageError)
 
     check()
 
@@ -88,8 +90,8 @@ def test_noise_is_a_message_or_malformed(api):
             # Mostly zeros reads further before it fails.
             sparse = bytes(byte if random.random() < 0.2 else 0 for byte in noise)
             for data in (noise, sparse):
-                read(api.decode_request, data, version)
-                read(api.decode_response, data, version)
+                assert isinstance(outcome(api.decode_request, data, version), api.message | MalformedMessageError)
+                assert outcome(api.decode_response, data, version) is not None
 
 
 @given(st.binary(max_size=20))

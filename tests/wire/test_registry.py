@@ -56,7 +56,11 @@ def test_a_broker_that_does_not_offer_it_is_told_so():
 
 def test_a_broker_that_a_consumer_can_work_with_is_accepted():
     """What is for tools alone may be missing."""
-    offered(CreateTopics=(), DeleteRecords=()).check_consuming()
+    broker = offered(CreateTopics=(), DeleteRecords=())
+
+    broker.check_consuming()
+
+    assert broker.version_of(log.FETCH) in log.FETCH.versions
 
 
 @pytest.mark.parametrize("api", [api for api in CONSUMING if api.versions[0]], ids=lambda api: api.name)
