@@ -10,17 +10,24 @@ import gc
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 
 import psutil
 import pytest
 from confluent_kafka import Producer
 from crew import until
+from turns import Turns
 
 from penstock import App, Consumer, Record, Retry
 from penstock.config import resolve
 from penstock.messages import LeaveGroupRequest, LeavingMember
 from penstock.net.cluster import Cluster
-from penstock.observe.events import GroupJoined, OffsetsCommitted, PartitionsLost
+from penstock.observe.events import GroupAnswered, GroupJoined, OffsetsCommitted, PartitionsLost
+
+HASTY = {"rebalance_drain_ms": 500, "stop_timeout_ms": 60_000}
+"""Handlers have half a second to end; what comes after it, as the last commit, has all the time that it needs."""
+
+SESSION_S = 3
 
 
 @pytest.fixture
@@ -135,21 +142,27 @@ async def expel(bootstrap_servers: str, group: str, member_id: str) -> None:
 
 
 async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, new_topic, witness, group, recorder):
-    """time.sleep in a plain function, past two sessions: nobody rebalances, and its record is handled once."""
-    topic, handled = new_topic(), []
-    app = App(**options, hooks=[recorder], session_timeout_ms=1_000, heartbeat_interval_ms=200)
+    """A plain function that waits holds no heartbeat up, past a session: nobody rebalances, its record comes once."""
+    topic, handled, begun, is_free = new_topic(), [], [], threading.Event()
+    app = App(**options, hooks=[recorder], session_timeout_ms=SESSION_S * 1_000, heartbeat_interval_ms=200)
     witness.produce(topic, [b"0", b"1"])
 
     @app.handler(topic)
     def handle(value: bytes) -> None:
-        if not handled:
-            time.sleep(2.5)
+        begun.append(time.monotonic())
+        # In the event loop it would wait in vain, and so would the heartbeats.
+        assert is_free.wait(20)
         handled.append(value)
 
     async with app:
+        await until(lambda: bool(begun))
+        while time.monotonic() < begun[0] + SESSION_S:
+            await recorder.wait_for(GroupAnswered, len(recorder.of(GroupAnswered)) + 1)
+        is_free.set()
         await until(lambda: len(handled) == 2)
 
     assert handled == [b"0", b"1"]
+    assert len(begun) == 2
     assert len(recorder.of(GroupJoined)) == 1
     assert not recorder.of(PartitionsLost)
     assert await witness.committed(group, topic, 1) == {0: 2}
@@ -181,7 +194,7 @@ async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps
 
     async with app:
         await until(lambda: len(handled) == 14)
-        await recorder.wait_for(OffsetsCommitted)
+        await recorder.wait_for(OffsetsCommitted, where=lambda event: 12 in event.offsets.values())
         held = await witness.committed(group, topic, 1)
         is_free.set()
         await recorder.wait_for(OffsetsCommitted, where=lambda event: 36 in event.offsets.values())
@@ -199,7 +212,7 @@ async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_t
     """
     topic, dead, begun, cancelled, handled = new_topic(), new_topic(), [], [], []
     witness.produce(topic, (b"%d" % n for n in range(10)))
-    app, following = App(**options, stop_timeout_ms=1_000, dead_letter=dead, retry=Retry(attempts=1)), App(**options)
+    app, following = App(**options, **HASTY, dead_letter=dead, retry=Retry(attempts=1)), App(**options)
 
     @app.handler(topic)
     async def never_comes_back(n: int) -> None:
@@ -222,7 +235,7 @@ async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_t
     async with following:
         await until(lambda: len(handled) == 6)
 
-    assert took_s < 3
+    assert took_s < 15
     assert cancelled == [4]
     assert held == {0: 4}
     assert handled == [4, 5, 6, 7, 8, 9]
@@ -234,28 +247,25 @@ async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_t
 
 async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, group):
     """One that always fails is tried a few times a second, not as often as the processor can, and is not skipped."""
-    topic, attempts, good = new_topic(), 0, []
+    topic, attempts, good = new_topic(), [], []
     app = App(**options, retry=Retry(attempts=2, backoff_ms=100, max_backoff_ms=300, jitter=False))
     witness.produce(topic, [b"poison", b"good"], keys=[b"a", b"b"])
 
     @app.handler(topic, order_by="key")
     async def handle(value: bytes) -> None:
-        nonlocal attempts
         if value == b"poison":
-            attempts += 1
+            attempts.append(time.monotonic())
             raise ValueError("no")
         good.append(value)
 
     async with app:
-        await until(lambda: attempts > 0)
-        process, began_at, before = psutil.Process(), time.monotonic(), attempts
-        used = sum(process.cpu_times()[:2])
-        await until(lambda: attempts >= 5)
-        took_s, used_s = time.monotonic() - began_at, sum(process.cpu_times()[:2]) - used
+        await until(lambda: bool(attempts))
+        with Turns() as turns:
+            await until(lambda: len(attempts) >= 5)
 
     assert good == [b"good"]
-    assert (attempts - before) / took_s < 8
-    assert used_s < took_s * 0.75
+    assert min(later - before for before, later in pairwise(attempts)) >= 0.1
+    assert turns.per_second < 500
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
 
 
@@ -265,7 +275,7 @@ async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, g
 async def test_many_consumers_stop_at_once(options, new_topic):
     """Twenty members of one group, stopped in the same moment in the midst of their heartbeats: none hangs."""
     topic = new_topic(20)
-    quick = {**options, "heartbeat_interval_ms": 100, "stop_timeout_ms": 10_000}
+    quick = {**options, "heartbeat_interval_ms": 100, "stop_timeout_ms": 60_000}
     members = [Consumer(topic, **quick) for _ in range(20)]
     await asyncio.gather(*(one.start() for one in members))
     await until(lambda: all(len(one.assignment()) == 1 for one in members), 60)
@@ -273,7 +283,7 @@ async def test_many_consumers_stop_at_once(options, new_topic):
     began_at = time.monotonic()
     await asyncio.gather(*(one.stop() for one in members))
 
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 20
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -284,14 +294,14 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
 
     async def come_and_go() -> None:
         async with Consumer(topic, **options) as consumer:
-            assert (await consumer.getone(timeout_ms=5_000)) is not None
+            assert (await consumer.getone(timeout_ms=30_000)) is not None
         app, done = App(**options), asyncio.Event()
 
         @app.handler(topic)
         async def handle(value: bytes) -> None:
             done.set()
 
-        async with app, asyncio.timeout(10):
+        async with app, asyncio.timeout(30):
             await done.wait()
 
     def left() -> Counter[str]:
@@ -313,7 +323,7 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
         await come_and_go()
 
     # Others in this process come and go too; what each round left behind would be as many as there are rounds.
-    await until(lambda: all(count < before[what] + rounds for what, count in left().items()), 10)
+    await until(lambda: all(count < before[what] + rounds for what, count in left().items()))
 
 
 async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
@@ -336,7 +346,7 @@ async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
         await wait_in_vain(consumer, 2_000)
         gc.collect()
 
-        assert len(gc.get_objects()) - before < 500
+        assert len(gc.get_objects()) - before < 1_500
 
 
 async def test_a_handler_of_nothing_is_quick(options, new_topic, witness):
@@ -352,10 +362,10 @@ async def test_a_handler_of_nothing_is_quick(options, new_topic, witness):
         if handled == 100_000:
             everything.set()
 
-    async with app, asyncio.timeout(30):
+    async with app, asyncio.timeout(60):
         await app.wait_ready()
         began_at = time.monotonic()
         await everything.wait()
 
     # Other frameworks handle a few hundred a second; here it is some hundred thousand where nobody else runs.
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 20
