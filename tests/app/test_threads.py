@@ -125,12 +125,12 @@ async def test_a_plain_handler_that_hangs_is_named():
     @app.handler("orders")
     def hang(value: bytes) -> None:
         begun.set()
-        let_go.wait(10)
+        let_go.wait(60)
 
     async with TestApp(app) as kafka:
         await app.publish("orders", b"0")
         await until(begun.is_set)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await app.stop()
         (left,) = asyncio.all_tasks() - {asyncio.current_task()}
         let_go.set()
@@ -178,10 +178,10 @@ def test_a_plain_handler_that_hangs_keeps_no_program_alive(kafka_server, new_top
             assert process.stdout.readline() == "hangs\n"
             process.send_signal(signal.SIGTERM)
             began_at = time.monotonic()
-            code = process.wait(timeout=20)
+            code = process.wait(timeout=60)
             took_s = time.monotonic() - began_at
         finally:
             process.kill()
 
     assert code == 0
-    assert took_s < 5
+    assert took_s < 15
