@@ -76,6 +76,7 @@ async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: P
     keys = [b"k%d" % (n % 20) for n in range(600)]
     witness.produce(topic, (b"%d" % n for n in range(600)), keys=keys)
     seen, running, most = defaultdict(list), Counter(), 0
+    at_once, are_enough = {"partition": 3}.get(order_by, 16), asyncio.Event()
 
     @app.handler(topic, order_by=order_by, concurrency=16)
     async def handle(record: Record) -> None:
@@ -85,6 +86,9 @@ async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: P
         most = max(most, running.total())
         assert order_by == "none" or running[lane] == 1
         if suspends:
+            if most == at_once:
+                are_enough.set()
+            await are_enough.wait()
             await asyncio.sleep(0.001)
         running[lane] -= 1
         seen[lane].append((record.partition, record.offset))
@@ -96,7 +100,7 @@ async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: P
     assert len(set(everything)) == len(everything) == 600
     assert order_by == "none" or all(lane == sorted(lane) for lane in seen.values())
     assert sum((await witness.committed(group, topic, 3)).values()) == 600
-    assert most == (1 if not suspends else {"partition": 3}.get(order_by, 16))
+    assert most == (at_once if suspends else 1)
 
 
 async def test_values_arrive_as_the_annotation_says(new_app, new_topic, witness):
@@ -130,15 +134,19 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % (n % 5) for n in range(100)])
-    handled, attempts = [], 0
+    handled, attempts, others_are_through = [], 0, asyncio.Event()
 
     @app.handler(topic, order_by="key", retry=Retry(attempts=3, backoff_ms=100, jitter=False))
     async def handle(value: bytes) -> None:
         nonlocal attempts
         if value == b"3":
             attempts += 1
+            if attempts > 1:
+                await others_are_through.wait()
             raise ValueError("poison")
         handled.append(int(value))
+        if len(handled) == 80:
+            others_are_through.set()
 
     async with app:
         await until(lambda: len(handled) == 99)
@@ -230,16 +238,25 @@ async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic,
     assert await witness.committed(group, topic, 1) == {0: 50}
 
 
+def declare_failing_at_seven(app, topic) -> list[int]:
+    """A handler of numbers; those that it has handled."""
+    handled = []
+
+    @app.handler(topic, retry=QUICK)
+    async def handle(n: int) -> None:
+        if n == 7:
+            raise ValueError("no")
+        handled.append(n)
+
+    return handled
+
+
 async def test_stop_ends_the_app_and_commits_up_to_the_failure(new_app, new_topic, witness, group):
     """on_failure="stop": the app's exit raises what failed; what was done before is committed, the record is not."""
     topic, app = new_topic(), new_app(on_failure="stop")
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
-    @app.handler(topic, retry=QUICK)
-    async def handle(value: bytes) -> None:
-        if value == b"7":
-            raise ValueError("no")
-
+    declare_failing_at_seven(app, topic)
     with pytest.raises(HandlerFailedError, match=r"offset 7 .*on_failure='stop'"):
         await asyncio.wait_for(app.run(), 30)
 
@@ -248,14 +265,9 @@ async def test_stop_ends_the_app_and_commits_up_to_the_failure(new_app, new_topi
 
 async def test_skip_goes_on_and_says_so(new_app, new_topic, witness, group, recorder):
     """on_failure="skip": the record is counted, the next ones are handled."""
-    topic, app, handled = new_topic(), new_app(on_failure="skip", hooks=[recorder]), []
+    topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(10)))
-
-    @app.handler(topic, retry=QUICK)
-    async def handle(value: bytes) -> None:
-        if value == b"7":
-            raise ValueError("no")
-        handled.append(int(value))
+    handled = declare_failing_at_seven(app, topic)
 
     async with app:
         await until(lambda: len(handled) == 9)
@@ -289,17 +301,21 @@ async def test_what_a_handler_returns_is_published_before_its_offset_is_committe
 
 async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new_topic, witness, group):
     """stop() begins nothing more, lets what runs end, and commits it: the next start repeats nothing of it."""
-    topic, app, begun, ended = new_topic(), new_app(), [], []
+    topic, app, begun, ended, may_end = new_topic(), new_app(), [], [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % n for n in range(100)])
 
     @app.handler(topic, order_by="key", concurrency=4)
     async def handle(value: bytes) -> None:
         begun.append(int(value))
-        await asyncio.sleep(0.3)
+        await may_end.wait()
         ended.append(int(value))
 
     async with app:
         await until(lambda: len(begun) == 4)
+        stopping = asyncio.create_task(app.stop())
+        await until(lambda: app.health().status == "stopping")
+        may_end.set()
+        await stopping
 
     assert sorted(begun) == sorted(ended) == [0, 1, 2, 3]
     assert await witness.committed(group, topic, 1) == {0: 4}
