@@ -19,55 +19,46 @@ from penstock.core.offset_map import decode
 from penstock.observe.events import FinishedSkipped, PartitionsAssigned
 from penstock.testing import KafkaServer
 
-APP = """
+PROGRAM = """
     import asyncio, os, random, sys, threading, penstock
 
     # It does not outlive the test, whatever becomes of that.
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(3)), daemon=True).start()
 
-    servers, group, topic, path, stuck = sys.argv[1:]
+    servers, group, topic, path, stuck, session_ms = sys.argv[1:]
     ledger = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    app = penstock.App(
-        bootstrap_servers=servers, group_id=group, auto_commit_interval_ms=40, session_timeout_ms=1_500,
-        heartbeat_interval_ms=300,
-    )
     chance = random.Random(3)
+    options = {
+        "bootstrap_servers": servers, "group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 40,
+        "session_timeout_ms": int(session_ms), "heartbeat_interval_ms": 300,
+    }
 
-    @app.handler(topic, order_by="key", concurrency=32)
-    async def handle(record: penstock.Record):
+    async def work(record, when_stuck=lambda: None):
         os.write(ledger, f"begin {record.partition} {record.offset}\\n".encode())
         if stuck and record.key == stuck.encode():
+            when_stuck()
             await asyncio.Event().wait()
         await asyncio.sleep(chance.random() / 100)
         os.write(ledger, f"end {record.partition} {record.offset}\\n".encode())
+"""
+
+APP = """
+    app = penstock.App(**options)
+
+    @app.handler(topic, order_by="key", concurrency=32)
+    async def handle(record: penstock.Record):
+        await work(record)
 
     asyncio.run(app.run())
 """
 
 BY_HAND = """
-    import asyncio, os, random, sys, threading, penstock
-
-    # It does not outlive the test, whatever becomes of that.
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(3)), daemon=True).start()
-
-    servers, group, topic, path, stuck = sys.argv[1:]
-    ledger = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    chance = random.Random(3)
-
     async def main():
         room = asyncio.Semaphore(32)
-        async with penstock.Consumer(
-            topic, bootstrap_servers=servers, group_id=group, auto_commit_interval_ms=40, session_timeout_ms=1_500,
-            heartbeat_interval_ms=300, ack="manual",
-        ) as consumer, asyncio.TaskGroup() as tasks:
+        async with penstock.Consumer(topic, ack="manual", **options) as consumer, asyncio.TaskGroup() as tasks:
 
             async def handle(record):
-                os.write(ledger, f"begin {record.partition} {record.offset}\\n".encode())
-                if stuck and record.key == stuck.encode():
-                    room.release()
-                    await asyncio.Event().wait()
-                await asyncio.sleep(chance.random() / 100)
-                os.write(ledger, f"end {record.partition} {record.offset}\\n".encode())
+                await work(record, room.release)
                 consumer.ack(record)
                 room.release()
 
@@ -99,14 +90,14 @@ class Process:
 
     def __init__(self, kafka_server: KafkaServer, program: str, group: str, topic: str, ledger: Ledger) -> None:
         self._arguments = kafka_server.bootstrap_servers, group, topic, str(ledger.path)
-        self._program = textwrap.dedent(program)
+        self._program = textwrap.dedent(PROGRAM + program)
         self.ledger = ledger
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, stuck: str = "") -> None:
-        """Run; records of the key ``stuck`` never end."""
+    async def start(self, stuck: str = "", *, session_ms: int = 45_000) -> None:
+        """Run; records of the key ``stuck`` never end. It takes the place of one before it that was killed, at once."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", self._program, *self._arguments, stuck),
+            *(sys.executable, "-c", self._program, *self._arguments, stuck, str(session_ms)),
             stdin=asyncio.subprocess.PIPE,
             env=environment(),
         )
@@ -191,13 +182,13 @@ async def test_the_next_owner_may_be_another_live_member(process, witness, group
     """A member that was there before takes over what the killed one had, and runs what that had not finished."""
     handled: Counter[tuple[int, int]] = Counter()
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, hooks=[recorder])
-    app.configure(session_timeout_ms=1_500, heartbeat_interval_ms=300, auto_commit_interval_ms=40)
+    app.configure(heartbeat_interval_ms=300, auto_commit_interval_ms=40)
 
     @app.handler(process.topic, order_by="key")
     async def handle(record: Record):
         handled[record.partition, record.offset] += 1
 
-    await process.start(stuck="key 3")
+    await process.start(stuck="key 3", session_ms=3_000)
     await wait_for_a_map(witness, group, process.topic, 540)
     async with app:
         await recorder.wait_for(PartitionsAssigned)
