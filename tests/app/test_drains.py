@@ -21,7 +21,7 @@ def new_app(kafka_server, group):
         in_general = {
             "group_id": group,
             "heartbeat_interval_ms": 200,
-            "rebalance_drain_ms": 30_000,
+            "rebalance_drain_ms": 90_000,
             "partition_assignment_strategy": "range",
         }
         return App(bootstrap_servers=kafka_server.bootstrap_servers, **in_general | options)
@@ -69,8 +69,8 @@ async def test_what_fails_in_a_drain_ends_it(  # noqa: PLR0917 - fixtures
         async with other:
             await has_begun_to_drain(app)
             let_go.set()
-            await events.wait_for(GroupJoined, timeout_s=10)
-            await recorder.wait_for(GroupJoined, 2, timeout_s=10)
+            await events.wait_for(GroupJoined, timeout_s=20)
+            await recorder.wait_for(GroupJoined, 2, timeout_s=20)
             await until(lambda: len(seen) == 2)
 
     assert seen[1] in {0, "begun"}
@@ -105,7 +105,7 @@ async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, wit
             with pytest.raises(TimeoutError):
                 await events.wait_for(GroupJoined, timeout_s=1)
             let_go[b"b"].set()
-            await events.wait_for(GroupJoined, timeout_s=10)
+            await events.wait_for(GroupJoined, timeout_s=20)
             await until(lambda: len(seen) + len(again) == 4)
 
     assert sorted(seen + again) == [0, 1, 2, 3]

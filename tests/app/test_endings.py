@@ -216,6 +216,7 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
             began_at = asyncio.get_running_loop().time()
         took_s = asyncio.get_running_loop().time() - began_at
 
-    assert took_s < 4.5
+    # One group after the other would take five times as long, and to wait for answers ten times.
+    assert took_s < 12
     assert {event.group_id for event in events.of(LeavingCutShort)} == {"g", *groups}
     assert asyncio.all_tasks() == {asyncio.current_task()}
