@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,9 @@ CONFIG = {
     "allow.everyone.if.no.acl.found": "true",
 }
 ANY_TOPIC, CLUSTER = (ResourceType.TOPIC, "*"), (ResourceType.BROKER, "kafka-cluster")
+EVERY_RULE = AclBindingFilter(
+    ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+)
 ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
 
 
@@ -48,10 +52,18 @@ def server() -> Iterator[KafkaServer]:
                 acl(of, AclOperation.CREATE, AclPermissionType.DENY),
             )
         ]
-        admin = admin_of(server)
-        for done in admin.create_acls(rules).values():
-            done.result(20)
+        forbid(admin_of(server), rules)
         yield server
+
+
+def forbid(admin: AdminClient, rules: list[AclBinding]) -> None:
+    """Make rules, and wait until the broker goes by them, which it does not before it answers."""
+    for done in admin.create_acls(rules).values():
+        done.result(20)
+    until = time.monotonic() + 30
+    while not set(rules) <= set(admin.describe_acls(EVERY_RULE).result(20)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def admin_of(server: KafkaServer) -> AdminClient:
@@ -106,14 +118,13 @@ async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, g
             raise ValueError("poison")
         handled.append(record.value)
 
-    for done in admin.create_acls([acl(dead, AclOperation.WRITE, AclPermissionType.DENY)]).values():
-        done.result(20)
+    forbid(admin, [acl(dead, AclOperation.WRITE, AclPermissionType.DENY)])
     async with app:
         await app.publish("orders", b"1", key=b"bad")
         refused = await recorder.wait_for(LetterRefused)
         await app.publish("orders", b"2", key=b"good")
         await until(lambda: handled == [b"2"])
-        assert app.health().status == "degraded"
+        await until(lambda: app.health().status == "degraded")
         lifted = admin.delete_acls([acl(dead, AclOperation.WRITE, AclPermissionType.DENY, AclBindingFilter)])
         for done in lifted.values():
             done.result(20)
