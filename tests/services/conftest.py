@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from confluent_kafka.admin import OffsetSpec
 from crew import until
 from proxied import ProxiedWitness
 
+from penstock.embedded.ports import free_ports
 from penstock.testing import KafkaServer
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +58,9 @@ class Service:
         answer = await self._asking("/livez", lambda answer: _checks(answer)[check]["status"] == status)
         return _checks(answer)[check]
 
-    async def checks(self, path: str) -> dict[str, dict[str, str]]:
-        """What a health check says of each thing that it looked at."""
-        return _checks(await self.http.get(path))
+    async def is_well(self) -> None:
+        """Wait until it is ready, and nothing that it looks at is wrong."""
+        await self._asking("/readyz", lambda answer: {one["status"] for one in _checks(answer).values()} == {"ok"})
 
     async def _asking(self, path: str, is_it: Callable[[httpx.Response], bool]) -> httpx.Response:
         async with asyncio.timeout(30):
@@ -86,7 +86,7 @@ class Service:
         """SIGTERM: how many seconds it takes to be gone."""
         began_at = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(self.process.wait, 30)
+        await asyncio.to_thread(self.process.wait, 60)
         return time.monotonic() - began_at
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class Home:
 
     def start(self, *, is_spoiled: bool = False, **variables: str) -> Service:
         """The service as a process, with options of penstock's by their names."""
-        port = _free_port()
+        (port,) = free_ports(1)
         module = f"spoiled_{self.kind}" if is_spoiled else f"examples.{self.kind}_service"
         server = ["uvicorn", f"{module}:web", "--port", str(port)] if self.kind == "fastapi" else [module]
         service = Service(
@@ -178,8 +178,3 @@ async def home(request, tmp_path) -> Iterator[Home]:
 
 def _checks(answer: httpx.Response) -> dict[str, dict[str, str]]:
     return {one["name"]: one for one in answer.json()["checks"]}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]

@@ -13,7 +13,7 @@ spoils = Handlers()
 @spoils.handler("blocks")
 async def block(path: str) -> None:
     """Keeps the event loop from everybody until a file is there."""
-    for _ in range(1_000):
+    for _ in range(3_000):
         if Path(path).exists():  # noqa: ASYNC240 - that is what is wrong with it
             return
         time.sleep(0.01)  # noqa: ASYNC251 - and that

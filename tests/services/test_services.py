@@ -10,10 +10,12 @@ import httpx
 import pytest
 from crew import until
 
-from penstock.messages import JoinGroupRequest
+from penstock.messages import FetchRequest, JoinGroupRequest
 
 TOTAL = 2_000
-STOP_TIMEOUT_S = 10
+LONG_TO_STOP = {"PENSTOCK_STOP_TIMEOUT_MS": "50000"}
+"""What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
+SOON_S = 15
 
 
 async def test_an_order_goes_round(home):
@@ -29,7 +31,7 @@ async def test_an_order_goes_round(home):
     assert {one["name"]: one["status"] for one in before.json()["checks"]}["group"] == "starting"
     assert await service.order("ann", 5) in {200, 202}
     await until(lambda: home.charged() == [5])
-    assert {one["status"] for one in (await service.checks("/readyz")).values()} == {"ok"}
+    await service.is_well()
     assert (await service.http.post("/orders", content=b"{")).status_code in {400, 422}
 
 
@@ -61,30 +63,31 @@ async def test_a_blocked_loop_does_not_answer_and_is_named(home, tmp_path):
     service = home.start(is_spoiled=True)
     await service.comes_to("/readyz", 200)
     home.witness.produce("blocks", [str(free).encode()])
-    told = await service.says("loop blocked")
-    with pytest.raises(httpx.ReadTimeout):
+    # While it starts on a busy machine its loop may be blocked, too.
+    told = await service.says("handler=block")
+    with pytest.raises(httpx.TimeoutException):
         await service.http.get("/livez", timeout=0.5)
-    was_blocked_all_along = "loop freed" not in service.log
+    was_blocked_all_along = "loop freed" not in service.log.partition(told)[2]
     free.touch()
     await service.comes_to("/livez", 200)
-    await service.says("loop freed")
+    await until(lambda: "loop freed" in service.log.partition(told)[2])
 
     assert was_blocked_all_along
-    assert "handler=block" in told
+    assert "loop blocked" in told
     assert "where=spoils.py:" in told
-    assert await service.status("/readyz") == 200
+    await service.comes_to("/readyz", 200)
 
 
 async def test_a_fatal_error_asks_for_a_restart(home):
     """What ended the app makes both checks 503, in its words; the service still answers, and ends on SIGTERM."""
-    service = home.start(is_spoiled=True, PENSTOCK_STOP_TIMEOUT_MS=str(STOP_TIMEOUT_S * 1000))
+    service = home.start(is_spoiled=True, **LONG_TO_STOP)
     await service.comes_to("/readyz", 200)
     home.witness.produce("fatal", [b"customer bob"])
-    await service.comes_to("/livez", 503)
+    failed = await service.finds("app", "failed")
 
-    assert "there is no customer bob" in (await service.checks("/livez"))["app"]["detail"]
-    assert await service.status("/readyz") == 503
-    assert await service.end() < STOP_TIMEOUT_S
+    assert "there is no customer bob" in failed["detail"]
+    assert [await service.status(path) for path in ("/livez", "/readyz")] == [503, 503]
+    assert await service.end() < SOON_S
 
 
 @pytest.mark.slow
@@ -93,17 +96,21 @@ async def test_sigterm_loses_and_repeats_nothing(home):
     for partition in range(3):
         numbers = range(partition, TOTAL, 3)
         orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]
-        home.witness.produce("orders", orders, partition=partition, keys=[b"c%d" % (n % 20) for n in numbers])
+        keys = [b"c%d" % (n % 20) for n in numbers]
+        home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=2_000)
 
-    service = home.start(PENSTOCK_STOP_TIMEOUT_MS=str(STOP_TIMEOUT_S * 1000))
+    # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
+    kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
+    service = home.start(PENSTOCK_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
     await until(lambda: home.how_many() > 20)
     took_s = await service.end()
+    kept.end()
     handled, committed = home.charged(), await home.witness.committed("billing", "orders", 3)
     following = home.start()
     await until(lambda: home.how_many() >= TOTAL, timeout_s=60)
     await following.end()
 
-    assert took_s < STOP_TIMEOUT_S
+    assert took_s < SOON_S
     assert 20 < len(handled) < TOTAL
     # What is committed was handled. With an order per key some were handled beyond that: the commit says which.
     behind = {n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0)}
