@@ -6,9 +6,10 @@ import uuid
 
 import psutil
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock.embedded.cluster import EXTERNAL
 from penstock.embedded.server import KafkaServer
 from penstock.testing import KafkaCluster
 
@@ -110,6 +111,22 @@ def test_a_broker_that_was_stopped_in_order_hands_its_leadership_over(three, top
         three.restart(victim)
 
     assert {node.is_running for node in three.nodes} == {True}
+
+
+def test_one_address_of_a_named_cluster_is_enough(three, topic, monkeypatch):
+    """What only a partition's leader can do or tell is asked of it, also where the variable names another broker."""
+    monkeypatch.setenv(EXTERNAL, three.bootstrap_servers.split(",")[0])
+
+    with KafkaServer() as named:
+        named.create_topic(f"{topic}-named", 6, replication_factor=1)
+        assert {leader for leader, *_ in replicas_of(three, f"{topic}-named")} == {1, 2, 3}
+        assert produce(three, topic) == []
+        named.delete_records(topic, dict.fromkeys(range(3), -1))
+
+    consumer = Consumer({"bootstrap.servers": three.bootstrap_servers, "group.id": "witness"})
+    bounds = [consumer.get_watermark_offsets(TopicPartition(topic, one), 20) for one in range(3)]
+    consumer.close()
+    assert bounds == [(1, 1)] * 3
 
 
 @pytest.mark.slow

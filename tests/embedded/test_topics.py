@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from penstock import BrokerError, InvalidTopicError, UnknownTopicError
+from penstock.messages import ListOffsetsPartition, ListOffsetsRequest
 from penstock.testing import KafkaServerError
 
 
@@ -45,6 +46,17 @@ def test_a_topic_is_there_when_it_was_made(kafka_server, admin, name):
     kafka_server.create_topic(name, 7)
 
     assert partitions_of(admin, name) == dict.fromkeys(range(7), 1)
+
+
+def test_a_topic_is_served_when_it_was_made(kafka_server, name):
+    """A broker says who leads before it does: of many partitions, no first read is refused for that."""
+    kafka_server.create_topic(name, 300)
+    asked = ListOffsetsRequest(tuple(ListOffsetsPartition(name, partition, -1) for partition in range(300)))
+
+    answer = kafka_server._admin._ask(asked)
+
+    assert [(one.error_code, one.offset) for one in answer.partitions] == [(0, 0)] * 300
+    kafka_server.delete_topic(name)
 
 
 def test_a_topic_has_the_configuration_it_was_made_with(kafka_server, admin, name):

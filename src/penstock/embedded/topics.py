@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Self, TypeVar
 
 from penstock.error_codes import ErrorCode
@@ -40,6 +40,8 @@ __all__ = ["TopicAdmin", "new_topic"]
 ResponseT = TypeVar("ResponseT")
 
 _RETRY_S = 0.05
+_TRY_S = 5
+"""Longer than a broker that hangs leads: then another does."""
 _START = -2
 
 
@@ -84,17 +86,15 @@ class TopicAdmin:
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
         """Delete each partition's records before an offset (-1: all)."""
-        # Only a partition's leader can; ask whoever it is by asking all.
-        wanted = tuple(RecordsToDelete(name, partition, offset) for partition, offset in before.items())
-        for address in self._addresses():
-            with contextlib.suppress(OSError), _Connection(address, self._timeout_s) as connection:
-                done = {
-                    r.partition for r in connection.send(DeleteRecordsRequest(wanted)).partitions if not r.error_code
-                }
-                wanted = tuple(one for one in wanted if one.partition not in done)
-                if not wanted:
-                    return
-        raise KafkaServerError(f"could not delete records of {', '.join(f'{w.topic}[{w.partition}]' for w in wanted)}")
+        wanted = dict(before)
+        for address, led in self._by_leader(name, before).items():
+            asked = tuple(RecordsToDelete(name, one, before[one]) for one in led)
+            with contextlib.suppress(OSError):
+                for done in self._send(address, DeleteRecordsRequest(asked)).partitions:
+                    if not done.error_code:
+                        del wanted[done.partition]
+        if wanted:
+            raise KafkaServerError(f"could not delete records of {', '.join(f'{name}[{one}]' for one in wanted)}")
 
     def metadata(self, name: str) -> MetadataResponse:
         """What the cluster says of a topic."""
@@ -110,17 +110,29 @@ class TopicAdmin:
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
         # A broker tells who leads a moment before it leads: whoever reads or writes in between is refused.
-        wanted = tuple(ListOffsetsPartition(name, partition, _START) for partition in range(partitions))
+        wanted = set(range(partitions))
         for _ in _attempts(self._timeout_s):
-            for address in self._addresses():
+            for address, led in self._by_leader(name, sorted(wanted)).items():
+                asked = tuple(ListOffsetsPartition(name, one, _START) for one in led)
                 with contextlib.suppress(OSError):
-                    answer = self._send(address, ListOffsetsRequest(wanted))
-                    served = {listed.partition for listed in answer.partitions if not listed.error_code}
-                    wanted = tuple(one for one in wanted if one.partition not in served)
+                    answer = self._send(address, ListOffsetsRequest(asked), _TRY_S)
+                    wanted -= {listed.partition for listed in answer.partitions if not listed.error_code}
             if not wanted:
                 return
-        missing = [one.partition for one in wanted]
-        raise KafkaServerError(f"waited {self._timeout_s:.0f} s for somebody to serve {name}, partitions {missing}")
+        raise KafkaServerError(
+            f"waited {self._timeout_s:.0f} s for somebody to serve {name}, partitions {sorted(wanted)}"
+        )
+
+    def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
+        """Those of the partitions that have a leader, by where it listens: no address that we were given need lead."""
+        found = self.metadata(name)
+        places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
+        leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
+        led: dict[tuple[str, int], list[int]] = {}
+        for partition in partitions:
+            if (place := leaders.get(partition)) is not None:
+                led.setdefault(place, []).append(partition)
+        return led
 
     def _until(
         self,
@@ -154,8 +166,8 @@ class TopicAdmin:
                     last = error
         raise KafkaServerError(f"no broker answered within {self._timeout_s:.0f} s") from last
 
-    def _send(self, address: tuple[str, int], request: Request[ResponseT]) -> ResponseT:
-        with _Connection(address, self._timeout_s) as connection:
+    def _send(self, address: tuple[str, int], request: Request[ResponseT], timeout_s: float | None = None) -> ResponseT:
+        with _Connection(address, timeout_s or self._timeout_s) as connection:
             return connection.send(request)
 
 
