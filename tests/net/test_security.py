@@ -51,7 +51,9 @@ async def test_each_way_in(secured, caplog, name):
         await cluster.retrying(
             lambda: coordinator.send(OffsetFetchRequest(name, None)), timeout_s=20, what="committed offsets"
         )
-        await coordinator.send(FindCoordinatorRequest(name), member="m")
+        await cluster.retrying(  # a session may end on the way
+            lambda: coordinator.send(FindCoordinatorRequest(name), member="m"), timeout_s=20, what="an answer"
+        )
         shown = [repr(each) for each in (cluster, coordinator, cluster.config, Dialer(cluster.config))]
 
     channels = {event.channel for event in events.of(ConnectionOpened)}
@@ -185,7 +187,8 @@ async def test_a_refusal_is_told_before_what_may_heal(secured):
 @by(PLAIN)
 async def test_a_refusal_stays_one_during_the_pause(secured):
     """Whoever asks before the next try is told the same, so that nobody waits for what waiting does not heal."""
-    options = {**secured.client_options, "sasl_plain_password": WRONG, "reconnect_backoff_ms": 1_000}
+    pauses = {"reconnect_backoff_ms": 60_000, "reconnect_backoff_max_ms": 60_000}
+    options = {**secured.client_options, "sasl_plain_password": WRONG, **pauses}
     async with broker_at(options.pop("bootstrap_servers"), **options) as broker:
         with pytest.raises(AuthenticationError):
             await broker.connect()

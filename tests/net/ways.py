@@ -28,7 +28,10 @@ class Way(NamedTuple):
 
 SSL, MTLS, PLAIN, OAUTH = Way("SSL"), Way("MTLS"), Way("PLAIN"), Way("OAUTHBEARER")
 LIFETIME_S = 1.2
-"""How long a session of SCRAM_256 lasts (KIP-368); a broker renews none that is younger than a second."""
+"""How long a session of SCRAM_256 lasts (KIP-368); a broker renews none that is younger than a second.
+
+It refuses what comes to it behind the end, but for a renewal: tests ask when a session is young, or when it is over.
+"""
 SCRAM_256 = Way("SCRAM-SHA-256", config=(("connections.max.reauth.ms", int(LIFETIME_S * 1000)),), proxied=True)
 SCRAM_512_TLS = Way("SCRAM-SHA-512", tls=True)
 
@@ -39,17 +42,17 @@ def by(*ways: Way) -> pytest.MarkDecorator:
 
 def reached(server: KafkaServer, **changed: Any):
     """A cluster with the options that get in, but for those that are changed."""
-    options = {**server.client_options, "socket_connection_setup_timeout_ms": 5_000, **changed}
+    options = {**server.client_options, "socket_connection_setup_timeout_ms": 60_000, **changed}
     return cluster_at(options.pop("bootstrap_servers"), **options)
 
 
 async def refusal(server: KafkaServer, **changed: Any) -> PenstockError:
-    """The error that reaching the cluster with wrong options ends with, soon."""
+    """The error that reaching the cluster with wrong options ends with, long before the time for it is over."""
     began = time.monotonic()
     with pytest.raises(PenstockError) as caught:
         async with reached(server, **changed) as cluster:
             await cluster.bootstrap()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     return caught.value
 
 
