@@ -174,7 +174,10 @@ async def test_heartbeats_and_the_good_bye(kafka, group):
 
 
 async def test_what_a_role_does_wrong_is_told(kafka, group):
-    """assign() that raises, names a stranger or gives no bytes, on_joined() that raises: it ends and says why."""
+    """assign() that raises, names a stranger or gives no bytes, on_joined() that raises: it ends, says why and leaves.
+
+    Whoever joins next need not wait until the group misses it.
+    """
 
     class Raises(Election):
         def assign(self, *_):
@@ -192,16 +195,18 @@ async def test_what_a_role_does_wrong_is_told(kafka, group):
         async def on_joined(self, _generation):
             raise KeyError("oops")
 
-    for role, error, words in (
+    wrong = (
         (Raises(), RebalanceError, "KeyError: 'oops'"),
         (NamesStrangers(), RebalanceError, "'nobody'"),
         (GivesNumbers(), ConfigurationError, "has to be bytes"),
         (DoesNotTakeIt(), RebalanceError, r"on_joined.*oops"),
-    ):
-        async with member(kafka, group, role) as one:
+    )
+    for role, error, words in wrong:
+        async with member(kafka, group, role, client_id=group) as one:
             with pytest.raises(error, match=words):
                 await asyncio.wait_for(one.joined(), 20)
 
+    assert len(kafka.proxy.requests(LeaveGroupRequest, client_id=group)) == len(wrong)
     assert (await as_the_broker_has_it(kafka, group))[3] == set()
 
 

@@ -50,7 +50,7 @@ from penstock.core.membership_events import (
     Synced,
 )
 from penstock.core.strategies import Strategy, are_cooperative
-from penstock.errors import PenstockError, RebalanceError
+from penstock.errors import ConfigurationError, PenstockError, RebalanceError
 from penstock.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from penstock.records import TopicPartition
 
@@ -335,7 +335,8 @@ class ClassicSteps:
         self.effects.append(Fail(error))
         self.owned = self._ready = frozenset()
         self.state = State.FAILED
-        if isinstance(error, RebalanceError) and self._member_id and self._settings.leaves_on_stop:
+        is_ours = isinstance(error, RebalanceError | ConfigurationError)
+        if is_ours and self._member_id and self._settings.leaves_on_stop:
             # The fault is ours alone: the others need not wait until they miss us.
             self._do(SendLeave(self.identity, "the consumer failed"))
             self.state = State.LEAVING

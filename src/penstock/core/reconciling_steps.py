@@ -41,7 +41,7 @@ from penstock.core.membership_events import (
 )
 from penstock.core.reconciling_states import ALIVE, State
 from penstock.core.topic_names import TopicNames
-from penstock.errors import RebalanceError
+from penstock.errors import ConfigurationError, RebalanceError
 from penstock.records import TopicPartition
 
 __all__ = ["ReconcilingSteps"]
@@ -250,7 +250,8 @@ class ReconcilingSteps:
         assert isinstance(event, Failed)
         self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
         self.effects.append(Fail(event.error))
-        if isinstance(event.error, RebalanceError) and self.beat.is_known and self._settings.leaves_on_stop:
+        is_ours = isinstance(event.error, RebalanceError | ConfigurationError)
+        if is_ours and self.beat.is_known and self._settings.leaves_on_stop:
             # The fault is ours alone: the others need not wait until they miss us.
             self.state = State.LEAVING
             self._say_goodbye("the consumer failed")
