@@ -27,10 +27,11 @@ class ProxiedWitness(Witness):
         self.server.create_topic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
         return name
 
-    def topic_with(self, count: int) -> str:
-        """A topic of one partition with so many records."""
-        topic = self.topic()
-        self.produce(topic, (b"%d" % n for n in range(count)))
+    def topic_with(self, count: int, partitions: int = 1) -> str:
+        """A topic with so many records in each partition."""
+        topic = self.topic(partitions)
+        for partition in range(partitions):
+            self.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
         return topic
 
     def consumer(self, *topics: str, **options: object) -> Consumer:

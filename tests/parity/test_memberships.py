@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median
 
 import pytest
 from crew import until
@@ -56,7 +58,7 @@ async def test_everything_in_its_order(kafka, group):
 async def test_an_assignment_is_of_topics_and_partitions(kafka, group):
     """Two members, a topic of two partitions and one of one: whoever has nothing of that has no word of it."""
     first, second = kafka.topic(2), kafka.topic(1)
-    options = {"group_id": group, "partition_assignment_strategy": "range"}
+    options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
 
     async with kafka.consumer(first, second, **options) as one, kafka.consumer(first, second, **options) as other:
         await until(lambda: sorted((len(one.assignment()), len(other.assignment()))) == [1, 2])
@@ -83,16 +85,17 @@ async def test_the_leader_alone_deals(kafka, group):
 
 
 async def test_heartbeats_keep_their_interval(kafka, group):
-    """heartbeat_interval_ms=400 is the time from one to the next, and there is one under way at most."""
+    """heartbeat_interval_ms=200 is the time from one to the next, and there is one under way at most."""
     topic = kafka.topic_with(1)
 
-    options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 400}
+    options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
     async with kafka.consumer(topic, group_id=group, client_id=group, **options) as consumer:
         await consumer.getone()
-        await until(lambda: len(kafka.proxy.requests(HeartbeatRequest, client_id=group)) >= 4)
+        await until(lambda: len(kafka.proxy.requests(HeartbeatRequest, client_id=group)) >= 6)
     sent = [frame.at for frame in kafka.proxy.requests(HeartbeatRequest, client_id=group)]
 
-    assert (sent[-1] - sent[0]) / (len(sent) - 1) >= 0.38
+    # Whoever is kept from the processor for a while sees two of them closer together.
+    assert median(later - earlier for earlier, later in pairwise(sent)) >= 0.17
 
 
 async def test_joining_has_so_many_retries(kafka, group):
@@ -111,9 +114,7 @@ async def test_joining_has_so_many_retries(kafka, group):
 
 async def test_offsets_are_looked_up_anew_in_each_rebalance(kafka, group):
     """What a rebalance brings begins where the group has committed; nothing older is used, and what is kept is not."""
-    topic, events = kafka.topic(2), Recorder()
-    for partition in (0, 1):
-        kafka.produce(topic, [b"%d" % n for n in range(10)], partition=partition)
+    topic, events = kafka.topic_with(10, partitions=2), Recorder()
     options = {"group_id": group, "auto_commit_interval_ms": 50, **QUICK}
 
     async with kafka.consumer(topic, client_id=group, hooks=[events], **options) as one:

@@ -8,6 +8,7 @@ import pickle
 import time
 
 import pytest
+from crew import until
 
 from penstock import (
     CommitFailedError,
@@ -20,14 +21,6 @@ from penstock import (
 from penstock.messages import FetchRequest, JoinGroupRequest
 
 EARLIEST = {"auto_offset_reset": "earliest"}
-
-
-def topic_of(kafka, partitions, count):
-    """A topic with so many records in each partition."""
-    topic = kafka.topic(partitions)
-    for partition in range(partitions):
-        kafka.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
-    return topic
 
 
 async def read(consumer, count):
@@ -43,7 +36,7 @@ def places(records):
 
 async def test_every_form_of_naming_partitions(kafka):
     """A name, a pair, mappings to one, several or an offset, triples, and all of them mixed."""
-    a, b = topic_of(kafka, 3, 5), topic_of(kafka, 2, 5)
+    a, b = kafka.topic_with(5, partitions=3), kafka.topic_with(5, partitions=2)
     everything = {(a, 0), (a, 1), (a, 2)}
     forms = [
         ((a,), everything, 0),
@@ -56,7 +49,7 @@ async def test_every_form_of_naming_partitions(kafka):
         ((a, (b, 1)), {*everything, (b, 1)}, 0),
     ]
 
-    async with kafka.consumer(a, **EARLIEST) as consumer:
+    async with kafka.consumer(a, fetch_max_wait_ms=100, **EARLIEST) as consumer:
         await consumer.unsubscribe()
         for given, partitions, offset in forms:
             await consumer.assign(*given)
@@ -67,9 +60,9 @@ async def test_every_form_of_naming_partitions(kafka):
 
 async def test_a_choice_replaces_the_one_before(kafka):
     """What was fetched of the old one is gone at once; what names no partition changes nothing."""
-    a, b = topic_of(kafka, 1, 50), topic_of(kafka, 1, 5)
+    a, b = kafka.topic_with(50), kafka.topic_with(5)
 
-    async with kafka.consumer(a, **EARLIEST) as consumer:
+    async with kafka.consumer(a, default_api_timeout_ms=1_000, **EARLIEST) as consumer:
         await consumer.unsubscribe()
         with pytest.raises(ConsumerStateError, match="reads nothing yet"):
             await consumer.getone()
@@ -92,7 +85,7 @@ async def test_a_choice_replaces_the_one_before(kafka):
 
 async def test_only_what_is_assigned_is_fetched(kafka, group):
     """Of a topic with three partitions one is asked for, and nobody joins anything."""
-    topic = topic_of(kafka, 3, 5)
+    topic = kafka.topic_with(5, partitions=3)
 
     async with kafka.consumer(topic, client_id=group, **EARLIEST) as consumer:
         await consumer.unsubscribe()
@@ -108,7 +101,7 @@ async def test_only_what_is_assigned_is_fetched(kafka, group):
 
 async def test_a_group_as_a_store_of_offsets(kafka, group):
     """Offsets are kept, nobody is a member; the next one goes on there; a group with members takes none."""
-    topic = topic_of(kafka, 1, 10)
+    topic = kafka.topic_with(10)
 
     async def assigned(count):
         async with kafka.consumer(topic, group_id=group, client_id=f"{group}-a", **EARLIEST) as consumer:
@@ -130,7 +123,7 @@ async def test_a_group_as_a_store_of_offsets(kafka, group):
 
 async def test_stored_offsets_are_loaded_again(kafka, group):
     """What somebody else has set meanwhile is where a consumer goes on that assigns "committed" once more."""
-    topic = topic_of(kafka, 1, 20)
+    topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, group_id=group, enable_auto_commit=False, **EARLIEST) as consumer:
         await consumer.unsubscribe()
@@ -145,7 +138,7 @@ async def test_stored_offsets_are_loaded_again(kafka, group):
 
 async def test_who_is_no_member_does_not_rejoin(kafka, group):
     """A choice of partitions joins nothing; a subscription to more joins with the new topics, once."""
-    a, b = topic_of(kafka, 1, 5), topic_of(kafka, 1, 5)
+    a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, group_id=group, client_id=group, heartbeat_interval_ms=100) as consumer:
         await read(consumer, 5)
@@ -163,7 +156,7 @@ async def test_who_is_no_member_does_not_rejoin(kafka, group):
 
 async def test_offsets_by_kind(kafka, group):
     """Ten read, six done, committed: each kind says so; what is given is a copy, and another kind is none."""
-    topic = topic_of(kafka, 1, 30)
+    topic = kafka.topic_with(30)
     place = TopicPartition(topic, 0)
 
     async with kafka.consumer(topic, group_id=group, ack="manual", auto_commit_interval_ms=None) as consumer:
@@ -186,7 +179,7 @@ async def test_offsets_by_kind(kafka, group):
 
 async def test_offsets_are_a_tuple_of_four(kafka):
     """By index and by name, in this order; they pickle, copy, and read well."""
-    topic = topic_of(kafka, 1, 5)
+    topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
         await read(consumer, 2)
@@ -200,7 +193,7 @@ async def test_offsets_are_a_tuple_of_four(kafka):
 
 async def test_held_offsets_and_partitions(kafka, group):
     """What is owned is what the broker says, and each partition stands where the last record left it."""
-    topic = topic_of(kafka, 3, 4)
+    topic = kafka.topic_with(4, partitions=3)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
         records = await read(consumer, 12)
@@ -214,7 +207,7 @@ async def test_held_offsets_and_partitions(kafka, group):
 
 async def test_how_many_are_left(kafka, group):
     """100 produced and 30 read leave 70; of some partitions their own sum."""
-    topic = topic_of(kafka, 2, 50)
+    topic = kafka.topic_with(50, partitions=2)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
         await read(consumer, 30)
@@ -230,7 +223,7 @@ async def test_the_ends_of_a_log(kafka):
     """A hundred produced and ten deleted: it ends at 100 and begins at 10; both in descending order, and one alone."""
     from confluent_kafka import TopicPartition as Place  # noqa: PLC0415 - the one use
 
-    topic = topic_of(kafka, 1, 100)
+    topic = kafka.topic_with(100)
     place = TopicPartition(topic, 0)
     deleted = kafka.admin.delete_records([Place(topic, 0, 10)])
     await asyncio.to_thread(next(iter(deleted.values())).result, 20)
@@ -271,20 +264,19 @@ async def test_so_many_within_so_long(kafka):
 
     Without a time the fifth is waited for.
     """
-    topic = topic_of(kafka, 1, 3)
+    topic = kafka.topic_with(4)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
-        await consumer.getone()
-        await consumer.seek_to_beginning()
+        await consumer.getone()  # the others came with it
         began = time.monotonic()
         waited = await consumer.getmany(max_records=5, min_records=5, timeout_ms=700)
         took = time.monotonic() - began
         nothing = await consumer.getmany(timeout_ms=0)
-        await consumer.seek_to_beginning()
+        await consumer.seek(TopicPartition(topic, 0), 1)
         async with asyncio.timeout(20):
             while not (there := await consumer.getmany(max_records=5, timeout_ms=0)):  # noqa: ASYNC110 - a program that polls
                 await asyncio.sleep(0.05)
-        await consumer.seek_to_beginning()
+        await consumer.seek(TopicPartition(topic, 0), 1)
         waiting = asyncio.create_task(consumer.getmany(max_records=5, min_records=5))
         done, _ = await asyncio.wait({waiting}, timeout=0.3)
         kafka.produce(topic, [b"4", b"5"])
@@ -296,7 +288,7 @@ async def test_so_many_within_so_long(kafka):
 
 async def test_a_loop_over_batches(kafka):
     """batches() gives lists of at most so many, in order; each call of getmany is a batch that ends."""
-    topic = topic_of(kafka, 1, 20)
+    topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
         got: list[int] = []
@@ -311,7 +303,7 @@ async def test_a_loop_over_batches(kafka):
 
 async def test_records_of_one_topic(kafka):
     """Streams are read by partition: who reads one topic's takes nothing of the other."""
-    a, b = topic_of(kafka, 1, 5), topic_of(kafka, 1, 5)
+    a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, b, **EARLIEST) as consumer:
         streams = {}
@@ -330,19 +322,21 @@ async def test_options_of_a_live_consumer(kafka, group):
     """reconfigure() changes what the next fetches say, all options or none, and back again."""
     topic = kafka.topic()
 
+    def fetches():
+        return [frame.message for frame in kafka.proxy.requests(FetchRequest, client_id=group)]
+
     async def waits_until(value):
-        async with asyncio.timeout(10):
-            while kafka.proxy.requests(FetchRequest, client_id=group)[-1].message.max_wait_ms != value:
+        async with asyncio.timeout(20):
+            while fetches()[-1].max_wait_ms != value:
                 await consumer.getone(timeout_ms=50)
+        return fetches()[-1]
 
     async with kafka.consumer(topic, client_id=group, fetch_max_wait_ms=100) as consumer:
-        await consumer.getone(timeout_ms=300)
+        await until(lambda: bool(fetches()))
         await consumer.reconfigure(fetch_max_wait_ms=250, fetch_min_bytes=0)
-        await waits_until(250)
-        inside = kafka.proxy.requests(FetchRequest, client_id=group)[-1].message
+        inside = await waits_until(250)
         await consumer.reconfigure(fetch_max_wait_ms=100, fetch_min_bytes=1)
-        await waits_until(100)
-        outside = kafka.proxy.requests(FetchRequest, client_id=group)[-1].message
+        outside = await waits_until(100)
         with pytest.raises(ConfigurationError):
             await consumer.reconfigure(fetch_max_wait_ms=333, no_such_option=1)
         with pytest.raises(ConfigurationError, match="stays for a consumer's life"):
