@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Coroutine
 from typing import TypeVar
+
+from penstock.consumer.signals import heeded
 
 __all__ = ["run"]
 
@@ -26,22 +27,18 @@ async def _until_sigterm(main: Coroutine[object, object, ResultT]) -> ResultT | 
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(main)
     asked = False
 
-    def end() -> None:
+    def end(number: signal.Signals) -> None:
         nonlocal asked
         asked = True
-        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(number)
         task.cancel()
 
-    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Windows; not the main thread
-        loop.add_signal_handler(signal.SIGTERM, end)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if asked and task.cancelled():
-            return None
-        task.cancel()
-        await asyncio.wait({task})
-        raise
-    finally:
-        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGTERM)
+    with heeded([signal.SIGTERM], end):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if asked and task.cancelled():
+                return None
+            task.cancel()
+            await asyncio.wait({task})
+            raise

@@ -125,17 +125,16 @@ class Kept:
         """How it is."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
         status, detail = self._told
-        if status == "degraded" and not self.ready.is_set():
-            # It has died and has never worked: nobody may count on it.
-            status = "starting"
+        # Of one that dies and has never worked nobody may count on anything.
+        unwell: Status = "degraded" if self.ready.is_set() else "starting"
+        if status == "degraded":
+            status = unwell
         if self._silent_looks >= _BEATS:
             status, detail = "failed", f"its event loop has not turned for {self._silent_looks * _BEAT_S:.0f} s"
             return Check(name, status, f"{detail}; after {self._silence_s:g} s it is killed and started again")
         if self.restarts.is_unwell(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
-            return Check(
-                name, "degraded" if self.ready.is_set() else "starting", f"{words}; {detail}" if detail else words
-            )
+            return Check(name, unwell, f"{words}; {detail}" if detail else words)
         return Check(name, status, detail)
 
     # ---- life --------------------------------------------------------------------------------------------------

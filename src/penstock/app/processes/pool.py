@@ -25,6 +25,7 @@ from penstock.app.processes.child import pickled
 from penstock.app.processes.kept import Death, Kept
 from penstock.app.processes.parent import MARGIN_S
 from penstock.config import ConsumerOptions, check_names, resolve
+from penstock.consumer.signals import heeded
 from penstock.consumer.supervisor import Supervisor
 from penstock.core.process_messages import FromChild
 from penstock.core.worker_plan import check_count
@@ -231,7 +232,7 @@ class WorkerPool:
     @contextlib.contextmanager
     def _asked_by_signals(self) -> Iterator[None]:
         """End the pool at the first signal; the second kills the workers and then does what it does by default."""
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        asked = asyncio.Event()
 
         def heard(number: signal.Signals) -> None:
             if not asked.is_set() and self._supervisor is not None:
@@ -244,16 +245,8 @@ class WorkerPool:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-        handled = []
-        for name in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
-                loop.add_signal_handler(name, heard, name)
-                handled.append(name)
-        try:
+        with heeded((signal.SIGTERM, signal.SIGINT), heard):
             yield
-        finally:
-            for name in handled:
-                loop.remove_signal_handler(name)
 
 
 def _first(error: BaseException) -> PenstockError:
