@@ -1,4 +1,4 @@
-"""The example services as processes of their own, on a broker that each test has to itself."""
+"""The example services as processes of their own, on a broker where nothing is left of the test before."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 from commands import environment
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from crew import until
 from proxied import ProxiedWitness
@@ -90,10 +90,14 @@ class Service:
         return time.monotonic() - began_at
 
     async def close(self) -> None:
-        """End it whatever it does."""
+        """End it in order, so that it leaves its group; but end it."""
         await self.http.aclose()
-        self.process.kill()
-        self.process.wait()
+        if self.process.poll() is None:
+            try:
+                await self.end()
+            finally:
+                self.process.kill()
+                self.process.wait()
 
 
 class Home:
@@ -124,6 +128,24 @@ class Home:
         )
         self.started.append(service)
         return service
+
+    async def forget(self) -> None:
+        """Leave nothing behind."""
+        for service in self.started:
+            await service.close()
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(self._removed_group):  # noqa: ASYNC110 - a broker tells nobody
+                await asyncio.sleep(0.1)
+        for topic in TOPICS:
+            await asyncio.to_thread(self.server.delete_topic, topic)
+
+    def _removed_group(self) -> bool:
+        try:
+            self.witness.admin.delete_consumer_groups(["billing"])["billing"].result(20)
+        except KafkaException as refused:
+            # A member that was killed is in it until its session is over.
+            return refused.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND
+        return True
 
     def charged(self) -> list[int]:
         """The totals of the orders that were handled, each as often as it was."""
@@ -164,16 +186,21 @@ class Home:
         return found
 
 
-@pytest.fixture(params=["fastapi", "aiohttp"])
-async def home(request, tmp_path) -> Iterator[Home]:
-    """An example with a broker of its own, behind a fault proxy."""
+@pytest.fixture(scope="session")
+def proxied_server() -> Iterator[KafkaServer]:
+    """A broker behind a fault proxy, for one test after the other."""
     with KafkaServer(proxied=True) as server:
-        for topic in TOPICS:
-            server.create_topic(topic, PARTITIONS)
-        home = Home(request.param, server, tmp_path)
-        yield home
-        for service in home.started:
-            await service.close()
+        yield server
+
+
+@pytest.fixture(params=["fastapi", "aiohttp"])
+async def home(request, proxied_server, tmp_path) -> AsyncIterator[Home]:
+    """An example, and its topics."""
+    for topic in TOPICS:
+        proxied_server.create_topic(topic, PARTITIONS)
+    home = Home(request.param, proxied_server, tmp_path)
+    yield home
+    await home.forget()
 
 
 def _checks(answer: httpx.Response) -> dict[str, dict[str, str]]:

@@ -12,7 +12,7 @@ from crew import until
 
 from penstock.messages import FetchRequest, JoinGroupRequest
 
-TOTAL = 2_000
+TOTAL = 1_200
 LONG_TO_STOP = {"PENSTOCK_STOP_TIMEOUT_MS": "50000"}
 """What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
 SOON_S = 15
@@ -45,11 +45,13 @@ async def test_an_outage_is_no_reason_to_restart(home):
     service = home.start(**{f"PENSTOCK_{name}": value for name, value in quick.items()})
     await service.comes_to("/readyz", 200)
     await asyncio.to_thread(begin)
-    await service.finds("brokers", "degraded")
+    try:
+        await service.finds("brokers", "degraded")
 
-    assert [await service.status(path) for path in ("/livez", "/readyz")] == [200, 200]
-    assert await service.order("ann", 1) == 503
-    await asyncio.to_thread(end)
+        assert [await service.status(path) for path in ("/livez", "/readyz")] == [200, 200]
+        assert await service.order("ann", 1) == 503
+    finally:
+        await asyncio.to_thread(end)
     async with asyncio.timeout(30):
         while await service.order("ann", 5) == 503:
             pass
@@ -97,7 +99,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
         numbers = range(partition, TOTAL, 3)
         orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]
         keys = [b"c%d" % (n % 20) for n in numbers]
-        home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=2_000)
+        home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=1_000)
 
     # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
