@@ -709,7 +709,7 @@ async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, ne
     first = await start(ledgers[0], "1500")
     try:
         async with asyncio.timeout(30):
-            while not await witness.committed(group, topic, 1):  # noqa: ASYNC110 - the broker's view
+            while not (await witness.committed(group, topic, 1)).get(0):  # noqa: ASYNC110 - the broker's view
                 await asyncio.sleep(0.01)
     finally:
         first.send_signal(signal.SIGKILL)
