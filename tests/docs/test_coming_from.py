@@ -50,7 +50,7 @@ async def test_programs_do_the_same(kafka_server, origin, which):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         seen: list[str] = []
         while len(seen) < 3 and (line := (await process.stdout.readline()).decode().strip()):
             seen += [line] if line in SEEN[origin] else []

@@ -62,14 +62,14 @@ def test_the_shop_charges_what_is_ordered(started, made, kafka_server):
     witness.subscribe(["invoices"])
 
     placed = started("examples/shop.py", "order", "ann", "5")
-    assert (placed.wait(30), placed.stderr.read()) == (0, "")
+    assert (placed.wait(60), placed.stderr.read()) == (0, "")
     charging = started("-m", "penstock", "run", "examples.shop:billing")
-    message = next(one for _ in range(300) if (one := witness.poll(0.1)) is not None and not one.error())
+    message = next(one for _ in range(600) if (one := witness.poll(0.1)) is not None and not one.error())
     charging.send_signal(signal.SIGTERM)
     witness.close()
 
     assert message.value() == b'{"customer":"ann","total":5}'
-    assert charging.wait(30) == 0
+    assert charging.wait(60) == 0
 
 
 def test_the_watcher_prints_what_is_written(started, kafka_server):
@@ -85,13 +85,13 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
     # It reads from "now" on, and does not tell when that is.
     while reading.is_alive():
         producer.produce(topic, b"v", key=b"k")
-        producer.flush(10)
+        producer.flush(20)
         reading.join(0.05)
     watching.send_signal(signal.SIGTERM)
 
     assert lines[0].startswith("0@")
     assert lines[0].endswith(" b'k' b'v'\n")
-    assert watching.wait(30) == 0
+    assert watching.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_the_windows_are_summed_by_spark(started, made, kafka_server, tmp_path):
     """Orders are summed by customer and five minutes; what comes later is added, and nothing counts twice."""
     made("windows_on_spark.py")
     bought = started("examples/windows_on_spark.py", "order", "carl", "9")
-    assert (bought.wait(30), bought.stderr.read()) == (0, "")
+    assert (bought.wait(60), bought.stderr.read()) == (0, "")
     place(
         kafka_server, ("ann", 250, "12:01:00"), ("ann", 50, "12:04:59"), ("ann", 7, "12:05:00"), ("bob", 3, "12:04:00")
     )
@@ -123,7 +123,7 @@ def place(kafka_server, *orders: tuple[str, int, str]) -> None:
     for customer, cents, at in orders:
         value = json.dumps({"cents": cents, "at": f"2026-01-05T{at}Z"})
         producer.produce("sales-orders", value, key=customer)
-    assert producer.flush(10) == 0
+    assert producer.flush(20) == 0
 
 
 def shown_by(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
