@@ -12,10 +12,14 @@ from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "penstock"]
 
+SOON_OVER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for seconds: half of what it would do is to compile what it has no time to use."""
+
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONWARNINGS": "default", **more}
+    screen = {"COLUMNS": "80", "NO_COLOR": "1", "PYTHONWARNINGS": "default"}
+    return {**kept, **screen, "SPARK_SUBMIT_OPTS": SOON_OVER, **more}
 
 
 def penstock(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +59,7 @@ def read_until(process: subprocess.Popen[str], label: str) -> str:
 def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
     """Its exit code and the rest of what it wrote, after a signal."""
     process.send_signal(number)
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=60)
     return process.returncode, out + errors
 
 

@@ -75,7 +75,8 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
     """What is there is handled and committed, as `penstock lag` says; what came later is left, or a handoff's."""
     folder, topic = shop
 
-    done = spark(folder, "backfill", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
+    servers = ("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
+    done = spark(folder, "backfill", "shop:billing", *servers)
 
     assert done.returncode == 0, done.stderr
     assert "10 records handled" in done.stdout
@@ -85,7 +86,6 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
     lag = penstock("lag", topic, "--bootstrap-servers", kafka_server.bootstrap_servers, "--json")
     assert [json.loads(line)["lag"] for line in lag.stdout.splitlines()] == [1, 1]
 
-    servers = ("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
     handed_over = spark(folder, "handoff", "shop:billing", "double", "--max-lag", "1", *servers)
 
     assert handed_over.returncode == 0, handed_over.stderr
@@ -93,10 +93,6 @@ def test_a_backfill_commits_for_the_live_app(shop, kafka_server):
         f"group {topic} is 0 records behind",
         "the live app may take over: penstock run shop:billing",
     ]
-    handed = spark(folder, "handoff", "shop:billing", "--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
-    assert handed.returncode == 0, handed.stderr
-    assert f"group {topic} is 0 records behind" in handed.stdout
-    assert "the live app may take over: penstock run shop:billing" in handed.stdout
     # The witness goes on where it was.
     assert doubled(kafka_server, topic, 2) == [20, 22]
 
@@ -112,7 +108,7 @@ def test_a_stream_ends_on_sigterm(shop, kafka_server, tmp_path):
         try:
             found = doubled(kafka_server, topic, 10)
             process.send_signal(signal.SIGTERM)
-            told, _ = process.communicate(timeout=60)
+            told, _ = process.communicate(timeout=120)
         finally:
             process.kill()
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from commands import without_java
+from commands import SOON_OVER, without_java
 from confluent_kafka import Consumer, TopicPartition
 from witness import Witness
 
@@ -29,6 +31,7 @@ def spark(tmp_path_factory):
         hidden = without_java(os.environ, tmp_path_factory.mktemp("no-java"))
         patch.setenv("PATH", hidden["PATH"])
         patch.delenv("JAVA_HOME", raising=False)
+        patch.setenv("SPARK_SUBMIT_OPTS", SOON_OVER)
         session = spark_session(master=os.environ.get("PENSTOCK_TEST_SPARK_MASTER", "local[2]"))
     with session:
         yield session
@@ -111,7 +114,20 @@ class World:
                 while await self.witness.committed(self.group, self.topic, self.partitions) != ends:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
 
-        asyncio.run(asyncio.wait_for(live(), 90))
+        asyncio.run(asyncio.wait_for(live(), 120))
+
+    def run_to_the_end(self, checkpoint: str = "checkpoint", **options) -> None:
+        """What is there, as a stream that ends by itself."""
+        query = self.pipeline(self.entering(**options), checkpoint).start("enter", trigger="available_now")
+        assert query.await_termination(120)
+
+    @staticmethod
+    def until(happened: Callable[[], object]) -> None:
+        """Wait for what others do: Spark, a worker's process, the broker."""
+        waiting, give_up_at = threading.Event(), time.monotonic() + 120
+        while not happened():
+            assert time.monotonic() < give_up_at, "it did not happen"
+            waiting.wait(0.05)
 
     def pipeline(self, app: App, checkpoint: str = "checkpoint") -> SparkPipeline:
         return SparkPipeline(app, self.spark, checkpoint=str(self.folder / checkpoint))

@@ -43,7 +43,8 @@ async def enter(record: Record) -> None:
 
 
 if __name__ == "__main__":
-    with spark_session(app, master=MASTER) as spark:
+    settings = {"spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}  # as for the driver
+    with spark_session(app, master=MASTER, **settings) as spark:
         pipeline = SparkPipeline(app, spark, checkpoint=f"{FOLDER}/checkpoint")
         if HOW == "stream":
             pipeline.start(enter, max_records_per_batch=int(BATCH)).await_termination()

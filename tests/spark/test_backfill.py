@@ -93,7 +93,7 @@ def test_what_the_live_group_finished_out_of_order_is_not_handled_again(world):
         async with live:
             await others.wait()
 
-    asyncio.run(asyncio.wait_for(until_all_others(), 60))
+    asyncio.run(asyncio.wait_for(until_all_others(), 120))
     world.produce([b"more"] * 5)
     report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=30)
 
@@ -163,7 +163,7 @@ def test_two_members_go_on_exactly_where_spark_ended(world):
     producing.start()
 
     report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=40_000)
-    producing.join(60)
+    producing.join(120)
     # However fast producing was, some came when Spark had ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
     world.go_on_live()

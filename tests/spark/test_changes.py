@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
-from confluent_kafka.admin import NewPartitions
 
 from penstock import (
     BrokerConnectionError,
@@ -42,22 +40,6 @@ class Told:
         return [one for one in self.events if isinstance(one, kind)]
 
 
-def run_to_the_end(world, **options) -> None:
-    """What is there, as a stream that ends by itself."""
-    query = world.pipeline(world.entering(**options)).start("enter", trigger="available_now")
-    assert query.await_termination(60)
-
-
-def until(condition) -> None:
-    """Wait for what others do."""
-    waiting = threading.Event()
-    for _ in range(1_200):
-        if condition():
-            return
-        waiting.wait(0.05)
-    raise AssertionError("it did not happen")
-
-
 def remove_before(world, offset: int) -> None:
     """As retention does."""
     removed = world.admin.delete_records([ConfluentTopicPartition(world.topic, 0, offset)])
@@ -74,7 +56,7 @@ def test_a_stream_honours_the_live_groups_map(world):
     query = world.pipeline(world.entering()).start(
         "enter", trigger="available_now", options={"maxOffsetsPerTrigger": "6"}
     )
-    assert query.await_termination(60)
+    assert query.await_termination(120)
 
     assert sorted(world.ledger.lines()) == [(0, n) for n in (3, 7, 12, *range(15, 20))]
     assert world.committed == {0: 20}
@@ -95,14 +77,14 @@ def test_a_stream_goes_on_behind_what_retention_removed(world):
     # Java's client reads one batch of the producer's ahead, whatever it is told.
     options = {"maxOffsetsPerTrigger": "5", "kafka.max.partition.fetch.bytes": "1"}
     query = world.pipeline(world.entering(first=wait)).start("enter", options=options)
-    until(begun.exists)
+    world.until(begun.exists)
     remove_before(world, 17)
     go_on.touch()
     with pytest.raises(PenstockError, match=r"\[0\] was removed before Spark had read it - start once more"):
-        query.await_termination(60)
+        query.await_termination(120)
     at = world.committed[0]
-    run_to_the_end(world, hooks=(told,))
-    run_to_the_end(world, hooks=(told,))
+    world.run_to_the_end(hooks=(told,))
+    world.run_to_the_end(hooks=(told,))
 
     assert [(one.before, one.after, one.lost) for one in told.of(OffsetReset)] == [(at, 17, 17 - at)]
     assert at in {5, 10}
@@ -118,15 +100,15 @@ def test_a_group_that_the_broker_forgot_is_told_again(world, monkeypatch):
     world.produce([b"a"] * 10)
     try:
         query = world.pipeline(world.entering()).start("enter")
-        until(lambda: world.committed == {0: 10})
+        world.until(lambda: world.committed == {0: 10})
         world.admin.delete_consumer_groups([world.group])[world.group].result(20)
-        until(lambda: world.committed == {0: 10})
+        world.until(lambda: world.committed == {0: 10})
         query.stop()
     finally:
         world.spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     world.admin.delete_consumer_groups([world.group])[world.group].result(20)
 
-    run_to_the_end(world)
+    world.run_to_the_end()
 
     assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
     assert world.committed == {0: 10}
@@ -137,16 +119,16 @@ def test_who_moves_the_group_meanwhile_ends_the_query(world):
     world.make_topic()
     world.produce([b"a"] * 10)
     query = world.pipeline(world.entering()).start("enter")
-    until(lambda: world.committed == {0: 10})
+    world.until(lambda: world.committed == {0: 10})
     world.commit(8)
     world.produce([b"b"] * 5)
 
     with pytest.raises(CommitFailedError, match=r"somebody else has moved group .* stands at 8 in .*\[0\] now"):
-        query.await_termination(60)
+        query.await_termination(120)
 
     assert world.committed == {0: 8}
     assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
-    run_to_the_end(world)
+    world.run_to_the_end()
     assert world.ledger.counts() == {(0, n): 2 if 8 <= n < 10 else 1 for n in range(15)}
 
 
@@ -184,13 +166,13 @@ def test_commits_that_fail_are_made_good(world, monkeypatch):
     monkeypatch.setattr(GroupDesk, "commit", only_begins)
     app = world.entering(first=hang, hooks=(told,))
     query = world.pipeline(app).start("enter", options={"maxOffsetsPerTrigger": "5"})
-    until(lambda: len(told.of(CommitFailed)) == 3)
+    world.until(lambda: len(told.of(CommitFailed)) == 3)
     with pytest.raises(BrokerConnectionError, match="nobody answers"):
         query.stop()
     monkeypatch.setattr(GroupDesk, "commit", commit)
     committed = world.committed
 
-    run_to_the_end(world)
+    world.run_to_the_end()
 
     assert told.of(CommitFailed)[-1].will_retry is False
     assert committed == {0: 0}
@@ -219,7 +201,7 @@ def test_numbers_are_given_once(world):
     with pytest.raises(OSError, match="nobody knows"):
         pipeline.backfill(number, sink=sink)
     world.produce([b"4"])
-    assert pipeline.start(number, sink=sink, trigger="available_now").await_termination(60)
+    assert pipeline.start(number, sink=sink, trigger="available_now").await_termination(120)
 
     assert written == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])]
     assert world.committed == {0: 5}
@@ -263,7 +245,7 @@ def test_a_handoff_goes_on_until_little_is_left(world):
             while await world.witness.committed(world.group, world.topic, 1) != {0: 55}:  # noqa: ASYNC110 - the broker's
                 await asyncio.sleep(0.1)
 
-    asyncio.run(asyncio.wait_for(live(), 60))
+    asyncio.run(asyncio.wait_for(live(), 120))
 
     assert (standing.lag, standing.members, standing.committed) == (5, 0, {(world.topic, 0): 50})
     assert world.ledger.counts() == {(0, n): 1 for n in range(55)}
@@ -277,7 +259,7 @@ def test_a_handoff_takes_a_partition_that_is_added(world):
     def add(_progress) -> None:
         if world.partitions == 1:
             world.partitions = 2
-            world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result(20)
+            world.server.add_partitions(world.topic, 2)
             world.produce([b"b"] * 5, partition=1)
 
     standing = world.pipeline(world.entering(auto_offset_reset="latest")).handoff("enter", on_progress=add)

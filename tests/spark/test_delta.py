@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import environment
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -23,6 +24,7 @@ def test_delta_has_a_batch_once(world):
 
     done = subprocess.run(
         [sys.executable, str(driver), world.server.bootstrap_servers, *arguments],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=250,

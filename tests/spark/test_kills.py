@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from commands import without_java
+from commands import environment, without_java
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -22,12 +22,12 @@ def started(
     world, *, how: str, master: str = "local[2]", hides_java: bool = False, batch: int = 1_000, at: int = 700
 ) -> subprocess.Popen:
     """A driver in a process of its own, with batches of so many records; ``how`` happens at an offset."""
-    environment = without_java(os.environ, world.folder) if hides_java else dict(os.environ)
+    variables = without_java(environment(), world.folder) if hides_java else environment()
     names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
     arguments = [*names, master, how, str(batch), str(at)]
     with (world.folder / "stderr").open("w") as said:
         return subprocess.Popen(
-            [sys.executable, str(_DRIVER), *arguments], env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+            [sys.executable, str(_DRIVER), *arguments], env=variables, stdout=subprocess.PIPE, stderr=said, text=True
         )
 
 
@@ -36,7 +36,7 @@ def until_gone(pids: list[int]) -> None:
     waiting = threading.Event()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            for _ in range(600):
+            for _ in range(1_200):
                 os.kill(pid, 0)
                 waiting.wait(0.05)
             raise AssertionError(f"{pid} is still there")
@@ -53,7 +53,7 @@ def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
         waiting.wait(0.1)
     assert (world.folder / "happened").exists(), (world.folder / "stderr").read_text()
     driver.kill()
-    driver.communicate(timeout=30)
+    driver.communicate(timeout=60)
     until_gone(world.ledger.pids)
     return world.committed
 
@@ -71,7 +71,7 @@ def test_a_driver_killed_in_mid_batch_loses_nothing(world):
 
     committed = killed_in_its_second_batch(world, "hang", hides_java=True, batch=batch, at=12_000)
     report = world.pipeline(world.entering(), "another").backfill("enter", max_records_per_batch=batch)
-    producing.join(60)
+    producing.join(120)
     # However fast producing was, some came when Spark had ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
     world.go_on_live()
@@ -94,7 +94,7 @@ def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
 
     committed = killed_in_its_second_batch(world, "stream")
     query = world.pipeline(world.entering(named="enter")).start("enter", trigger="available_now")
-    assert query.await_termination(60)
+    assert query.await_termination(120)
 
     counts = world.ledger.counts()
     assert committed == {0: 500, 1: 500}

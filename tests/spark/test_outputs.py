@@ -67,7 +67,7 @@ def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
             while len(lines.read_bytes()) < 5:  # noqa: ASYNC110 - a file
                 await asyncio.sleep(0.05)
 
-    asyncio.run(asyncio.wait_for(live(), 60))
+    asyncio.run(asyncio.wait_for(live(), 120))
 
     assert (report.records, report.failures, report.dead_letters) == (5, 1, 0)
     assert lines.read_bytes() == b"01243"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
-from confluent_kafka import TopicPartition as ConfluentTopicPartition
 from pyspark.errors import StreamingQueryException
 
 from penstock import App, ConfigurationError, GroupNotEmptyError, HandlerFailedError, Record, TopicPartition
@@ -41,35 +38,33 @@ class Live:
 
     def __enter__(self) -> None:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(90)
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(30)
-
-
-def run_to_the_end(world, checkpoint: str = "checkpoint") -> None:
-    """What is there, as a stream that ends by itself."""
-    query = world.pipeline(world.entering(), checkpoint).start("enter", trigger="available_now")
-    assert query.await_termination(60)
+        self._thread.join(60)
 
 
 def test_the_lag_falls_with_each_micro_batch(world):
     """The broker's own view of the group moves while the query runs, and ends at the end of the topic."""
     world.make_topic(2)
     world.produce((b"%d" % n for n in range(4_000)), keys=(b"%d" % n for n in range(4_000)))
-    wanted = [ConfluentTopicPartition(world.topic, number) for number in range(2)]
-    seen: list[int] = []
+    seen, folder = [0], world.folder
 
-    query = world.pipeline(world.entering()).start("enter", options={"maxOffsetsPerTrigger": "500"})
-    while sum(seen[-1:]) < 4_000:
-        asked = world.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(world.group, wanted)])
-        found = sum(max(0, one.offset) for one in asked[world.group].result(20).topic_partitions)
-        seen += [found] if found not in seen else []
+    async def wait(record: Record) -> None:
+        # Of every other batch the first records wait until the batches before it have been seen.
+        while not (folder / f"seen-{record.offset // 500}").exists():  # noqa: ASYNC110 - another process says so
+            await asyncio.sleep(0.02)
+
+    query = world.pipeline(world.entering(first=wait)).start("enter", options={"maxOffsetsPerTrigger": "500"})
+    while seen[-1] < 4_000:
+        (folder / f"seen-{len(seen) - 1}").touch()
+        world.until(lambda: sum(world.committed.values()) != seen[-1])
+        seen.append(sum(world.committed.values()))
     query.stop()
 
     assert seen == sorted(seen)
-    assert len(seen) >= 4
+    assert len(seen) >= 1 + 4
     assert world.committed == world.ends
     assert world.ledger.counts() == {(p, n): 1 for p, end in world.ends.items() for n in range(end)}
 
@@ -130,25 +125,15 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
         raise RuntimeError("it commits nothing")
 
     query = world.pipeline(world.entering(first=wait)).start("enter")
-    until(begun)
+    world.until(begun.exists)
     with Live(live):
         go_on.touch()
 
         with pytest.raises(GroupNotEmptyError, match="the-live-one"):
-            query.await_termination(60)
+            query.await_termination(120)
 
     assert not query.is_active
     assert world.committed == {0: 0}
-
-
-def until(file: Path) -> None:
-    """Wait until another process has made a file."""
-    waiting = threading.Event()
-    for _ in range(600):
-        if file.exists():
-            return
-        waiting.wait(0.05)
-    raise AssertionError(f"{file} did not appear")
 
 
 def test_a_handler_that_fails_for_good_ends_the_query(world):
@@ -164,7 +149,7 @@ def test_a_handler_that_fails_for_good_ends_the_query(world):
     query = world.pipeline(app).start(count)
 
     with pytest.raises(HandlerFailedError, match="offset 1"):
-        query.await_termination(60)
+        query.await_termination(120)
     assert world.committed == {0: 0}
 
 
@@ -182,9 +167,7 @@ def test_a_stop_tells_what_the_query_died_of(world):
         raise OSError("the disk is full")
 
     query = world.pipeline(app).start(count, sink=sink)
-    waiting = threading.Event()
-    while query.is_active:
-        waiting.wait(0.05)
+    world.until(lambda: not query.is_active)
 
     with pytest.raises(StreamingQueryException, match="the disk is full"):
         query.stop()
@@ -195,11 +178,11 @@ def test_a_deleted_checkpoint_costs_nothing(world):
     """Without its checkpoint a query goes on where the group stands: nothing is lost, nothing is handled again."""
     world.make_topic()
     world.produce([b"a"] * 10)
-    run_to_the_end(world)
+    world.run_to_the_end()
     shutil.rmtree(world.folder / "checkpoint")
     world.produce([b"b"] * 5)
 
-    run_to_the_end(world)
+    world.run_to_the_end()
 
     assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
     assert world.committed == {0: 15}
@@ -209,10 +192,10 @@ def test_where_the_group_was_moved_it_wins(world):
     """Who sets the group's offsets anew, back or forward, is followed: Spark's checkpoint begins anew from there."""
     world.make_topic()
     world.produce([b"a"] * 10)
-    run_to_the_end(world)
+    world.run_to_the_end()
     world.commit(8)
 
-    run_to_the_end(world)
+    world.run_to_the_end()
 
     assert world.ledger.counts() == {(0, n): 2 if n >= 8 else 1 for n in range(10)}
     assert world.committed == {0: 10}
@@ -222,14 +205,14 @@ def test_a_driver_that_died_before_the_commit_is_made_good(world):
     """What Spark's commit log has and the group has not is committed at the start, and not handled again."""
     world.make_topic()
     world.produce([b"a"] * 10)
-    run_to_the_end(world)
+    world.run_to_the_end()
     before = decode(world.metadata, 10).user_text
     world.produce([b"b"] * 5)
-    run_to_the_end(world)
+    world.run_to_the_end()
     with GroupDesk(resolve(world.app().options), world.group, Observer()) as desk:
         desk.commit({TopicPartition(world.topic, 0): Commit(10)}, before, may_go_back=True)
 
-    run_to_the_end(world)
+    world.run_to_the_end()
 
     assert before.endswith("batch=0")
     assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
@@ -240,7 +223,7 @@ def test_a_checkpoint_of_another_group_is_refused(world):
     """A folder is one handler's of one group, and says whose when another comes."""
     world.make_topic()
     world.produce([b"a"])
-    run_to_the_end(world)
+    world.run_to_the_end()
     other = world.entering(group_id=f"{world.group}-other")
 
     with pytest.raises(ConfigurationError, match=rf"'.*enter' of group '{world.group}'"):

@@ -72,7 +72,7 @@ def batch(values: Iterable[bytes], begin: int = 0) -> Any:
 async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str, Any]]:
     """What one task of Spark's gives: the values of its rows, and its tally."""
     shipment, kind = shipment_of(app, name), result_type(choose(app, name, app.options["group_id"]).handlers)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         # A thread that is not the main one leaves the signals of this process alone.
         parts = await asyncio.to_thread(
             lambda: list(worker.run_task(shipment, {}, kind, TOPIC, [batch(values)], is_of_one=True))
@@ -166,7 +166,7 @@ async def test_what_is_open_is_closed_when_there_is_nothing_to_do(app, bench, mo
     await task(app, "handle", b"1")
     monkeypatch.setattr(worker, "_IDLE_S", 0.05)
     await task(app, "handle", b"2")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "ended" not in notes.read_text():  # noqa: ASYNC110 - another loop writes it
             await asyncio.sleep(0.01)
 
