@@ -32,31 +32,46 @@ def new_topic(kafka_server) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def proxied_server() -> Iterator[KafkaServer]:
-    """A broker behind a fault proxy, for all tests that need one."""
-    with KafkaServer(proxied=True) as server:
-        yield server
-
-
-@pytest.fixture
-def witness_of(proxied_server) -> Iterator[ProxiedWitness]:
-    """The broker behind the proxy, which is whole again after the test."""
-    yield ProxiedWitness(proxied_server)
-    proxied_server.proxy.restore()
-
-
-@pytest.fixture(scope="session")
 def quick_server() -> Iterator[KafkaServer]:
-    """A broker behind a fault proxy, whose groups of the consumer protocol beat quickly."""
+    """A broker behind a fault proxy, for all tests that need one; groups of the consumer protocol beat quickly."""
     with KafkaServer(proxied=True, config=QUICK) as server:
         yield server
 
 
 @pytest.fixture
-def quick(quick_server) -> Iterator[ReconcilingWitness]:
-    """That broker, which is whole again after the test."""
-    yield ReconcilingWitness(quick_server)
+def proxied_server(quick_server) -> Iterator[KafkaServer]:
+    """That broker for one test, which sees its own frames only; whole again after it."""
+    quick_server.proxy.frames.clear()
+    yield quick_server
     quick_server.proxy.restore()
+
+
+@pytest.fixture
+def witness_of(proxied_server) -> ProxiedWitness:
+    """The broker behind the proxy, and members of the classic protocol."""
+    return ProxiedWitness(proxied_server)
+
+
+@pytest.fixture
+def quick(proxied_server) -> ReconcilingWitness:
+    """The same, and members of the consumer protocol."""
+    return ReconcilingWitness(proxied_server)
+
+
+@pytest.fixture(scope="session")
+def killed_server() -> Iterator[KafkaServer]:
+    """A broker that tests may kill; they are of one xdist_group, so that there is one."""
+    with KafkaServer(config=QUICK) as server:
+        server.create_topic("always-there", 2)
+        yield server
+
+
+@pytest.fixture
+def own_server(killed_server) -> KafkaServer:
+    """That broker, running."""
+    if not killed_server.node.is_running:
+        killed_server.restart()
+    return killed_server
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from crew import Crew, kill, until
-from reconciled import QUICK, ReconcilingWitness, is_full
+from reconciled import is_full
 from recorder import Recorder
 
 from penstock.config import resolve
@@ -22,28 +22,11 @@ from penstock.messages import (
 from penstock.net.cluster import Cluster
 from penstock.observe.events import (
     CommitFailed,
-    FetchFailed,
     GroupJoined,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
 )
-from penstock.testing import KafkaServer
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    """A broker that this module may kill."""
-    with KafkaServer(config=QUICK) as server:
-        yield server
-
-
-@pytest.fixture
-def own(own_server):
-    """That broker, running."""
-    if not own_server.node.is_running:
-        own_server.restart()
-    return ReconcilingWitness(own_server)
 
 
 def refused(code):
@@ -112,7 +95,7 @@ async def expel(quick, group, member_id):
 async def test_a_commit_of_an_old_epoch_is_healed_by_the_next_heartbeat(quick, group):
     """STALE_MEMBER_EPOCH: the member beats at once and commits again, and the user sees nothing of it."""
     topic, events = quick.topic_with(10), Recorder()
-    await quick.configure(group, consumer_heartbeat_interval_ms=5_000)
+    await quick.configure(group, consumer_heartbeat_interval_ms=15_000)
 
     async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
         for _ in range(10):
@@ -125,7 +108,7 @@ async def test_a_commit_of_an_old_epoch_is_healed_by_the_next_heartbeat(quick, g
         assert len(quick.commits(group)) == 3
         assert len(quick.said(group)) > beats
 
-    assert took < 4
+    assert took < 10
     assert await quick.committed(group, topic, 1) == {0: 10}
     assert not [*events.of(CommitFailed), *events.of(PartitionsLost)]
 
@@ -155,30 +138,6 @@ async def test_a_coordinator_that_cannot_answer_now_is_asked_again(quick, group,
     assert not events.of(PartitionsLost)
 
 
-async def test_the_coordinator_killed_and_restarted_is_survived(own, group):
-    """SIGKILL of the only broker and its return within the session: the same member goes on, each record comes once."""
-    own.server.create_topic(group, 2)
-    events = Recorder()
-    own.produce(group, (b"%d" % n for n in range(5_000)))
-
-    async with Crew(own.consumer, group, group_id=group, hooks=[events]) as crew:
-        await crew.join()
-        await crew.handle(1_000)
-        before = await own.members(group)
-        await asyncio.to_thread(own.server.kill)
-        await events.wait_for(FetchFailed)
-        await asyncio.to_thread(own.server.restart)
-        # One of librdkafka that saw the broker die may need long to ask it again.
-        witness = ReconcilingWitness(own.server)
-        witness.produce(group, (b"%d" % n for n in range(1_000)))
-        await crew.handle(6_000)
-        assert await witness.members(group) == before
-
-    assert {1} == set(crew.handled.values())
-    assert len([one for one in events.of(PartitionsAssigned) if one.added]) == 1
-    assert sum((await witness.committed(group, group, 2)).values()) == 6_000
-
-
 async def test_a_member_that_dies_silently_is_replaced(quick, group):
     """When a member vanishes, the other has its partitions after the broker's session, and its unfinished records."""
     topic = quick.topic(2)
@@ -197,28 +156,10 @@ async def test_a_member_that_dies_silently_is_replaced(quick, group):
     assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
 
 
-async def test_stop_is_bounded_with_the_cluster_down(own, group):
-    """With every broker dead, stop() is through within stop_timeout_ms and leaves no task."""
-    own.server.create_topic(group, 2)
-    own.produce(group, (b"%d" % n for n in range(10)))
-    consumer = own.consumer(group, group_id=group, stop_timeout_ms=2_000)
-    await consumer.start()
-    for _ in range(5):
-        await consumer.getone()
-
-    await asyncio.to_thread(own.server.kill)
-    began = time.monotonic()
-    await consumer.stop()
-    took = time.monotonic() - began
-
-    assert took < 2.5
-    assert {asyncio.current_task()} == asyncio.all_tasks()
-
-
 async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, group):
     """A black hole longer than the session: the partition is lost here first, and nothing of it is handed out then."""
     topic, events, others = quick.topic(2), Recorder(), Recorder()
-    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=1_500)
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)
     options = {"group_id": group, "max_queued_records": 10}
 
     async with Crew(quick.consumer, topic, **options, bootstrap_servers=quick.direct, hooks=[others]) as crew:
@@ -226,8 +167,7 @@ async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, g
         async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
             await until(lambda: len(cut_off.assignment()) == 1)
             # Both have some: without a key they would all go to one partition, whoever has that.
-            for partition in range(2):
-                quick.produce(topic, (b"%d" % n for n in range(2_500)), partition=partition)
+            quick.fill(topic, 2, 2_500)
             handed_out = [await cut_off.getone() for _ in range(100)]
             await until(lambda: bool(cut_off.statistics().buffered_bytes))
             quick.proxy.black_hole()

@@ -54,6 +54,11 @@ class Witness:
         assert producer.flush(30) == 0
         return count
 
+    def fill(self, topic: str, partitions: int, count: int) -> None:
+        """Produce so many numbers to each partition."""
+        for partition in range(partitions):
+            self.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
+
     async def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
         """The group's committed offsets, by partition; a partition without one is absent."""
         wanted = [ConfluentTopicPartition(topic, partition) for partition in range(partitions)]
