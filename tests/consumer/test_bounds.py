@@ -34,7 +34,7 @@ async def test_without_a_reader_nothing_piles_up(witness_of, group):
 
     async with witness_of.consumer(topic, **options) as consumer:
         await consumer.getone()
-        await until(lambda: consumer.statistics().reserved_bytes == 0)
+        await until(lambda: (now := consumer.statistics()).reserved_bytes == 0 and now.buffered_bytes > bound / 2)
         fetches = len(server.proxy.requests(FetchRequest, client_id=group))
         beats = len(server.proxy.requests(HeartbeatRequest, client_id=group))
         seen = []
@@ -67,7 +67,7 @@ async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
         first = await consumer.getone()
         consumer.pause(first.topic_partition)
         rest = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(rest) < 5_000:
                 rest += await consumer.getmany()
 
@@ -78,7 +78,7 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
     """While a fetch waits for records of an idle partition, the busy one of the same broker is read without a gap.
 
     The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had to
-    wait for the end of that hold would need more than ten seconds here.
+    wait for the end of that hold would need more than a minute here.
     """
     topic = witness_of.topic(2)
     witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
@@ -86,12 +86,12 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
         "group_id": group,
         "max_buffered_bytes": 1_000_000,
         "max_partition_fetch_bytes": 100_000,
-        "fetch_max_wait_ms": 5_000,
+        "fetch_max_wait_ms": 30_000,
     }
 
     async with witness_of.consumer(topic, **options) as consumer:
         got = 0
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(25):
             while got < 20_000:
                 got += len(await consumer.getmany())
 
@@ -131,14 +131,14 @@ async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
         await until(lambda: consumer.statistics().buffered_bytes > bound * 0.9)
         await consumer.subscribe(first, second)
         got = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(got) < 1_000:
                 got += await consumer.getmany()
                 statistics = consumer.statistics()
                 assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
         consumer.resume()
         rest = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(rest) < 999:
                 rest += await consumer.getmany()
 
@@ -162,10 +162,10 @@ async def test_what_is_paused_gives_room_though_it_is_one_batch(witness_of, grou
         consumer.pause()
         await until(lambda: consumer.statistics().buffered_bytes > bound * 0.85)
         await consumer.subscribe(first, second)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             got = [await consumer.getone() for _ in range(4)]
         consumer.resume()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             rest = [await consumer.getone() for _ in range(359)]
 
     assert {(second, partition, n) for partition in range(2) for n in range(2)} == set(map(place, got))
@@ -184,10 +184,10 @@ async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group)
     lane = lane_of(TopicPartition(idle, 0), 2)
     later = next(one for one in iter(witness_of.topic, None) if lane_of(TopicPartition(one, 0), 2) != lane)
     witness_of.produce(later, [b"later"])
-    options = {"max_buffered_bytes": 400_000, "num_fetchers": 2, "fetch_max_wait_ms": 2_000}
+    options = {"max_buffered_bytes": 400_000, "num_fetchers": 2, "fetch_max_wait_ms": 1_000}
 
     async with witness_of.consumer(idle, group_id=group, **options) as consumer:
         await consumer.getone()
         await until(lambda: consumer.statistics().reserved_bytes == 400_000)
         await consumer.subscribe(idle, later)
-        assert (await consumer.getone(timeout_ms=8_000)).value == b"later"
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"later"

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from crew import until
 from recorder import Recorder
 
 from penstock import CommitFailedError, ConsumerStateError, OffsetAndMetadata, TopicPartition
@@ -47,7 +48,7 @@ async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(n
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
 
     async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
-        await consumer.getone(timeout_ms=1_000)
+        await until(lambda: bool(consumer.assignment()))
         await consumer.commit({one: OffsetAndMetadata(17, "a note")})
         assert {one: OffsetAndMetadata(17, "a note", None)} == await consumer.committed([one, other])
 
@@ -57,8 +58,7 @@ async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(n
 async def test_no_automatic_commit_takes_a_chosen_one_back(new_topic, new_consumer, witness, group):
     """What the caller has committed of the record in hand stays, at intervals and at stop; a seek back is committed."""
     topic, events = new_topic(2), Recorder()
-    for partition in range(2):
-        witness.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
 
     async with new_consumer(topic, group_id=group, auto_commit_interval_ms=100, hooks=[events]) as consumer:
@@ -91,11 +91,12 @@ async def test_a_group_that_began_at_the_end_does_not_skip_what_comes_while_it_i
     topic, options = new_topic(), {"group_id": group, "auto_offset_reset": "latest"}
     witness.produce(topic, [b"before"])
     async with new_consumer(topic, **options) as consumer:
-        assert await consumer.getone(timeout_ms=2_000) is None
+        await until(lambda: bool(consumer.assignment()))
+        assert await consumer.position(TopicPartition(topic, 0)) == 1
     witness.produce(topic, [b"while it was down"])
 
     async with new_consumer(topic, **options) as consumer:
-        assert (await consumer.getone(timeout_ms=10_000)).value == b"while it was down"
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"while it was down"
 
 
 async def test_commit_without_a_group_says_what_is_missing(new_topic, new_consumer):

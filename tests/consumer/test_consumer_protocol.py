@@ -156,8 +156,7 @@ async def test_partitions_are_given_back_in_order(quick, group):
 async def test_kept_partitions_never_stop(quick, group):
     """While others are given back, what is kept is read on from where it was and what was fetched, or stays paused."""
     topic, diary, events = quick.topic(4), Diary(), Recorder()
-    for partition in range(4):
-        quick.produce(topic, (b"%d" % n for n in range(100)), partition=partition)
+    quick.fill(topic, 4, 100)
     options = {"group_id": group, "client_id": group, "rebalance_listener": diary, "hooks": [events]}
     diary.gate.clear()
 
@@ -198,8 +197,7 @@ async def test_kept_partitions_never_stop(quick, group):
 async def test_the_callback_sees_where_partitions_stood_and_stand(quick, group):
     """When a second member joins, the first one's callback gets six positions before and three after, as they were."""
     topic, calls = quick.topic(6), []
-    for partition in range(6):
-        quick.produce(topic, (b"%d" % n for n in range(10)), partition=partition)
+    quick.fill(topic, 6, 10)
 
     async def note(_consumer, old, new):
         calls.append((dict(old), dict(new)))

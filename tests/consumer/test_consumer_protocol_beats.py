@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from crew import until
@@ -38,11 +39,12 @@ async def test_heartbeats_say_only_what_has_changed(quick, group):
 async def test_the_override_decides_while_heartbeats_go_on(quick, group):
     """A callback longer than the session keeps the membership; nothing is fetched before it, and then where it says."""
     topic, proxy, events, seen = quick.topic_with(20), quick.proxy, Recorder(), {}
-    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=1_000)
+    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=3_000)
 
     async def choose(_consumer, old, new):
         beats = len(quick.said(group))
-        await until(lambda: len(quick.said(group)) >= beats + 12)
+        await asyncio.sleep(3.4)
+        seen["beats"] = len(quick.said(group)) - beats
         seen["fetches"], seen["old"] = len(proxy.requests(FetchRequest, client_id=group)), dict(old)
         return dict.fromkeys(new, 7)
 
@@ -52,6 +54,7 @@ async def test_the_override_decides_while_heartbeats_go_on(quick, group):
         assert len(await quick.members(group)) == 1
 
     assert record.offset == 7
+    assert seen.pop("beats") > 5
     assert seen == {"fetches": 0, "old": {}}
     assert proxy.requests(FetchRequest, client_id=group)[0].message.partitions[0].fetch_offset == 7
     assert len(events.of(GroupJoined)) == 1
@@ -65,32 +68,34 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
 
     async with quick.consumer(topic, group_id=group, client_id=group):
         await until(lambda: any(map(says_nothing, quick.said(group))))
-        for interval_ms in (100, 600):
+        for interval_ms in (100, 500):
             await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
-            await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-2:]] == [ms] * 2)
+            await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-5:]] == [ms] * 5)
             answers = quick.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=group)
-            beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)
-            pauses[interval_ms] = beats[len(answers) - 1].at - answers[-2].at
+            beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[: len(answers)]
+            pauses[interval_ms] = [beat.at - before.at for before, beat in zip(answers[-5:], beats[-4:], strict=False)]
 
-    assert all(ms / 1000 <= pause < ms / 1000 + 0.2 for ms, pause in pauses.items()), pauses
+    # The server's own is 300 ms. Any pause may be longer where the machine is busy.
+    assert all(pause >= ms / 1000 for ms in pauses for pause in pauses[ms]), pauses
+    assert min(pauses[100]) < 0.3, pauses
 
 
 async def test_the_session_is_what_the_group_is_configured_to(quick, group):
     """A heartbeat without an answer is given up after a third of the group's session, also when that is set anew."""
     topic, client = quick.topic(), {"group_id": group, "client_id": group}
-    await quick.configure(group, consumer_session_timeout_ms=6_000)
+    await quick.configure(group, consumer_session_timeout_ms=60_000)
 
     async with quick.consumer(topic, **client, metadata_max_age_ms=200) as consumer:
         await until(lambda: bool(consumer.assignment()))
-        await quick.configure(group, consumer_session_timeout_ms=1_500)
-        await until(lambda: "1500" in sessions_told(quick.proxy, group))
+        await quick.configure(group, consumer_session_timeout_ms=3_000)
+        await until(lambda: "3000" in sessions_told(quick.proxy, group))
         with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
             await dropped.took_place()
             beats = len(quick.said(group))
             await until(lambda: len(quick.said(group)) > beats)
         last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]
 
-    assert 0.5 <= again.at - last.at < 1.8
+    assert 0.9 <= again.at - last.at < 15
     assert is_full(again.message)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from crew import Crew
 
-CLASSIC = {"group_protocol": "classic", "heartbeat_interval_ms": 200, "session_timeout_ms": 6_000}
+CLASSIC = {"group_protocol": "classic", "heartbeat_interval_ms": 200, "session_timeout_ms": 20_000}
 CONSUMER = {"group_protocol": "consumer"}
 
 

@@ -147,7 +147,7 @@ async def test_leave_on_stop_gives_the_place_up(quick, group):
 async def test_a_static_member_that_stays_away_is_given_up(quick, group):
     """What it left is the others' after the broker's session, and not before."""
     topic = quick.topic(4)
-    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=1_000)
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_500)
 
     async with Crew(quick.consumer, topic, group_id=group) as crew:
         await crew.join(group_instance_id="two")

@@ -93,7 +93,7 @@ async def test_gaps_are_told_where_there_should_be_none(new_topic, new_consumer,
         strict = [(await consumer.getone()).offset]
         for _ in range(2):
             with pytest.raises(OffsetGapError) as caught:
-                await consumer.getone(timeout_ms=5_000)
+                await consumer.getone(timeout_ms=30_000)
         await consumer.seek(caught.value.partition, caught.value.next_offset)
         strict.append((await consumer.getone()).offset)
 
