@@ -1,7 +1,8 @@
 """How far a group is behind.
 
 A partition of which nothing is committed has no lag: whether its group will begin at the start of it or at its end is
-the members' ``auto_offset_reset``, which no broker knows. It is counted apart (``GroupLag.uncommitted``).
+the members' ``auto_offset_reset``, which no broker knows. It is counted apart (``GroupLag.uncommitted``). So is one
+that no broker leads (``GroupLag.leaderless``): nobody can tell where it ends, which is no reason to hide the others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from penstock.admin.asking import PATIENCE_S
 from penstock.admin.descriptions import GroupDescription, GroupMember
 from penstock.admin.groups import describe_group
 from penstock.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, list_offsets
-from penstock.admin.topics import partitions_of
+from penstock.admin.topics import led, partitions_of
 from penstock.errors import NotAConsumerGroupError
 from penstock.net.cluster import Cluster
 from penstock.records import TopicPartition
 
 __all__ = ["GroupLag", "PartitionLag", "check_of_consumers", "group_lag"]
+
+_ELECTION_S = 3.0
+"""How long a partition may be without a leader, as it is when one goes and another takes over, before nobody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,12 @@ class PartitionLag:
     partition: TopicPartition
     committed: GroupOffset | None
     begin: int | None
-    """Of its log; None when the topic does not exist (any more)."""
+    """Of its log; None when the topic does not exist (any more), or no broker leads the partition."""
     end: int | None
     member: GroupMember | None = None
     """Who has it now."""
+    is_leaderless: bool = False
+    """Whether it exists, and no broker leads it: those that have it are away."""
 
     @property
     def lag(self) -> int | None:
@@ -64,6 +70,11 @@ class GroupLag:
         """How many partitions there are of which nothing is committed."""
         return sum(one.committed is None for one in self.partitions)
 
+    @property
+    def leaderless(self) -> int:
+        """How many partitions there are that no broker leads."""
+        return sum(one.is_leaderless for one in self.partitions)
+
 
 def check_of_consumers(group: GroupDescription) -> None:
     """Refuse a group whose members are no consumers.
@@ -92,9 +103,10 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIE
     committed = await committed_offsets(cluster, group_id, timeout_s=timeout_s)
     topics = {one.topic for one in (*committed, *group.owners)} | {t for m in group.members for t in m.topics}
     counts = await partitions_of(cluster, topics, timeout_s=timeout_s)
-    there = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
-    begins = await list_offsets(cluster, dict.fromkeys(there, EARLIEST), timeout_s=timeout_s)
-    ends = await list_offsets(cluster, dict.fromkeys(there, LATEST), timeout_s=timeout_s)
+    there = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
+    known = await led(cluster, there, timeout_s=min(timeout_s, _ELECTION_S))
+    begins = await list_offsets(cluster, dict.fromkeys(known, EARLIEST), timeout_s=timeout_s)
+    ends = await list_offsets(cluster, dict.fromkeys(known, LATEST), timeout_s=timeout_s)
     return GroupLag(
         group,
         tuple(
@@ -104,6 +116,7 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIE
                 begins[one].offset if one in begins else None,
                 ends[one].offset if one in ends else None,
                 group.owners.get(one),
+                one in there and one not in known,
             )
             for one in sorted({*there, *committed, *group.owners})
         ),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from penstock.error_codes import ErrorCode
-from penstock.errors import BrokerConnectionError, broker_error
+from penstock.errors import BrokerConnectionError, BrokerError, broker_error
 from penstock.messages import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -22,8 +22,9 @@ from penstock.messages import (
     TopicConfig,
 )
 from penstock.net.cluster import Cluster
+from penstock.records import TopicPartition
 
-__all__ = ["create_topic", "delete_topic", "partitions_of", "watched"]
+__all__ = ["create_topic", "delete_topic", "led", "partitions_of", "watched"]
 
 
 async def create_topic(  # noqa: PLR0913 - what a topic has
@@ -120,6 +121,33 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
 
     with watched(cluster, topics):
         return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
+
+
+async def led(
+    cluster: Cluster, partitions: Collection[TopicPartition], *, timeout_s: float = 30
+) -> frozenset[TopicPartition]:
+    """Those that have a leader: all of them, or who has one still when the others have had ``timeout_s`` to get one.
+
+    Raises:
+        BrokerConnectionError: nobody answers in time.
+    """
+    found: frozenset[TopicPartition] = frozenset()
+
+    async def look() -> None:
+        nonlocal found
+        await cluster.refresh()
+        leaders = {one: cluster.topology.leader(one) for one in partitions}
+        found = frozenset(one for one, leader in leaders.items() if leader is not None and leader.leader_id >= 0)
+        if len(found) < len(leaders):
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions without one")
+
+    with watched(cluster, {one.topic for one in partitions}):
+        try:
+            await cluster.retrying(look, timeout_s=timeout_s, what="waiting for leaders")
+        except BrokerError as error:
+            if error.code != ErrorCode.LEADER_NOT_AVAILABLE:
+                raise
+    return found
 
 
 async def _change(

@@ -13,7 +13,8 @@ Show how far a group is behind, by partition and in sum.
 
 The lag of a partition is what lies between the committed offset and the end of
 its log. Of a partition without a commit none can be told: where its group will
-begin is the members' auto_offset_reset. It is shown as - and counted apart.
+begin is the members' auto_offset_reset. It is shown as - and counted apart, and
+so is one without a leader, since nobody knows where that ends.
 """
 
 _EPILOG = f"""\

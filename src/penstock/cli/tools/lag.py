@@ -50,6 +50,8 @@ def _tell(paper: Paper, found: GroupLag, sum_said: str = "") -> None:
     paper.say("lag", sum_said or _sum(found))
     if lost := sum(one.lost for one in found.partitions):
         paper.say("lost", f"{counted(lost, 'record')} of these left the log before the group read them")
+    if found.leaderless:
+        paper.say("leader", f"{counted(found.leaderless, 'partition')} without one: are all brokers up?")
 
 
 def _rows(found: GroupLag) -> list[list[str]]:
@@ -71,7 +73,8 @@ def _sum(found: GroupLag) -> str:
     if not found.partitions:
         return "nothing is committed, and no member reads anything"
     told = f"{count(found.total)} in {counted(len(found.partitions), 'partition')}"
-    return f"{told}, {count(found.uncommitted)} of them without a commit" if found.uncommitted else told
+    apart = [(found.uncommitted, "commit"), (found.leaderless, "leader")]
+    return ", ".join([told, *(f"{count(number)} of them without a {what}" for number, what in apart if number)])
 
 
 def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
@@ -87,6 +90,7 @@ def _as_json(found: GroupLag, at: str | None = None) -> list[dict[str, object]]:
             "end": one.end,
             "lag": one.lag,
             "lost": one.lost,
+            "leaderless": one.is_leaderless,
             **member_as_json(one.member),
         }
         for one in found.partitions
