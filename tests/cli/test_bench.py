@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from commands import environment
 
+pytestmark = pytest.mark.timeout(270)
+
 ROOT = Path(__file__).parents[2]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=110, check=False
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=250, check=False
     )
 
 
@@ -25,7 +27,7 @@ def test_clients_are_compared(tmp_path):
     """Each client has its row, the ratios are those of the rows, and the exit code says whether the promise holds."""
     path = tmp_path / "deep" / "consume.json"
 
-    done = bench("consume", "--records", "20000", "--rounds", "1", "--json", str(path))
+    done = bench("consume", "--records", "5000", "--rounds", "1", "--json", str(path))
 
     result = json.loads(path.read_text())
     speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
@@ -40,7 +42,7 @@ def test_clients_are_compared(tmp_path):
         "faststream handler",
     }
     assert result["ratios"]["penstock async for / aiokafka async for"] == pytest.approx(ratio)
-    assert all(row["cpu_s"] > 0 and row["max_rss_bytes"] > 10e6 and row["records"] == 20_000 for row in result["rows"])
+    assert all(row["cpu_s"] > 0 and row["max_rss_bytes"] > 10e6 and row["records"] == 5_000 for row in result["rows"])
     assert done.returncode == (0 if ratio >= 3 else 1)
     assert done.stdout.splitlines()[-1].startswith(f"ratio     {ratio:.1f} times aiokafka")
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
@@ -51,7 +53,7 @@ def test_handlers_are_compared(tmp_path):
     """Typed and bytes handlers of both have a row each; the promise is judged between those that are at least once."""
     path = tmp_path / "handlers.json"
 
-    done = bench("handlers", "--records", "4000", "--rounds", "1", "--json", str(path))
+    done = bench("handlers", "--records", "1000", "--rounds", "1", "--json", str(path))
 
     result = json.loads(path.read_text())
     speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}

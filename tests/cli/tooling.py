@@ -129,7 +129,7 @@ class Kafka:
         settings = {"bootstrap.servers": self.bootstrap_servers, "group.id": self.group, "client.id": client_id}
         with closing(ConfluentConsumer({**settings, "auto.offset.reset": "earliest"})) as consumer:
             consumer.subscribe([topic])
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not consumer.assignment():
                 consumer.poll(0.05)
                 assert time.monotonic() < deadline
