@@ -1,4 +1,4 @@
-"""A broker of each module's own, who sees what it has committed, and apps that handle records exactly once."""
+"""A broker behind a proxy, who sees what it has committed, and apps that handle records exactly once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from penstock import App, Retry
 from penstock.testing import FaultProxy, KafkaServer
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[KafkaServer]:
-    """A broker behind a proxy, which the module may kill, and which looks often for transactions that took too long."""
+@pytest.fixture(scope="session")
+def quick_broker() -> Iterator[KafkaServer]:
+    """A broker behind a proxy, which looks often for transactions that took too long."""
     with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
+        yield started
+
+
+@pytest.fixture
+def own_server(quick_broker) -> KafkaServer:
+    """It, which all tests share; nothing is kept of what passed before this one."""
+    quick_broker.proxy.frames.clear()
+    return quick_broker
+
+
+@pytest.fixture
+def mortal_server() -> Iterator[KafkaServer]:
+    """A broker of the test's own, which it may kill: one that has many topics takes long to come back."""
+    with KafkaServer(config=QUICK_BROKER) as started:
         yield started
 
 
@@ -42,12 +56,13 @@ def new_app(own_server, group, recorder) -> Callable[..., App]:
     def make(**options: object) -> App:
         defaults = {
             **IMPATIENT,
+            "bootstrap_servers": own_server.bootstrap_servers,
             "group_id": group,
             "hooks": [recorder],
             "retry": Retry(attempts=2, backoff_ms=1, max_backoff_ms=50),
             "delivery": "exactly_once",
         }
-        return App(bootstrap_servers=own_server.bootstrap_servers, **{**defaults, **options})
+        return App(**{**defaults, **options})
 
     return make
 

@@ -205,7 +205,7 @@ async def test_a_stop_takes_back_what_does_not_end(ledger, witness, new_app, gro
     """Within its time: a handler that hangs leaves nothing behind, and the next one to start does its work."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(10))
-    stuck = new_app(stop_timeout_ms=2_000)
+    stuck = new_app(rebalance_drain_ms=500)
 
     async def hang(record: Record) -> None:
         if record.value == b"5":

@@ -59,7 +59,7 @@ async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group
             more()
             async with other:
                 # It takes over in the middle of the others' transactions.
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while len(seen[number]) < 50:
                         more()
                         await asyncio.sleep(0.1)
@@ -77,7 +77,7 @@ async def test_a_partition_is_given_back_when_its_transaction_is_over(ledger, wi
     """A handler that runs while another member joins is waited for, and its record is not handled twice."""
     source, target = ledger.topic(2), ledger.topic()
     fill(witness, source, range(40))
-    go, app, other = asyncio.Event(), new_app(), new_app()
+    go, app, other = asyncio.Event(), new_app(transaction_timeout_ms=60_000), new_app()
 
     async def hold(_record: Record) -> None:
         await go.wait()
@@ -124,7 +124,7 @@ async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, 
     """A group that goes over from at-least-once: what its last commit says is finished out of order is skipped."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(40), keys=2)
-    before = new_app(delivery="at_least_once", auto_commit_interval_ms=50, stop_timeout_ms=1_000)
+    before = new_app(delivery="at_least_once", auto_commit_interval_ms=50, rebalance_drain_ms=500)
     done = []
 
     @before.handler(source, order_by="key")

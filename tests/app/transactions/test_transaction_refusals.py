@@ -45,12 +45,12 @@ async def test_a_refused_record_takes_its_transaction_with_it(ledger):
 
 async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monkeypatch):
     """A topic or partition that is not there, or what is no record, is an error of ours; the rest is committed."""
-    monkeypatch.setattr("penstock.app.transactions.places._TOPIC_GRACE_S", 1.0)
     topic = ledger.topic()
 
     async with ledger.producer() as producer:
         await producer.begin()
         await producer.send(topic, b"good")
+        monkeypatch.setattr("penstock.app.transactions.places._TOPIC_GRACE_S", 1.0)
         with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.send("no-such-topic", b"bad")
         with pytest.raises(PublishError, match="has no partition 7; it has 1"):
