@@ -25,14 +25,13 @@ def new_app(kafka_server, group, recorder):
     return make
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR0917 - fixtures
-    new_app, new_topic, kafka_server, witness, group, recorder, protocol
+    new_app, new_topic, kafka_server, witness, group, recorder
 ):
     """Topics that come later are read too; letters of whatever group are not; the replay looks like the record."""
     first, is_fixed, seen = new_topic(), False, []
     later, letters, replays = f"{first}-later", f"{first}.{group}.dead", f"{first}.{group}.replay"
-    app = new_app(dead_letter="{topic}.{group}.dead", group_protocol=protocol)
+    app = new_app(dead_letter="{topic}.{group}.dead")
     for name in (letters, f"{first}.other.retry.5s", f"{first}.other.replay", f"{first}.other.dead"):
         kafka_server.create_topic(name)
         witness.produce(name, [b"a letter of others"])
