@@ -14,6 +14,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
+from crew import until
 
 from penstock import (
     BrokerConnectionError,
@@ -173,14 +174,14 @@ async def test_readers_do_not_run_ahead(new_pool, new_topic, witness, layout):
 
     async with new_pool(topic, workers=2, layout=layout, max_queued_records=400) as pool:
         await taken(pool, 1)
-        highest = 0
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
+        await until(lambda: pool.queued_records >= 200)
+        highest, ends_at = 0, time.monotonic() + 1
+        while time.monotonic() < ends_at:
             highest = max(highest, pool.queued_records)
             await asyncio.sleep(0.02)
         rest = await taken(pool, 7_999)
 
-    assert 200 <= highest <= 400
+    assert highest <= 400
     assert len(rest) == 7_999
 
 
@@ -256,12 +257,13 @@ async def test_what_is_given_back_goes_over_in_good_order(new_pool, new_consumer
                 while len(records) + len(theirs) < 4_000:
                     theirs.extend(await other.getmany(timeout_ms=100))
 
-            async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
                 tasks.create_task(read_theirs())
                 while not theirs:
-                    # Slowly, so that there is something in hand and something in the queue when it is asked for.
+                    # Slowly, so that there is something in hand and something in the queue when it is asked for, and
+                    # plenty is left however long that takes.
                     records += await pool.getmany(max_records=5)
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.05)
                 while len(records) + len(theirs) < 4_000:
                     records += await pool.getmany(timeout_ms=100)
 
@@ -297,7 +299,7 @@ import asyncio
 from penstock import ProcessPoolConsumer
 
 async def main():
-    options = dict(bootstrap_servers={servers!r}, group_id={group!r}, layout={layout!r})
+    options = dict(bootstrap_servers={servers!r}, group_id={group!r}, layout="group")
     async with ProcessPoolConsumer({topic!r}, workers=2, **options) as pool:
         print(*pool.pids, flush=True)
         async for record in pool:
@@ -307,10 +309,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_reader_outlives_its_parent(new_topic, group, witness, layout):
+def test_no_reader_outlives_its_parent(new_topic, group, witness):
     """SIGKILL to the process that reads from them: they are gone, all of them, in seconds."""
-    source = ORPHANS.format(servers=witness.bootstrap_servers, group=group, layout=layout, topic=new_topic(2))
+    source = ORPHANS.format(servers=witness.bootstrap_servers, group=group, topic=new_topic(2))
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as parent:
         readers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         parent.kill()
@@ -340,7 +341,7 @@ async def test_a_reader_that_starts_while_no_broker_answers_is_started_again(new
 
     with FaultProxy(host, int(port)) as proxy:
         async with new_pool(
-            topic, workers=1, layout="assigned", bootstrap_servers=proxy.address, start_timeout_ms=300
+            topic, workers=1, layout="assigned", bootstrap_servers=proxy.address, start_timeout_ms=3_000
         ) as pool:
             records = await taken(pool, 5)
             proxy.refuse()
@@ -486,7 +487,7 @@ async def test_it_is_not_ready_before_it_has_readers():
 
     async with await asyncio.start_server(look, "127.0.0.1") as no_broker:
         address = "{}:{}".format(*no_broker.sockets[0].getsockname())
-        pool = ProcessPoolConsumer("orders", bootstrap_servers=address, group_id="g", start_timeout_ms=500)
+        pool = ProcessPoolConsumer("orders", bootstrap_servers=address, group_id="g", start_timeout_ms=1_500)
         with pytest.raises(BrokerConnectionError):
             await pool.start()
 

@@ -103,6 +103,13 @@ async def shared(witness, group: str, members: int, partitions: int) -> dict[str
             await asyncio.sleep(0.05)
 
 
+async def fifty_each(witness, topic: str, shop: Shop, count: int) -> None:
+    """Fifty more records for each of four partitions; wait until the shop has noted so many in all."""
+    for partition in range(4):
+        witness.produce(topic, [b"x"] * 50, partition=partition)
+    await shop.until(count)
+
+
 async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, new_topic, group, witness):
     """Each worker is a static member with a share; each record is handled once; stop() leaves no process, no member."""
     topic = new_topic(4)
@@ -112,9 +119,7 @@ async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, ne
         pids = pool.pids
         await pool.wait_ready()
         members = await shared(witness, group, 2, 4)
-        for partition in range(4):
-            witness.produce(topic, [b"x"] * 50, partition=partition)
-        await shop.until(200)
+        await fifty_each(witness, topic, shop, 200)
         assert pool.health().status == "ok"
 
     assert pool.health().status == "stopping"
@@ -139,16 +144,12 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
 
     async with WorkerPool(shop.place, workers=2, hooks=[recorder]):
         before = await shared(witness, group, 2, 4)
-        for partition in range(4):
-            witness.produce(topic, [b"x"] * 50, partition=partition)
-        await shop.until(200)
+        await fifty_each(witness, topic, shop, 200)
         (victim,) = {one.pid for one in recorder.of(WorkerStarted) if one.worker == 1}
         os.kill(victim, signal.SIGKILL)
         ended = await recorder.wait_for(WorkerEnded)
         again = await recorder.wait_for(WorkerStarted, 3)
-        for partition in range(4):
-            witness.produce(topic, [b"y"] * 50, partition=partition)
-        await shop.until(400)
+        await fifty_each(witness, topic, shop, 400)
         after = await described(witness, group)
 
     (kept,) = (name for name in before if name.endswith("-0"))
@@ -162,19 +163,19 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("workers", "source", "said"),
     [
-        ("app = 7\n", "is no App"),
-        ("app = (\n", "cannot be imported: SyntaxError"),
-        ("import nowhere_at_all\n", "nowhere"),
+        (2, "app = 7\n", "is no App"),
+        (1, "app = (\n", "cannot be imported: SyntaxError"),
+        (1, "import nowhere_at_all\n", "nowhere"),
     ],
 )
-async def test_a_configuration_error_ends_the_pool(new_shop, source, said):
+async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, said):
     """What every start would run into is raised as it is, not tried again; no process is left."""
     shop = new_shop(source)
-    pool = WorkerPool(shop.place, workers=2)
+    pool = WorkerPool(shop.place, workers=workers)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=said):
             await pool.start()
 
@@ -186,7 +187,7 @@ async def test_one_name_for_all_workers_is_refused(new_shop, new_topic, group, w
     """A group_instance_id without {worker} would have workers put each other out of the group."""
     shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
             await WorkerPool(shop.place, workers=2, group_instance_id="billing").start()
 
@@ -206,7 +207,7 @@ async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, 
         await shop.until(10)
         witness.produce(topic, [b"poison"], partition=1)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         poisoning = asyncio.create_task(poison())
         with pytest.raises(HandlerFailedError):
             await pool.run()
@@ -246,7 +247,7 @@ async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, gro
         await pool.wait_ready()
         (hanging,) = pool.pids
         witness.produce(topic, [b"x"], partition=0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while pool.health().is_live:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.05)
         (check,) = pool.health().checks
