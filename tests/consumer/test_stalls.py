@@ -15,19 +15,22 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consumer, witness, group, protocol):
+async def test_a_stuck_handler_does_not_keep_its_partitions(quick, group, protocol):
     """Not read for max_poll_interval_ms, the member leaves and says so; it joins when it is read again."""
-    topic, events, told = new_topic(2), Recorder(), []
-    witness.produce(topic, (b"%d" % n for n in range(100)))
+    topic, events, told = quick.topic(2), Recorder(), []
+    quick.produce(topic, (b"%d" % n for n in range(100)))
 
     class Listener:
         def on_partitions_lost(self, lost):
             told.append(lost)
 
-    options = {"group_id": group, "group_protocol": protocol, "max_poll_interval_ms": 1_000}
+    options = {"group_id": group, "group_protocol": protocol}
+    if protocol == "classic":
+        options["heartbeat_interval_ms"] = 300
+    listening = {"hooks": [events], "rebalance_listener": Listener()}
     async with (
-        new_consumer(topic, hooks=[events], rebalance_listener=Listener(), **options) as stuck,
-        Crew(new_consumer, topic, **{**options, "max_poll_interval_ms": 60_000}) as crew,
+        quick.consumer(topic, max_poll_interval_ms=1_000, **listening, **options) as stuck,
+        Crew(quick.consumer, topic, **options) as crew,
     ):
         in_hand = await stuck.getone()
         lost = await events.wait_for(PartitionsLost)
@@ -43,7 +46,7 @@ async def test_a_stuck_handler_does_not_keep_its_partitions(new_topic, new_consu
         coming_back = asyncio.create_task(stuck.getone())
         await until(lambda: len(stuck.assignment()) == 1)
         for partition in range(2):
-            witness.produce(topic, [b"after"], partition=partition)
+            quick.produce(topic, [b"after"], partition=partition)
         assert (await coming_back).value == b"after"
 
     assert lost.partitions == told[0] == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
@@ -55,9 +58,9 @@ async def test_who_waits_for_records_is_not_stuck(new_topic, new_consumer, witne
     topic, events = new_topic(), Recorder()
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
-        assert await consumer.getone(timeout_ms=2_500) is None
+        assert await consumer.getone(timeout_ms=1_600) is None
         # Nobody asks, and there is nothing to be had.
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.6)
         witness.produce(topic, [b"0"])
         assert (await consumer.getone()).value == b"0"
 
@@ -99,8 +102,8 @@ async def test_streams_that_all_stand_still_are_a_stuck_member(new_topic, new_co
         first = [await anext(other) for _ in range(100)]
         await anext(one)
         waiting = asyncio.create_task(anext(other))
-        # It is looked four times in each interval, and two go by.
-        await asyncio.sleep(2.5)
+        # It is looked four times in each interval, and one and a half go by.
+        await asyncio.sleep(1.6)
         assert not events.of(PartitionsLost)
         witness.produce(topic, [b"100"], partition=first[0].partition)
         assert (await waiting).offset == 100
