@@ -9,11 +9,18 @@ from collections.abc import Iterable
 from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka import Consumer as ConfluentConsumer
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from penstock import Record, TopicPartition
+from penstock.error_codes import ErrorCode
+
+_NOT_YET = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
 
 
 class Witness:
@@ -95,8 +102,7 @@ class Witness:
 
     async def members(self, group: str) -> dict[str, frozenset[TopicPartition]]:
         """The group's members, by id, and what each has."""
-        asked = self.admin.describe_consumer_groups([group])
-        found = await asyncio.to_thread(asked[group].result, 20)
+        found = await self.described(group)
         return {
             member.member_id: frozenset(
                 TopicPartition(one.topic, one.partition) for one in member.assignment.topic_partitions
@@ -106,8 +112,19 @@ class Witness:
 
     async def state(self, group: str) -> str:
         """Such as STABLE or EMPTY."""
-        asked = self.admin.describe_consumer_groups([group])
-        return (await asyncio.to_thread(asked[group].result, 20)).state.name
+        return (await self.described(group)).state.name
+
+    async def described(self, group: str) -> ConsumerGroupDescription:
+        """All that the broker says of a group, as soon as it knows its groups: a new broker has to load them first."""
+        async with asyncio.timeout(30):
+            while True:
+                asked = self.admin.describe_consumer_groups([group])
+                try:
+                    return await asyncio.to_thread(asked[group].result, 20)
+                except KafkaException as error:
+                    if error.args[0].code() not in _NOT_YET:
+                        raise
+                await asyncio.sleep(0.02)
 
     async def ends(self, topic: str, partitions: int) -> dict[int, int]:
         """The end of each partition."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -38,7 +37,7 @@ async def test_everything_in_its_order(kafka, group):
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
         await consumer.getone()
-        described = await asyncio.to_thread(kafka.admin.describe_consumer_groups([group])[group].result, 20)
+        described = await kafka.described(group)
     order = [
         ApiVersionsRequest,
         MetadataRequest,
