@@ -91,14 +91,19 @@ async def test_health_says_how_a_member_is(witness_of, group):
     assert (starting.status, starting.is_live, starting.is_ready) == ("starting", True, False)
     assert (good.status, good.is_ready, good.partitions) == ("ok", True, 1)
     assert good.heartbeat_age_s is not None
-    assert 0 <= good.heartbeat_age_s < 3
+    assert 0 <= good.heartbeat_age_s < 15
     assert (bad.status, bad.is_live, bool(bad.detail)) == ("degraded", True, True)
 
 
 async def test_the_groups_metrics_agree_with_what_is_seen_on_the_wire(witness_of, group):
     """Heartbeats, joins, syncs, commits, assigned partitions: counts and times, tagged with client and group."""
     topic = witness_of.topic_with(100)
-    options = {"group_id": group, "client_id": group, "heartbeat_interval_ms": 100}
+    options = {
+        "group_id": group,
+        "client_id": group,
+        "heartbeat_interval_ms": 100,
+        "auto_commit_interval_ms": None,
+    }
 
     async with witness_of.consumer(topic, **options) as consumer:
         await consumer.getone()
@@ -121,7 +126,7 @@ async def test_the_groups_metrics_agree_with_what_is_seen_on_the_wire(witness_of
     assert found["commit-latency-avg"] <= found["commit-latency-max"]
     assert found["join-time-max"] >= found["join-time-avg"] > 0
     assert found["sync-time-max"] > 0
-    assert 0 <= found["last-heartbeat-seconds-ago"] < 5
+    assert 0 <= found["last-heartbeat-seconds-ago"] < 15
     assert min(found[f"{name}-rate"] for name in ("heartbeat", "join", "sync", "commit")) > 0
     assert (found["assigned-partitions"], found["rebalance-total"]) == (1, 1)
     assert {name.tags for name in metrics if name.group == GROUP} == {(("client-id", group), ("group-id", group))}
@@ -173,14 +178,12 @@ async def test_options_change_while_it_runs(witness_of, group):
 
 async def test_several_connections_fetch_at_once(witness_of, group):
     """num_fetchers: so many fetches are open together, no partition is in two of them, and every record comes once."""
-    topic = witness_of.topic(4)
-    for number in range(4):
-        witness_of.produce(topic, (b"%d" % n for n in range(50)), partition=number)
+    topic = witness_of.topic_with(50, partitions=4)
     options = {"num_fetchers": 4, "client_id": group, "auto_offset_reset": "earliest"}
 
     async with witness_of.consumer(topic, **options) as consumer:
         records = await consumer.getmany(min_records=200, max_records=200)
-        assert await consumer.getone(timeout_ms=600) is None
+        assert await consumer.getone(timeout_ms=300) is None
 
     frames = witness_of.proxy.requests(FetchRequest, client_id=group)
     partitions = {}

@@ -134,6 +134,6 @@ async def test_what_each_side_says_it_owns_is_understood(new_topic, new_consumer
 
 
 async def until_members(witness, group, sizes):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(40):
         while {len(share) for share in (await witness.members(group)).values()} != sizes:
             pass

@@ -35,7 +35,7 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_first_record(quick, g
         assert {(await one.getone()).value for _ in range(3)} == {b"old"}
         coming = asyncio.create_task(one.getone())
         await asyncio.to_thread(remake, quick, topic)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             got = [await coming, *[await one.getone() for _ in range(9)]]
 
     assert [(record.offset, record.value) for record in got] == [(n, b"%d" % n) for n in range(10)]
@@ -59,7 +59,7 @@ async def test_what_was_fetched_of_the_old_topic_is_handed_out_first(quick):
     ) as one:
         got = [await one.getone()]
         await asyncio.to_thread(remake, quick, topic)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             got += [await one.getone() for _ in range(14)]
 
     assert [record.offset for record in got] == [*range(5), *range(10)]

@@ -61,7 +61,7 @@ async def test_a_body_is_cancelled_again_when_it_goes_on():
     body = Body(stubborn=1)
     supervisor = await started(body)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await supervisor.stop(0, ending_s=0.1)
 
     assert body.cancelled == 2
@@ -74,7 +74,7 @@ async def test_a_body_that_does_not_end_is_told():
     supervisor = await started(body)
 
     with pytest.raises(PenstockError, match="a body has not ended"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await supervisor.stop(0, ending_s=0.1)
 
     body.let_go.set()
@@ -90,7 +90,7 @@ async def test_a_start_that_is_cancelled_is_bounded_too():
     starting.cancel()
 
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await starting
 
     body.let_go.set()
