@@ -26,10 +26,17 @@ class SchemaField:
 @cache
 def definition(name: str) -> dict[str, Any]:
     """The definition called ``name``, such as ``JoinGroupRequest``."""
+    text = _texts()[f"common/message/{name}.json"].decode()
+    return json.loads("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//")))
+
+
+@cache
+def _texts() -> dict[str, bytes]:
+    """All of them: to open so large an archive takes longer than to read them."""
     (jar,) = (path for path in broker_class_path() if path.name.startswith("kafka-clients"))
     with zipfile.ZipFile(jar) as archive:
-        text = archive.read(f"common/message/{name}.json").decode()
-    return json.loads("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//")))
+        names = [name for name in archive.namelist() if name.startswith("common/message/") and name.endswith(".json")]
+        return {name: archive.read(name) for name in names}
 
 
 def is_flexible(name: str, version: int) -> bool:
