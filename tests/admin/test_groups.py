@@ -75,6 +75,22 @@ def members(kafka_server, witness):
     return live
 
 
+@pytest.fixture(scope="module")
+def counting_server():
+    """A broker whose proxy counts what is asked; its tests are of one xdist_group, so that there is one."""
+    with KafkaServer(proxied=True) as server:
+        yield server
+        server.kill()  # in order, the end of so many logs takes seconds
+
+
+@pytest.fixture
+def counting(counting_server):
+    """That broker, and nothing asked of it yet; its line is whole again after the test."""
+    counting_server.proxy.frames.clear()
+    yield counting_server
+    counting_server.proxy.restore()
+
+
 @asynccontextmanager
 async def connect_group(cluster: Cluster, group: str):
     """A group of Kafka Connect's kind, with one member."""
@@ -154,19 +170,20 @@ async def test_a_static_member_goes_by_its_name(reached, new_topic, members, gro
         assert str(member) == "till (till-1) at 127.0.0.1"
 
 
-async def test_many_groups_are_described_in_one_request(group):
+@pytest.mark.xdist_group("admin-counting")
+async def test_many_groups_are_described_in_one_request(counting, group):
     """Not one a group: what was listed is described by its coordinator all at once."""
-    names = [f"{group}-{n:02}" for n in range(20)]
-    with KafkaServer(proxied=True) as server:
-        server.create_topic("any")
-        for name in names:
-            commit_to(server.bootstrap_servers, name, "any", {0: 0})
-        async with Reached(resolve({"bootstrap_servers": server.bootstrap_servers}, {})) as cluster:
-            described = await describe_groups(cluster, await list_groups(cluster))
+    names = [f"{group}-{n:02}" for n in range(10)]
+    counting.create_topic("any")
+    for name in names:
+        commit_to(counting.bootstrap_servers, name, "any", {0: 0})
+    async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
+        listed = [one for one in await list_groups(cluster) if one.group_id.startswith(group)]
+        described = await describe_groups(cluster, listed)
 
-        assert [(one.group_id, one.state) for one in described] == [(name, "Empty") for name in names]
-        assert len(server.proxy.requests(DescribeGroupsRequest, client_id="penstock")) == 1
-        assert not server.proxy.requests(ConsumerGroupDescribeRequest)
+    assert [(one.group_id, one.state) for one in described] == [(name, "Empty") for name in names]
+    assert len(counting.proxy.requests(DescribeGroupsRequest, client_id="penstock")) == 1
+    assert not counting.proxy.requests(ConsumerGroupDescribeRequest)
 
 
 async def test_a_group_of_another_kind_is_described_and_has_no_lag(reached, group):
@@ -283,7 +300,7 @@ async def test_what_the_log_lost_before_it_was_read_is_counted(reached, kafka_se
 async def test_a_topic_that_went_has_no_end(reached, kafka_server, new_topic, members, group):
     """A member still asks for a topic that was deleted: the group is measured all the same."""
     topic = new_topic()
-    async with members(group, topic, 1, "north", stop_timeout_ms=500), reached() as cluster:
+    async with members(group, topic, 1, "north"), reached() as cluster:
         kafka_server.delete_topic(topic)
         found = await group_lag(cluster, group)
 
@@ -318,21 +335,17 @@ async def test_only_the_partitions_that_are_asked_for(reached, new_topic, commit
         assert await committed_offsets(cluster, f"{group}-not-there") == {}
 
 
-@pytest.mark.slow
-async def test_a_thousand_partitions_take_one_request():
+@pytest.mark.xdist_group("admin-counting")
+async def test_many_partitions_take_one_request(counting):
     """One OffsetFetch, and one ListOffsets a question and a broker, however many partitions there are."""
-    with KafkaServer(proxied=True) as server:
-        server.create_topic("wide", 1_000)
-        commit_to(server.bootstrap_servers, "wide", "wide", dict.fromkeys(range(1_000), 0))
-        before = len(server.proxy.frames)
-        async with Reached(resolve({"bootstrap_servers": server.bootstrap_servers}, {})) as cluster:
-            found = await group_lag(cluster, "wide")
-        asked = [frame for frame in server.proxy.frames[before:] if frame.direction == "request"]
-        server.kill()  # in order, the end of so many logs takes seconds
+    counting.create_topic("wide", 300)
+    commit_to(counting.bootstrap_servers, "wide", "wide", dict.fromkeys(range(300), 0))
+    async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
+        found = await group_lag(cluster, "wide")
 
-    assert (len(found.partitions), found.total) == (1_000, 0)
-    assert sum(isinstance(frame.message, ListOffsetsRequest) for frame in asked) == 2
-    assert sum(isinstance(frame.message, OffsetFetchRequest) for frame in asked) == 1
+    assert (len(found.partitions), found.total) == (300, 0)
+    assert len(counting.proxy.requests(ListOffsetsRequest, client_id="penstock")) == 2
+    assert len(counting.proxy.requests(OffsetFetchRequest, client_id="penstock")) == 1
 
 
 @pytest.mark.slow
@@ -374,19 +387,17 @@ async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
     assert "leader 1 partition without one: are all brokers up?" in words
 
 
-async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(kafka_server, group):
+@pytest.mark.xdist_group("admin-counting")
+async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(counting, group):
     """Brokers that take questions and answer none end a tool with an error, when its time is over."""
-    with KafkaServer(proxied=True) as server:
-        cluster = Cluster(resolve({"bootstrap_servers": server.bootstrap_servers}, {}))
-        await cluster.bootstrap()
+    async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
         with pytest.raises(UnknownGroupError):
             await describe_group(cluster, group)
-        server.proxy.black_hole()
+        counting.proxy.black_hole()
         with pytest.raises(RequestTimedOutError, match="describing group"):
             await describe_group(cluster, group, timeout_s=0.5)
         with pytest.raises(RequestTimedOutError, match="listing groups"):
             await list_groups(cluster, timeout_s=0.5)
-        cluster.close()
 
 
 # ---- forgetting ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ async def test_the_nearest_replica_is_read_from(kafka_cluster, group):
         before = fetches(proxy)
         await until(lambda: fetches(proxy) > before)
 
-    async with witness.consumer("near", metadata_max_age_ms=4_000, **options) as consumer:
+    async with witness.consumer("near", metadata_max_age_ms=3_000, **options) as consumer:
         got = [await consumer.getone() for _ in range(1_000)]
         consumer.ack(got[-1])
         fetched, seen = {proxy: fetches(proxy) for proxy in (of_leader, of_follower)}, pictures()
