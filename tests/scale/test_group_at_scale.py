@@ -172,7 +172,7 @@ class Crowd:
 ROUNDS = 4
 """So many generations at most until the group is at rest. Two would do if all heard at the same time what they have to
 give back; who has given back joins at once, though, and some must then join again before they have heard of it."""
-WAVES = [(40, 0, 0, 0), (0, 40, 0, 0), (0, 0, 20, 0), (30, 30, 0, 20), (20, 20, 20, 20)]
+WAVES = [(40, 40, 0, 0), (30, 0, 20, 20), (20, 20, 20, 20)]
 """How many members come, stop, die and are cut off, while requests and answers of all are lost or late."""
 
 
