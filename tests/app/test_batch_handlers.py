@@ -708,7 +708,7 @@ async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, ne
 
     first = await start(ledgers[0], "1500")
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await witness.committed(group, topic, 1)).get(0):  # noqa: ASYNC110 - the broker's view
                 await asyncio.sleep(0.01)
     finally:
@@ -717,7 +717,7 @@ async def test_after_a_kill_only_what_was_not_committed_repeats(kafka_server, ne
     committed = (await witness.committed(group, topic, 1))[0]
     second = await start(ledgers[1])
     try:
-        await until(lambda: 1_999 in handled(ledgers[1]))
+        await until(lambda: 1_999 in handled(ledgers[1]), 60)
         await until_committed(witness, group, topic, 2_000)
     finally:
         second.terminate()

@@ -124,7 +124,7 @@ async def finished(witness, group, topic, partitions):
 
 async def wait_for_a_map(witness, group, topic, count):
     """Wait until commits say of so many records behind a stuck one that they are finished."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a broker tells nobody
             await asyncio.sleep(0.05)
 
@@ -146,7 +146,7 @@ async def test_a_process_that_is_killed_repeats_only_what_was_not_committed(proc
     """Killed with one key stuck: what a commit said is finished does not run again, all else does."""
     ledger = process.ledger
     await process.start(stuck="key 3")
-    await until(lambda: len(ledger.of("end")) > 150)
+    await until(lambda: len(ledger.of("end")) > 150, 60)
     await process.kill()
     ended, committed = ledger.of("end"), await finished(witness, group, process.topic, 2)
 
@@ -172,7 +172,7 @@ async def test_what_a_map_says_survives_any_number_of_kills(process, witness, gr
     ledger.path.unlink()
     await process.start()
     stuck = {(partition, offset) for partition in range(2) for offset in range(3, 300, 10)}
-    await until(lambda: len(ledger.of("end")) == 60)
+    await until(lambda: len(ledger.of("end")) == 60, 60)
     await wait_for_a_map(witness, group, process.topic, 600)
 
     assert ledger.of("begin") == ledger.of("end") == Counter(stuck)

@@ -28,6 +28,8 @@ from penstock.testing import KafkaServer
 ROOT = Path(__file__).parents[2]
 TOPICS = ("orders", "invoices", "blocks", "fatal")
 PARTITIONS = 3
+PATIENCE_S = 90
+"""A service that starts in three seconds takes twenty where others are busy, too."""
 
 
 class Service:
@@ -63,7 +65,7 @@ class Service:
         await self._asking("/readyz", lambda answer: {one["status"] for one in _checks(answer).values()} == {"ok"})
 
     async def _asking(self, path: str, is_it: Callable[[httpx.Response], bool]) -> httpx.Response:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 assert self.process.poll() is None, self.log
                 try:
@@ -75,7 +77,7 @@ class Service:
 
     async def says(self, words: str) -> str:
         """Wait for a line of its log."""
-        await until(lambda: words in self.log)
+        await until(lambda: words in self.log, PATIENCE_S)
         return next(line for line in self.log.splitlines() if words in line)
 
     async def order(self, customer: str, total: int) -> int:

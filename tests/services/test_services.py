@@ -17,6 +17,8 @@ LONG_TO_STOP = {"PENSTOCK_STOP_TIMEOUT_MS": "50000"}
 """What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
 SOON_S = 15
 
+pytestmark = pytest.mark.timeout(300)
+
 
 async def test_an_order_goes_round(home):
     """Live and not ready before the first assignment, both after it; an order by HTTP is charged by the handler."""
@@ -52,7 +54,7 @@ async def test_an_outage_is_no_reason_to_restart(home):
         assert await service.order("ann", 1) == 503
     finally:
         await asyncio.to_thread(end)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await service.order("ann", 5) == 503:
             pass
     await until(lambda: 5 in home.charged())
@@ -104,12 +106,12 @@ async def test_sigterm_loses_and_repeats_nothing(home):
     # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
     service = home.start(PENSTOCK_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
-    await until(lambda: home.how_many() > 20)
+    await until(lambda: home.how_many() > 20, 90)
     took_s = await service.end()
     kept.end()
     handled, committed = home.charged(), await home.witness.committed("billing", "orders", 3)
     following = home.start()
-    await until(lambda: home.how_many() >= TOTAL, timeout_s=60)
+    await until(lambda: home.how_many() >= TOTAL, timeout_s=90)
     await following.end()
 
     assert took_s < SOON_S
