@@ -12,7 +12,7 @@ from crew import until
 
 from penstock.messages import FetchRequest, JoinGroupRequest
 
-TOTAL = 1_200
+TOTAL = 600
 LONG_TO_STOP = {"PENSTOCK_STOP_TIMEOUT_MS": "50000"}
 """What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
 SOON_S = 15
@@ -100,7 +100,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
         numbers = range(partition, TOTAL, 3)
         orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]
         keys = [b"c%d" % (n % 20) for n in numbers]
-        home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=1_000)
+        home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=500)
 
     # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
