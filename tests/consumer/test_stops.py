@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +33,7 @@ SOON_S = 20.0
 
 IN_GENERAL = {"auto_commit_interval_ms": 600_000, "stop_timeout_ms": 120_000}
 OPTIONS = {"heartbeat_interval_ms": 200, "group_protocol": "classic", **IN_GENERAL}
-IMPATIENT = {"stop_timeout_ms": 6_000}
+IMPATIENT = {"stop_timeout_ms": 10_000}
 
 
 class Reading:
@@ -118,28 +118,39 @@ async def test_a_stop_in_the_middle_of_a_rebalance_commits(quick, group, kind, r
     assert not [*events.of(CommitFailed), *events.of(DrainTimedOut)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group, kind):
+async def both_stopped(quick, group, fault):
+    """One of each kind, in groups of their own, caught and stopped at the same time: gives groups, topics, events."""
+    async with AsyncExitStack() as stack:
+        caught, found = [], []
+        for kind in KINDS:
+            name = f"{group}-{kind.__name__}"
+            topic, one, events, _ = await stack.enter_async_context(
+                caught_between(quick, name, kind, fault, **IMPATIENT)
+            )
+            caught.append(one)
+            found.append((name, topic, events))
+        await asyncio.gather(*(stopped_soon(one.stop()) for one in caught))
+    return found
+
+
+async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
     """The stop ends in time all the same, and an event tells that what was done is not committed."""
-    hold = partial(quick.proxy.hold_request, SyncGroupRequest)
-    async with caught_between(quick, group, kind, hold, **IMPATIENT) as (topic, one, events, _):
-        await stopped_soon(one.stop())
+    found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
-    (failed,) = events.of(CommitFailed)
-    assert "REBALANCE_IN_PROGRESS" in failed.error
-    assert not failed.will_retry
-    assert await quick.committed(group, topic, 1) != {0: COUNT}
+    for name, topic, events in found:
+        (failed,) = events.of(CommitFailed)
+        assert "REBALANCE_IN_PROGRESS" in failed.error
+        assert not failed.will_retry
+        assert await quick.committed(name, topic, 1) != {0: COUNT}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_group_that_gathers_takes_the_commit(quick, group, kind):
+async def test_a_group_that_gathers_takes_the_commit(quick, group):
     """A join that never arrives ends no generation: after a while the stop commits in the one that lasts."""
-    hold = partial(quick.proxy.hold_request, JoinGroupRequest)
-    async with caught_between(quick, group, kind, hold, **IMPATIENT) as (topic, one, events, _):
-        await stopped_soon(one.stop())
+    found = await both_stopped(quick, group, partial(quick.proxy.hold_request, JoinGroupRequest))
 
-    assert await quick.committed(group, topic, 1) == {0: COUNT}
-    assert not events.of(CommitFailed)
+    for name, topic, events in found:
+        assert await quick.committed(name, topic, 1) == {0: COUNT}
+        assert not events.of(CommitFailed)
 
 
 async def test_who_owes_nothing_stops_at_once(quick, group):
