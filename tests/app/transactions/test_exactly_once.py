@@ -170,7 +170,8 @@ async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app
         await paused.wait()
         fill(witness, other, range(20, 40))
         await until_committed(ledger, group, other, 20)
-        assert len(recorder.of(TransactionAborted)) == 1
+        # The one that had records which were not begun, if any had come by then.
+        assert len(recorder.of(TransactionAborted)) <= 1
         app.resume(pass_on)
         await until_committed(ledger, group, source, 20)
 
