@@ -214,7 +214,7 @@ def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
 
 def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
     """The group takes no commits in the middle of a rebalance: what was handled is committed when that is over."""
-    shop.open(seconds=0.005)
+    shop.open(seconds=0.05)
     with (shop.folder / "shop.py").open("a") as module:
         module.write(ONE_AFTER_THE_OTHER)
     shop.produce(400)
@@ -226,12 +226,14 @@ def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
         first = pool.end(signal.SIGTERM)
     handled = Counter(partition for partition, _, _ in shop.noted())
     committed = shop.committed()
+    shop.open()
     with running(shop, *arguments) as pool:
         shop.until(400)
         second = pool.end(signal.SIGTERM)
 
     assert (first, second) == (0, 0)
     assert committed == {one: handled[one] for one in range(PARTITIONS)}
+    assert 0 < sum(handled.values()) < 400
     assert set(Counter(shop.noted()).values()) == {1}
 
 
