@@ -368,7 +368,7 @@ async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
         listings = await list_groups(cluster)
         brokers.nodes[0].kill()
         described = again = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # What a coordinator has taken over it knows when its followers have caught up, and not before.
             while [one.group_id for one in described] != names:
                 again = await list_groups(cluster)

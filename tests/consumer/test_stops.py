@@ -25,7 +25,14 @@ from penstock.messages import (
     OffsetCommitResponse,
     SyncGroupRequest,
 )
-from penstock.observe.events import CommitFailed, DrainTimedOut, GroupJoined, OffsetsCommitted, PartitionsAssigned
+from penstock.observe.events import (
+    CommitFailed,
+    DrainTimedOut,
+    GroupJoined,
+    LeavingCutShort,
+    OffsetsCommitted,
+    PartitionsAssigned,
+)
 
 COUNT = 10
 SOON_S = 20.0
@@ -138,9 +145,10 @@ async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
     for name, topic, events in found:
-        (failed,) = events.of(CommitFailed)
-        assert "REBALANCE_IN_PROGRESS" in failed.error
-        assert not failed.will_retry
+        # An app keeps a part of its time: where a machine stands still for that long, it says so of all of the group.
+        cut_short = name.endswith(Handling.__name__) and events.of(LeavingCutShort)
+        told = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
+        assert told == [(True, False)] or cut_short
         assert await quick.committed(name, topic, 1) != {0: COUNT}
 
 

@@ -20,7 +20,8 @@ def parity_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def kafka(parity_server) -> Iterator[ProxiedWitness]:
-    """The broker and what a test needs of it; its line is whole again after the test."""
+    """The broker and what a test needs of it; it sees its own frames only, and its line is whole again after it."""
+    parity_server.proxy.frames.clear()
     yield ProxiedWitness(parity_server)
     parity_server.proxy.restore()
 

@@ -136,8 +136,8 @@ async def test_stored_offsets_are_loaded_again(kafka, group):
     assert record.offset == 15
 
 
-async def test_who_is_no_member_does_not_rejoin(kafka, group):
-    """A choice of partitions joins nothing; a subscription to more joins with the new topics, once."""
+async def test_a_subscription_to_more_joins_once(kafka, group):
+    """The group is asked for the new topics by one join, and what was read before goes on where it was."""
     a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, group_id=group, client_id=group, heartbeat_interval_ms=100) as consumer:
@@ -145,10 +145,13 @@ async def test_who_is_no_member_does_not_rejoin(kafka, group):
         joins = len(kafka.proxy.requests(JoinGroupRequest, client_id=group))
         await consumer.subscribe(a, b)
         records = await read(consumer, 5)
+        kafka.produce(a, [b"5"])
+        more = await consumer.getone()
         after = len(kafka.proxy.requests(JoinGroupRequest, client_id=group))
 
     assert places(records) == [(b, 0, n) for n in range(5)]
-    assert after > joins
+    assert (more.topic, more.offset) == (a, 5)
+    assert after == joins + 1
 
 
 # ---- how far ------------------------------------------------------------------------------------------------------
