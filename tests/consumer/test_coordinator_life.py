@@ -114,7 +114,6 @@ of_the_cluster = pytest.mark.xdist_group("coordinators")
 """It is large, so there is one."""
 
 FAULTS = {
-    "killed": lambda node: node.kill(),
     "stopped in order": lambda node: node.stop(),
     "frozen": lambda node: node.pause(),
 }
@@ -173,6 +172,7 @@ async def test_a_coordinator_that_leads_and_is_killed_is_survived(cluster, new_c
 
     assert {1} == set(crew.handled.values())
     assert len(events.of(GroupJoined)) == 1
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
     await is_committed(cluster, group, group, 3_000, partitions=6)
 
 

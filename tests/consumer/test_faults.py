@@ -41,7 +41,7 @@ def consumer_of(server, topic, **options):
     return Consumer(topic, **{"bootstrap_servers": server.bootstrap_servers, **options})
 
 
-@pytest.mark.xdist_group("killed broker")
+@pytest.mark.xdist_group("killed-broker")
 async def test_a_broker_killed_and_restarted_is_survived(own_server, own_topic, group):
     """SIGKILL of the only broker and its return within the session: each record comes once, nobody rebalances.
 
@@ -80,7 +80,7 @@ async def test_a_broker_killed_and_restarted_is_survived(own_server, own_topic, 
     assert [sum((await witness.committed(name, own_topic, 2)).values()) for name in groups.values()] == [6_000] * 2
 
 
-@pytest.mark.xdist_group("killed broker")
+@pytest.mark.xdist_group("killed-broker")
 async def test_a_broker_frozen_within_the_session_is_waited_for(own_server, own_topic, group):
     """SIGSTOP for less than the session, then SIGCONT: reading goes on, nothing repeats, nobody rebalances."""
     witness, events = Witness(own_server.bootstrap_servers), Recorder()
@@ -102,7 +102,7 @@ async def test_a_broker_frozen_within_the_session_is_waited_for(own_server, own_
     assert len(events.of(GroupJoined)) == 1
 
 
-@pytest.mark.xdist_group("killed broker")
+@pytest.mark.xdist_group("killed-broker")
 async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, group):
     """With every broker dead, stop() is through within stop_timeout_ms and leaves no task, in either protocol."""
     witness = Witness(own_server.bootstrap_servers)
@@ -125,7 +125,7 @@ async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, grou
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-@pytest.mark.xdist_group("killed broker")
+@pytest.mark.xdist_group("killed-broker")
 async def test_start_waits_for_a_broker_that_comes_late(killed_server, group):
     """start() tries until start_timeout_ms is over, so a service may come up before its brokers do."""
     if killed_server.node.is_running:
