@@ -81,7 +81,7 @@ async def fill(ledger: Ledger, topic: str, count: int) -> None:
     )
 
 
-async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float = 60) -> None:
+async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float = 100) -> None:
     """Wait until so much of a topic may be read by readers of committed records, markers counted as well."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -90,7 +90,7 @@ async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float =
             await asyncio.sleep(0.05)
 
 
-async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: float = 60) -> None:
+async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: float = 100) -> None:
     """Wait until a link has committed that it has handled all of its topic."""
     async with asyncio.timeout(timeout_s):
         ends = {one: await ledger.stable_end(source, one) for one in range(PARTITIONS)}
@@ -124,11 +124,12 @@ async def check(ledger: Ledger, topic: str, count: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("count", "kills", "first", "second"),
     [
         pytest.param(
-            40_000,
+            100_000,
             8,
             # Comes back with its name, and ends what it left open.
             {"group_instance_id": "a", "transactional_id": "{group}-{instance}"},
@@ -146,7 +147,7 @@ async def check(ledger: Ledger, topic: str, count: int) -> None:
     ],
 )
 async def test_killed_at_random_everything_comes_out_once(server, count, kills, first, second):
-    """40,000 records through a chain of two apps with kills at random show each once, in order of its key."""
+    """100,000 records through a chain of two apps with kills at random show each once, in order of its key."""
     ledger, chance = Ledger(server), random.Random(20)
     topics = [ledger.topic(PARTITIONS) for _ in range(3)]
     links = [Link(server, topics[0], topics[1], **first), Link(server, topics[1], topics[2], **second)]
