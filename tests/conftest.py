@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 from hypothesis import settings
 
@@ -16,3 +17,6 @@ def pytest_configure() -> None:
     # pytest-asyncio asks which loop there was before its own: where nobody ever said "none", asyncio makes one for the
     # answer, nobody closes it, and whichever test collects it fails.
     asyncio.set_event_loop(None)
+    # Who runs in the background, or is to outlive a terminal, is started with these ignored, and hands that down.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

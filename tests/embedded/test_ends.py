@@ -8,12 +8,9 @@ import psutil
 import pytest
 
 WITH = """
-    import signal
     import time
     from penstock.testing import KafkaServer
 
-    # Whoever runs the tests may have been told to outlive a terminal, and that is handed down.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with KafkaServer() as server:
         print(server.node.pid, flush=True)
         while True:

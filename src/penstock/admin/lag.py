@@ -104,7 +104,7 @@ async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIE
     topics = {one.topic for one in (*committed, *group.owners)} | {t for m in group.members for t in m.topics}
     counts = await partitions_of(cluster, topics, timeout_s=timeout_s)
     there = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
-    known = await led(cluster, there, timeout_s=min(timeout_s, _ELECTION_S))
+    known = await led(cluster, there, patience_s=_ELECTION_S, timeout_s=timeout_s)
     begins = await list_offsets(cluster, dict.fromkeys(known, EARLIEST), timeout_s=timeout_s)
     ends = await list_offsets(cluster, dict.fromkeys(known, LATEST), timeout_s=timeout_s)
     return GroupLag(

@@ -5,12 +5,13 @@ Rule of this file: an answer may be lost on its way, so a second attempt that fi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 from penstock.error_codes import ErrorCode
-from penstock.errors import BrokerConnectionError, BrokerError, broker_error
+from penstock.errors import BrokerConnectionError, broker_error
 from penstock.messages import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -124,30 +125,26 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
 
 
 async def led(
-    cluster: Cluster, partitions: Collection[TopicPartition], *, timeout_s: float = 30
+    cluster: Cluster, partitions: Collection[TopicPartition], *, patience_s: float, timeout_s: float = 30
 ) -> frozenset[TopicPartition]:
-    """Those that have a leader: all of them, or who has one still when the others have had ``timeout_s`` to get one.
+    """Those that have a leader: all of them, or who has one when the others have had ``patience_s`` to get one.
 
     Raises:
         BrokerConnectionError: nobody answers in time.
     """
-    found: frozenset[TopicPartition] = frozenset()
+    loop = asyncio.get_running_loop()
+    patient_until = loop.time() + min(patience_s, timeout_s / 2)
 
-    async def look() -> None:
-        nonlocal found
+    async def look() -> frozenset[TopicPartition]:
         await cluster.refresh()
         leaders = {one: cluster.topology.leader(one) for one in partitions}
         found = frozenset(one for one, leader in leaders.items() if leader is not None and leader.leader_id >= 0)
-        if len(found) < len(leaders):
-            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions without one")
+        if len(found) < len(leaders) and loop.time() < patient_until:
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have none")
+        return found
 
     with watched(cluster, {one.topic for one in partitions}):
-        try:
-            await cluster.retrying(look, timeout_s=timeout_s, what="waiting for leaders")
-        except BrokerError as error:
-            if error.code != ErrorCode.LEADER_NOT_AVAILABLE:
-                raise
-    return found
+        return await cluster.retrying(look, timeout_s=timeout_s, what="looking for leaders")
 
 
 async def _change(
