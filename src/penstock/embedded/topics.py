@@ -66,8 +66,7 @@ class TopicAdmin:
 
     def create(self, topic: NewTopic) -> None:
         """Make a topic and wait until every partition has a leader that serves it."""
-        answer = self._ask(CreateTopicsRequest((topic,)))
-        _check(answer.topics)
+        self._place(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
         self._wait_for_leaders(topic.name, topic.num_partitions)
 
     def delete(self, name: str) -> None:
@@ -81,7 +80,7 @@ class TopicAdmin:
 
     def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to ``total`` partitions."""
-        _check(self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
+        self._place(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
         self._wait_for_leaders(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
@@ -99,6 +98,17 @@ class TopicAdmin:
     def metadata(self, name: str) -> MetadataResponse:
         """What the cluster says of a topic."""
         return self._ask(MetadataRequest((MetadataTopic(name),)))
+
+    def _place(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
+        """Have partitions made, once there are brokers for so many copies of them."""
+        done: tuple[TopicResult, ...] = ()
+        for _ in _attempts(self._timeout_s):
+            done = ask()
+            # A broker that was not heard for a few seconds, as on a busy machine, gets none until it is heard again.
+            is_short = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in done)
+            if not is_short or copies > len(self._addresses()):
+                break
+        _check(done)
 
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
         def led(answer: MetadataResponse) -> bool:
