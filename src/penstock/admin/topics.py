@@ -136,12 +136,12 @@ async def led(
     patient_until = loop.time() + min(patience_s, timeout_s / 2)
 
     async def look() -> frozenset[TopicPartition]:
-        await cluster.refresh()
         leaders = {one: cluster.topology.leader(one) for one in partitions}
         found = frozenset(one for one, leader in leaders.items() if leader is not None and leader.leader_id >= 0)
-        if len(found) < len(leaders) and loop.time() < patient_until:
-            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have none")
-        return found
+        if len(found) == len(leaders) or loop.time() >= patient_until:
+            return found
+        await cluster.refresh()
+        raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have none")
 
     with watched(cluster, {one.topic for one in partitions}):
         return await cluster.retrying(look, timeout_s=timeout_s, what="looking for leaders")
