@@ -424,6 +424,37 @@ async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witnes
     assert await witness.committed(group, topic, 1) == {0: 100}
 
 
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+async def test_who_takes_long_holds_up_no_other_handler_of_a_topic(new_app, new_topic, witness, group, order_by):
+    """However the records come: what is for the other is read while one waits, and the one keeps its order."""
+    topic, app = new_topic(), new_app()
+    let_go, begun, slow, quick = asyncio.Event(), asyncio.Event(), [], []
+
+    @app.handler(topic, when=lambda record: record.key is None, order_by=order_by, concurrency=1)
+    async def take_long(n: int) -> None:
+        begun.set()
+        await let_go.wait()
+        slow.append(n)
+
+    @app.handler(topic, when=lambda record: record.key is not None)
+    async def take_quickly(n: int) -> None:
+        quick.append(n)
+
+    async with app:
+        witness.produce(topic, [b"0"])
+        await asyncio.wait_for(begun.wait(), 30)
+        for n in range(1, 11):
+            witness.produce(topic, [b"%d" % n])
+            witness.produce(topic, [b"%d" % n], keys=[b"key"])
+            await until(lambda n=n: len(quick) == n)
+        assert slow == []
+        let_go.set()
+        await until(lambda: len(slow) == 11)
+
+    assert (slow, quick) == (list(range(11)), list(range(1, 11)))
+    assert await witness.committed(group, topic, 1) == {0: 21}
+
+
 @pytest.mark.parametrize("unmatched", ["fail", "skip"])
 async def test_a_record_that_nobody_wants_is_no_record_that_is_done(new_app, new_topic, witness, group, unmatched):
     """It fails as others do unless `unmatched="skip"` says that it may be passed over; so does one `when` raises at."""

@@ -42,6 +42,7 @@ class Line:
         on_progress: told when something is done.
         on_full: told of the last record that a lane or a partition takes, and how many wait there: what they wait for
             holds their whole partition up.
+        is_shared: others take records of the same partitions.
     """
 
     def __init__(  # noqa: PLR0913 - the sides of a line
@@ -54,11 +55,16 @@ class Line:
         window: int,
         on_progress: Callable[[], None],
         on_full: Callable[[Record, int], None] = lambda _record, _waiting: None,
+        is_shared: bool = False,
     ) -> None:
         self._handle, self._recover = handle, recover
         self._on_progress = on_progress
         self._lanes: Lanes[Held] = Lanes(
-            order_by, window, on_parked=self._parked, on_full=lambda work, waiting: on_full(work.record, waiting)
+            order_by,
+            window,
+            on_parked=self._parked,
+            on_full=lambda work, waiting: on_full(work.record, waiting),
+            is_shared=is_shared,
         )
         self._held: dict[TopicPartition, Held] = {}
         self._loop = asyncio.get_running_loop()

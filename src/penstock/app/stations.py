@@ -94,6 +94,7 @@ def _record_station(ready: Ready, prepared: Prepared, site: Site) -> Station:
         window=site.window,
         on_progress=site.on_progress,
         on_full=functools.partial(site.on_full, handler),
+        is_shared=handler.when is not None,
     )
     return Station(handler, line, failures)
 

@@ -8,9 +8,10 @@ different partitions, and so of different topics, never mix. Records without a k
 an empty key is a key like others.
 
 By partition, the slice of a partition waits as a whole while one of its records is suspended. By key, all workers
-share a slice, and a record whose lane is busy is parked behind it until its turn comes. What is taken and neither
-suspended nor followed by another ``take`` is in the worker's hand, one record in all: between taking a record and
-``suspended`` nothing is awaited.
+share a slice, and a record whose lane is busy is parked behind it until its turn comes; so is one by partition where
+others take records of the same partitions, which would wait for what they need not. What is taken and neither suspended
+nor followed by another ``take`` is in the worker's hand, one record in all: between taking a record and ``suspended``
+nothing is awaited.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Lanes(Generic[SourceT]):
         on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
         on_full: told of the last one that a lane takes, see ``lane_limit``, or that may fail of a partition before no
             more is wanted of it; and how many wait there.
+        is_shared: others take records of the same partitions.
 
     Attributes:
         parked: how many records wait behind others of their lane, one by one.
@@ -96,13 +98,15 @@ class Lanes(Generic[SourceT]):
         *,
         on_parked: Callable[[Work[SourceT]], object] = lambda _: None,
         on_full: Callable[[Work[SourceT], int], object] = lambda _work, _waiting: None,
+        is_shared: bool = False,
     ) -> None:
         self.order_by = order_by
         self.window = window
         self.lane_limit = max(1, window // 2)
         self.parked = self.failing = 0
         self._on_parked, self._on_full = on_parked, on_full
-        self._is_by_key, self._is_by_partition = order_by == "key", order_by == "partition"
+        self._is_by_key = order_by == "key"
+        self._waits_whole = order_by == "partition" and not is_shared
         self._stocks: dict[TopicPartition, _Stock[SourceT]] = {}
         self._turn: deque[_Stock[SourceT]] = deque()
         """Those that have a slice to run, but for the current one; the next one first."""
@@ -130,7 +134,7 @@ class Lanes(Generic[SourceT]):
             stock = self._stocks[partition] = _Stock()
         stock.slices.append(_Slice(stock, records, iter(records), source))
         self._in_turn += len(records)
-        is_waiting = self._is_by_partition and stock.busy
+        is_waiting = self._waits_whole and stock.busy
         if len(stock.slices) == 1 and not is_waiting and not self._is_current(stock):
             self._turn.append(stock)
 
@@ -138,11 +142,12 @@ class Lanes(Generic[SourceT]):
         """How many records of a partition may be handed in now; 0 while they would only wait.
 
         A partition may hold twice as much as is left of the window, so that all that have records come to hold alike
-        and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). By partition it is half of
-        what is left. There is always room for one record of a partition that nothing is held of, whoever else fails.
+        and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). Of one that waits as a
+        whole it is half of what is left. There is always room for one record of a partition that nothing is held of,
+        whoever else fails.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
-        if self._is_by_partition:
+        if self._waits_whole:
             is_open = self._is_current(stock) and length_hint(self._left)
             is_held = stock is not None and (stock.busy or stock.slices or is_open)
             return 0 if is_held else max(1, (left + 1) // 2)
@@ -174,11 +179,11 @@ class Lanes(Generic[SourceT]):
             ready.stock.parked -= 1
             return ready
         while True:
-            busy, hand = self._busy, self._slice
+            busy, hand, is_by_key = self._busy, self._slice, self._is_by_key
             for record in self._left:
                 assert hand is not None
                 work = Work(record, hand.source, hand.stock)
-                if not busy or record.key not in busy:
+                if not busy or (record.key if is_by_key else None) not in busy:
                     return work
                 self._park(work)
             if not self._open_slice():
@@ -194,7 +199,7 @@ class Lanes(Generic[SourceT]):
         lane = self._lane_of(work)
         assert lane not in work.stock.busy, "a lane is handed out twice"
         work.stock.busy[lane] = work
-        if self._is_by_partition and self._slice is not None and self._slice.stock is work.stock:
+        if self._waits_whole and self._slice is not None and self._slice.stock is work.stock:
             self._set_aside(self._slice)
 
     def finished(self, work: Work[SourceT]) -> None:
@@ -213,13 +218,13 @@ class Lanes(Generic[SourceT]):
             self._ready.append(following)
             return
         del stock.busy[lane]
-        if self._is_by_partition and stock.slices:
+        if self._waits_whole and stock.slices:
             self._turn.appendleft(stock)
 
     def failed(self, work: Work[SourceT]) -> None:
         """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""
         stock = work.stock
-        if self._is_by_partition or work.is_failing:
+        if self._waits_whole or work.is_failing:
             return
         work.is_failing = True
         self.failing += 1
@@ -279,7 +284,7 @@ class Lanes(Generic[SourceT]):
     def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
         """How many records wait behind the one of their lane that is begun."""
         stock = self._stocks.get(partition)
-        work = stock.busy.get(key) if stock is not None else None
+        work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
         return len(work.behind) if work is not None and work.behind else 0
 
     def next_offset(self, partition: TopicPartition) -> int | None:
@@ -328,7 +333,7 @@ class Lanes(Generic[SourceT]):
 
     def _park(self, work: Work[SourceT]) -> None:
         work.is_begun = True
-        first = work.stock.busy[work.record.key]
+        first = work.stock.busy[self._lane_of(work)]
         if first.behind is None:
             first.behind = deque()
         first.behind.append(work)
