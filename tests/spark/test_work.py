@@ -16,6 +16,7 @@ import pytest
 
 from penstock import App, PenstockError, Record, Retry, TopicPartition
 from penstock.config import resolve
+from penstock.core.offset_map import OffsetMap
 from penstock.spark import worker
 from penstock.spark.choosing import choose
 from penstock.spark.rows import result_type
@@ -114,6 +115,25 @@ async def test_what_nobody_has_handled_is_not_said_to_be_done(app):
         await work.take([(TopicPartition(TOPIC, 0), [record])], {})
     with pytest.raises(PenstockError, match="is not at work here"):
         await work.finish()
+
+
+async def test_what_was_finished_is_passed_over_in_any_order(app):
+    """Spread over tasks without an order, records come as Spark has mixed them; none that is finished comes again."""
+    handled = []
+
+    @app.handler(TOPIC, order_by="none")
+    async def handle(record: Record) -> None:
+        handled.append(record.offset)
+
+    work, place = Work(app, shipment_of(app, "handle", has_sink=False)), TopicPartition(TOPIC, 0)
+    await work.start()
+    mixed = [Record(TOPIC, 0, offset, None, b"", 0) for offset in (17, 3, 12, 4, 19, 5, 0, 18)]
+    await work.take([(place, mixed)], {place: OffsetMap(0, 15, (3, 12))})
+    _, tally = await work.finish()
+    await work.stop()
+
+    assert sorted(handled) == [3, 12, 17, 18, 19]
+    assert (tally.records, tally.passed) == (5, 3)
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from operator import attrgetter
 from typing import cast
 
 from penstock.app.app import App
@@ -33,6 +34,8 @@ from penstock.spark.shipping import Shipment
 from penstock.spark.tallies import Counting, Tally
 
 __all__ = ["Work"]
+
+_offset = attrgetter("offset")
 
 Slice = tuple[TopicPartition, Sequence[Record]]
 Results = list[tuple[Record, object]]
@@ -184,7 +187,7 @@ class Work:
 
 
 def _unfinished(records: Sequence[Record], done: OffsetMap | None) -> Sequence[Record]:
-    """Without what the group had finished before."""
-    if done is None or not records or records[0].offset >= done.limit:
+    """Without what the group had finished before; for handlers that keep no order, they need not be in order."""
+    if done is None or not records or min(map(_offset, records)) >= done.limit:
         return records
     return [record for record in records if not done.is_finished(record.offset)]
