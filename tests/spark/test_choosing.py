@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
-from penstock import App
+from penstock import App, TopicPartition
+from penstock.config import resolve
+from penstock.observe.hooks import Observer
 from penstock.spark.choosing import choose
+from penstock.spark.group_desk import Commit, GroupDesk
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,21 @@ def test_a_pattern_takes_no_letters(topic, is_read):
     (pattern,) = choose(app, handle, "g").patterns
 
     assert pattern.fullmatch(topic) is is_read
+
+
+@pytest.mark.parametrize("excludes", [True, False])
+def test_a_pattern_passes_over_kafkas_own_topics(kafka_server, excludes):
+    """As in the service, unless ``exclude_internal_topics=False`` says that they are wanted."""
+    topic, group = f"t-{uuid.uuid4().hex[:12]}", f"g-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(topic, 1)
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, exclude_internal_topics=excludes)
+
+    @app.handler(pattern=f"{topic}|__consumer_offsets")
+    async def handle(value: bytes) -> None: ...
+
+    patterns = choose(app, handle, group).patterns
+    with GroupDesk(resolve(app.options), group, Observer()) as desk:
+        desk.commit({TopicPartition(topic, 0): Commit(0)}, "")  # or the broker has no such topic yet
+        found = {one.topic for one in desk.partitions((), patterns)}
+
+    assert found == ({topic} if excludes else {topic, "__consumer_offsets"})

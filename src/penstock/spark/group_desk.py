@@ -285,8 +285,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
                 await self._cluster.retrying(
                     self._cluster.refresh, timeout_s=self._timeout_s, what="looking for topics"
                 )
-                there = list(self._cluster.topology.topics)
-            names |= {name for name in there if any(one.fullmatch(name) for one in patterns)}
+                names = names.union(*map(self._cluster.topology.matching, patterns))
         counts = await partitions_of(self._cluster, names, timeout_s=self._timeout_s)
         if missing := sorted(names - counts.keys()):
             raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {missing[0]!r}")
