@@ -130,16 +130,35 @@ async def test_getmany_waits_for_a_number_of_records(new_topic, new_consumer, wi
     assert len(all_of_them) >= 5
 
 
-async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witness, group):
-    """A batch larger than the buffer comes as large as the buffer is, in place of never."""
-    topic = new_topic()
-    witness.produce(topic, (b"x" * 1_000 for _ in range(500)), batch_bytes=10_000)
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witness, group, partitions):
+    """A batch larger than the buffer comes as large as the buffer, or a partition's share of it, in place of never."""
+    topic = new_topic(partitions)
+    witness.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=0, batch_bytes=10_000)
 
     async with new_consumer(topic, group_id=group, max_buffered_bytes=50_000) as consumer:
         async with asyncio.timeout(30):
             batch = await consumer.getmany(min_records=400, max_records=400)
 
     assert 0 < len(batch) < 400
+
+
+async def test_a_fetch_under_way_makes_no_batch_smaller(new_topic, new_consumer, witness, group):
+    """It may have reserved all the room there is, and is waited for: by a number of records as by a batch's time."""
+    topic = new_topic()
+    witness.produce(topic, [b"0"])
+
+    async with new_consumer(topic, group_id=group, max_buffered_bytes=1_000_000) as consumer, asyncio.timeout(40):
+        many = asyncio.create_task(consumer.getmany(min_records=3))
+        await until(lambda: bool(consumer.statistics().buffered_bytes) or many.done())
+        for number in (1, 2):
+            witness.produce(topic, [b"%d" % number])
+        assert len(await many) == 3
+        batch = asyncio.create_task(anext(consumer.batches(max_records=3, max_wait_ms=30_000)))
+        for number in (3, 4, 5):
+            witness.produce(topic, [b"%d" % number])
+
+        assert len(await batch) == 3
 
 
 async def test_what_is_no_record_does_not_hold_a_batch_up(new_topic, new_consumer, kafka_server, group):

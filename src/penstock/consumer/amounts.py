@@ -20,10 +20,15 @@ class Amounts:
     def __init__(self, positions: Positions, buffer: Buffer[Chunk], supply: Supply) -> None:
         self._positions, self._buffer, self._supply = positions, buffer, supply
 
-    def are_there(self, count: int) -> bool:
-        """Whether so many records may be handed out now, or all that there is room for, or an error is to be told."""
+    def are_there(self, count: int, *, is_patient: bool = True) -> bool:
+        """Whether so many records may be handed out now, or all that there is room for, or an error is to be told.
+
+        Args:
+            count: how many.
+            is_patient: whether a partition that takes no more waits for the others, which may bring nothing.
+        """
         self._supply.pass_over_nothing()
-        found, has_room = 0, False
+        found, has_room, is_full = 0, False, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:
             if not self._supply.is_readable(position.partition):
@@ -32,5 +37,8 @@ class Amounts:
                 found += chunk.expected(position.delivered or 0)
                 if found >= count or chunk.has_error:
                     return True
-            has_room = has_room or self._buffer.room_of(position.partition, len(self._positions)) > share // 2
-        return found > 0 and not (has_room and self._buffer.free_bytes)
+            takes_more = self._buffer.room_of(position.partition, len(self._positions)) > share // 2
+            has_room, is_full = has_room or takes_more, is_full or not takes_more
+        # What a fetch under way has reserved is room: it may bring what is waited for.
+        has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
+        return found > 0 and (not has_room or (is_full and not is_patient))

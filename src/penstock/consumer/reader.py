@@ -128,13 +128,13 @@ class Reader:
             PenstockError: whatever has to be told.
         """
         while True:
-            await self.until_there_are(least)
+            await self.until_there_are(least, is_patient=False)
             if taken := self.take_now(count):
                 return taken
             await self.wait_for_news()
 
-    async def until_there_are(self, count: int) -> None:
-        """Wait until so many records may be handed out; what is in hand is done.
+    async def until_there_are(self, count: int, *, is_patient: bool = True) -> None:
+        """Wait until so many records may be handed out, as ``Amounts.are_there`` says; what is in hand is done.
 
         Raises:
             ConsumerStateError: two tasks read at once, or the consumer was stopped.
@@ -145,7 +145,7 @@ class Reader:
             self.kept.finish()
             self._put_back_current()
             await self._give_a_turn()
-            while not self._amounts.are_there(count):
+            while not self._amounts.are_there(count, is_patient=is_patient):
                 self.raise_told()
                 await self.wait_for_news()
         finally:
