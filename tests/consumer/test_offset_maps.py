@@ -10,6 +10,7 @@ from crew import until
 from recorder import Recorder
 
 from penstock import OffsetAndMetadata, TopicPartition
+from penstock.consumer.amounts import Amounts
 from penstock.core.offset_map import decode
 from penstock.observe.events import (
     FinishedSkipped,
@@ -222,6 +223,38 @@ async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, ev
     assert 0.75 < high.fill < 1
     assert 0.7 * 256 < len(text) <= 256
     assert decode(text, 0).offset_map is not None
+
+
+async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
+    new_topic, by_hand, events, *, witness, monkeypatch
+):
+    """A partition that waits for its lowest record costs nothing, however its reader waits."""
+    topic, chance, left, looks = new_topic(), random.Random(5), [], []
+    witness.produce(topic, (b"%d" % n for n in range(20_000)))
+
+    def look(amounts, *arguments, **options):
+        looks.append(amounts)
+        return are_there(amounts, *arguments, **options)
+
+    async with by_hand(topic, offset_metadata_max_bytes=256, max_queued_records=100) as consumer:
+        while not events.of(OffsetMapHigh):
+            some = await consumer.getmany(timeout_ms=100)
+            left += [one for one in some if not one.offset or chance.random() < 0.5 or not consumer.ack(one)]
+        are_there = Amounts.are_there
+        monkeypatch.setattr(Amounts, "are_there", look)
+        waiting = asyncio.create_task(consumer.getmany(min_records=50))
+        await until(lambda: bool(looks))
+        for record in left[-3:]:
+            # Sooner than the map is looked at again.
+            consumer.ack(record)
+            before = len(looks)
+            await until(lambda before=before: len(looks) > before)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    assert len(looks) < 50
 
 
 @pytest.mark.parametrize("room", [10, 100])

@@ -283,7 +283,9 @@ class Reader:
 
     async def wait_for_news(self) -> None:
         """Wait until something may have changed; one at a time."""
-        await self._news.wait(self.maps.look_again_at)
+        # Whoever looks then says when to look next.
+        until, self.maps.look_again_at = self.maps.look_again_at, None
+        await self._news.wait(until)
 
     def _first_of_slice(self) -> Record:
         self._slice_began_at = self._loop.time()
