@@ -66,6 +66,28 @@ async def test_the_callback_sees_where_partitions_stood_and_stand(new_topic, new
     assert set(new.items()) <= set(old.items())
 
 
+async def test_the_callback_sees_where_a_kept_partition_stands(new_topic, new_consumer, witness, group):
+    """To the record, also when nothing of this consumer's goes and nothing was committed since."""
+    topic, calls = new_topic(2), []
+    witness.fill(topic, 2, 10)
+
+    def note(_consumer, old, new):
+        calls.append((dict(old), dict(new)))
+
+    options = {"group_id": group, "heartbeat_interval_ms": 200, "auto_commit_interval_ms": None}
+    async with new_consumer(topic, post_rebalance_callback=note, **options) as first:
+        async with new_consumer(topic, **options) as second:
+            await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
+            (kept,) = first.assignment()
+            while (record := await first.getone()).topic_partition != kept or record.offset < 4:
+                """What was handed out of the other one before it went."""
+            before = len(calls)
+        await until(lambda: len(calls) > before)
+
+    old, new = calls[before]
+    assert old[kept] == new[kept] == 5
+
+
 async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic, new_consumer, witness, group):
     """A callback that sleeps past its session is not thrown out, and nothing is fetched before it ends (B2)."""
     topic, events = new_topic(), Recorder()

@@ -174,6 +174,7 @@ class Ownership:
         if callback is None:
             return
         old = MappingProxyType(dict(self._before))
+        self._reader.sync()
         new = MappingProxyType({position.partition: position.delivered for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
@@ -245,7 +246,6 @@ class Ownership:
         """
         if not partitions:
             return
-        self._reader.sync()
         self._remember(partitions)
         self._remove(partitions)
         self._observer.tell(PartitionsLost(self._group_id, partitions, reason))
@@ -269,6 +269,7 @@ class Ownership:
         return known
 
     def _remember(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.sync()
         for position in self._positions.of(partitions):
             self._before[position.partition] = position.delivered
 
