@@ -6,6 +6,7 @@ import asyncio
 import pickle
 
 import pytest
+from crew import until
 from proxied import numbers
 
 from penstock import ConfigurationError, ConsumerStateError, TopicPartition
@@ -193,3 +194,17 @@ async def test_several_connections_fetch_at_once(witness_of, group):
     assert sorted(numbers(records)) == sorted(list(range(50)) * 4)
     assert len({frame.connection for frame in frames}) == 4
     assert {len(connections) for connections in partitions.values()} == {1}
+
+
+async def test_the_end_is_told_of_a_partition_that_is_assigned_anew(new_topic, new_consumer, witness):
+    """At once, and not when the next record comes: the broker tells what has not changed only to who asks anew."""
+    topic = new_topic()
+    witness.fill(topic, 1, 5)
+    place = TopicPartition(topic, 0)
+
+    async with new_consumer() as consumer:
+        for _ in range(3):
+            await consumer.assign((topic, 0, 5))
+            await until(lambda: consumer.highwater(place) == 5)
+
+        assert consumer.offsets("highwater") == {place: 5}

@@ -214,6 +214,10 @@ class Fetcher:
             self._crowded.discard(news)
 
     async def _fetch(self, line: _Line, plan: FetchPlan, session: FetchSession, wait_s: float) -> FetchResponse:
+        asked = self._positions.of(plan.partitions)
+        if any(one.high_watermark is None and session.knows(one.partition) for one in asked):
+            # Assigned anew since it was asked for: where its log ends was told to the assignment before.
+            session.lost()
         part = session.ask(plan.partitions)
         request = FetchRequest(
             max_wait_ms=round(wait_s * 1000),

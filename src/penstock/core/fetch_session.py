@@ -50,6 +50,10 @@ class FetchSession:
         """Whether the next request names everything."""
         return self._epoch == 0
 
+    def knows(self, partition: TopicPartition) -> bool:
+        """Whether the broker remembers a partition, so that it tells no more of it than what is new."""
+        return partition in self._known
+
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
         """The next request, to fetch ``wanted`` and nothing else, in that order."""
         if any(key in self._known and self._known[key].topic_id != one.topic_id for key, one in wanted.items()):
