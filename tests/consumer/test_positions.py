@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -170,6 +171,20 @@ async def test_the_ends_of_logs_and_the_records_of_a_time_are_told(stamped, new_
 
     assert (found[place].offset, found[place].timestamp) == (50, NOON + 50_000)
     assert (found[beside], nothing) == (None, {})
+
+
+async def test_what_is_not_read_is_asked_for_again(witness_of):
+    """A leader that has just changed is looked for anew, of a topic that this consumer does not read, too."""
+    topic, other = witness_of.topic(), witness_of.topic_with(5)
+    place = TopicPartition(other, 0)
+
+    def moved(answer):
+        return replace(answer, partitions=tuple(replace(one, error_code=6) for one in answer.partitions))
+
+    async with witness_of.consumer(topic, default_api_timeout_ms=20_000) as consumer:
+        await consumer.position(TopicPartition(topic, 0))
+        with witness_of.proxy.edit_answer(ListOffsetsRequest, moved):
+            assert await consumer.end_offsets([place]) == {place: 5}
 
 
 async def test_an_unknown_topic_is_told_in_bounded_time(new_topic, new_consumer):

@@ -132,11 +132,17 @@ class Asking:
     async def _ask(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         if not wanted:
             return {}
-        await self.check(wanted)
         found: dict[TopicPartition, ListedOffset] = {}
-        await self._cluster.retrying(
-            lambda: self._round(wanted, found), timeout_s=self._timeout_s, what="listing offsets"
-        )
+        token = object()
+        # To the end: a round that has to be repeated looks for the leaders anew.
+        self._cluster.watch(token, {one.topic for one in wanted})
+        try:
+            await self.check(wanted)
+            await self._cluster.retrying(
+                lambda: self._round(wanted, found), timeout_s=self._timeout_s, what="listing offsets"
+            )
+        finally:
+            self._cluster.unwatch(token)
         return {partition: found[partition] for partition in wanted}
 
     async def _round(self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
