@@ -261,6 +261,20 @@ async def test_metadata_too_large(kafka, group):
     assert [(one.offset, one.text_bytes) for one in events.of(CommitTextDropped)] == [(4, 5_000)]
 
 
+async def test_metadata_too_large_of_many_partitions(kafka, group):
+    """All texts that are too long are left out in one further attempt, however many partitions there are."""
+    topic, events = kafka.topic_with(1, 4), Recorder()
+    places = [TopicPartition(topic, number) for number in range(4)]
+
+    options = {"on_metadata_too_large": "blank", "offset_commit_max_retries": 1, "hooks": [events], **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 4)
+        await consumer.commit({place: OffsetAndMetadata(1, "x" * 5_000) for place in places})
+
+    assert await kafka.committed(group, topic, 4) == dict.fromkeys(range(4), 1)
+    assert {one.partition for one in events.of(CommitTextDropped)} == set(places)
+
+
 # ---- commits that do not go through -------------------------------------------------------------------------------
 
 

@@ -291,9 +291,10 @@ class Committer:
         for partition in taken:
             del left[partition]
         await self._see_whether_deleted([one for one in left if codes.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+        too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
+        if shortened := [one for one in too_large if self._shorten(one, snapshot, left)]:
+            raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
         for partition in entries.keys() & left.keys():
-            if codes.get(partition) == ErrorCode.OFFSET_METADATA_TOO_LARGE:
-                self._shorten(partition, snapshot, left)
             self._refused(partition, codes.get(partition), identity)
 
     async def _see_whether_deleted(self, unknown: Collection[TopicPartition]) -> None:
@@ -310,25 +311,24 @@ class Committer:
                 f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic is not there any more"
             )
 
-    def _shorten(self, partition: TopicPartition, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> None:
-        """The broker takes less metadata than we thought: it is committed without the map, if there is one."""
+    def _shorten(self, partition: TopicPartition, snapshot: Snapshot, left: dict[TopicPartition, CommitOffset]) -> bool:
+        """The broker takes less metadata than we thought: commit without the map, if there is one; says whether."""
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
-            self._blank(partition, left)
-            return
+            return self._blank(partition, left)
         left[partition] = bare
         reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
         self._observer.tell(OffsetMapDropped(partition, bare.offset, reason))
-        raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, partition)
+        return True
 
-    def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> None:
-        """The user's own text is too long: it is committed without, where that is asked for."""
+    def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
+        """The user's own text is too long: commit without, where that is asked for; says whether."""
         entry = left[partition]
         if self._config.on_metadata_too_large == "raise" or not entry.metadata:
-            return
+            return False
         left[partition] = replace(entry, metadata="")
         self._observer.tell(CommitTextDropped(partition, entry.offset, len(entry.metadata.encode())))
-        raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, partition)
+        return True
 
     def _tell_dropped(self, snapshot: Snapshot) -> None:
         """Tell of maps that do not fit, of each partition once until they fit again."""
