@@ -294,6 +294,18 @@ async def test_a_commit_has_so_many_retries(kafka, group):
     assert count == 6
 
 
+async def test_an_offset_of_a_topic_that_is_not_read_is_tried_again(kafka, group):
+    """A coordinator that has not heard of a new topic yet is asked again; the topic does not count as deleted."""
+    topic, other = kafka.topic_with(1), kafka.topic()
+
+    async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
+        await read(consumer, 1)
+        with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(3)):
+            await consumer.commit({TopicPartition(other, 0): 7})
+
+    assert await kafka.committed(group, other, 1) == {0: 7}
+
+
 async def test_pauses_of_commits_and_of_fetches_of_offsets(kafka, group):
     """retry_backoff_ms is the pause before either is tried again."""
     topic = kafka.topic_with(10)

@@ -301,7 +301,13 @@ class Committer:
         """A coordinator may not have heard of a topic yet; one that no broker knows was deleted, so it never will."""
         if not unknown:
             return
-        await self._cluster.refresh()
+        token = object()
+        # An offset may be of a topic that is not read here.
+        self._cluster.watch(token, {one.topic for one in unknown})
+        try:
+            await self._cluster.refresh()
+        finally:
+            self._cluster.unwatch(token)
         topics = self._cluster.topology.topics
         deleted = {
             one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions
