@@ -284,6 +284,19 @@ async def test_reset_offset_on_start_overrules_the_commit_once(stamped, new_cons
         new_consumer(topic, reset_offset_on_start=True)
 
 
+async def test_reset_offset_on_start_is_not_for_a_later_subscription(stamped, new_consumer, group):
+    """Who unsubscribes and subscribes anew goes on where it was."""
+    topic = stamped()
+
+    async with new_consumer(topic, group_id=group, reset_offset_on_start=True) as consumer, asyncio.timeout(40):
+        records = [await consumer.getone() for _ in range(6)]
+        await consumer.unsubscribe()
+        await consumer.subscribe(topic)
+        records.append(await consumer.getone())
+
+    assert [record.offset for record in records] == [0, 1, 2, 3, 4, 5, 5]
+
+
 async def test_reset_offset_on_start_commits_before_the_first_record(stamped, new_consumer, witness, group):
     """The broker has the beginning as the group's offset though nobody has read anything."""
     topic, events = stamped(), Recorder()

@@ -68,6 +68,7 @@ class Ownership:
     Args:
         consumer: what callbacks are given.
         on_taken: called when positions are good and fetching may begin.
+        is_first: whether there was no membership before, in this consumer's life.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
@@ -82,6 +83,8 @@ class Ownership:
         beginnings: Beginnings,
         consumer: object,
         on_taken: Callable[[], None],
+        *,
+        is_first: bool,
     ) -> None:
         assert config.group_id is not None
         self._group_id = config.group_id
@@ -89,7 +92,7 @@ class Ownership:
         self._reader, self._committer, self._observer = reader, committer, observer
         self._policy, self._beginnings = policy, beginnings
         self._consumer, self._on_taken = consumer, on_taken
-        self._starts_anew = config.reset_offset_on_start
+        self._starts_anew = config.reset_offset_on_start and is_first
         self._before: dict[TopicPartition, int | None] = {}
         """What was owned before the rebalance that is going on, and where each partition stood."""
         self._announced: Partitions = frozenset()

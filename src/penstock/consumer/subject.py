@@ -51,6 +51,8 @@ class Subject:
         self.committer = self._new_committer() if rooms.config.group_id is not None else None
         self.coordinator: Coordinator | None = None
         self._solo: Solo | None = None
+        self._is_first = True
+        """Whether there was no membership yet."""
         self._is_assigned = False
         """Whether the partitions are of the user's own choice."""
         self._assigning = Assigning(
@@ -108,7 +110,9 @@ class Subject:
             rooms.beginnings,
             self._consumer,
             rooms.positions_changed,
+            is_first=self._is_first,
         )
+        self._is_first = False
         return Coordinator(
             config,
             self._cluster,
