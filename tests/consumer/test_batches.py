@@ -252,6 +252,15 @@ async def test_nothing_in_time_ends_the_loop(new_topic, new_consumer, witness):
     assert (first, second) == ([b"1", b"2"], [b"3"])
 
 
+async def test_batches_wait_as_options_say_by_now(new_topic, new_consumer):
+    """A loop that has begun heeds what is set anew."""
+    async with new_consumer(new_topic()) as consumer, asyncio.timeout(30):
+        batches = consumer.batches()
+        await consumer.reconfigure(consumer_timeout_ms=200, when_timed_out="stop")
+
+        assert [batch async for batch in batches] == []
+
+
 async def test_batches_and_other_readers_at_once_are_refused(new_topic, new_consumer, group):
     """The second task that waits gets an error."""
     async with new_consumer(new_topic(), group_id=group) as consumer:

@@ -164,3 +164,22 @@ async def test_two_readers_of_one_stream_are_refused_and_timeouts_hold(filled, n
             await anext(stream)
         with pytest.raises(ConsumerTimeoutError):
             await first
+
+
+async def test_a_stream_waits_as_other_loops_do(new_topic, new_consumer, witness):
+    """when_timed_out="stop" ends its loop, and another may follow; what is set anew counts from the next wait on."""
+    topic = new_topic()
+    witness.fill(topic, 1, 2)
+
+    async with new_consumer(topic, auto_offset_reset="earliest") as consumer, asyncio.timeout(30):
+        _, stream = await anext(aiter(consumer.streams()))
+        await anext(stream)
+        await consumer.reconfigure(consumer_timeout_ms=300, when_timed_out="stop")
+        first = [record.offset async for record in stream]
+        witness.fill(topic, 1, 1)
+        second = [record.offset async for record in stream]
+        await consumer.reconfigure(when_timed_out="raise")
+        with pytest.raises(ConsumerTimeoutError):
+            await anext(stream)
+
+    assert (first, second) == ([1], [2])

@@ -206,7 +206,7 @@ class Consumer:
         reader = self._started.reader
         count = checked_count(max_records, self._started.config.max_queued_records)
         batch = partial(reader.next_batch, count, max_wait_ms / 1000)
-        return Batches(partial(or_stop, batch, self._life.config, self._life.has_stopped))
+        return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
 
     def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream]]:
         """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
@@ -220,12 +220,12 @@ class Consumer:
             ConfigurationError: ``ack="manual"``, which is another way of saying what is done.
         """
         self._check_readable()
-        config, engine = self._started.config, self._started
-        if config.ack != "auto":
+        engine = self._started
+        if engine.config.ack != "auto":
             raise ConfigurationError("ack='manual' is for the other ways of reading: a stream's record has its own ack")
         if self._streams is not None:
             raise ConsumerStateError("streams() was called before - one loop gives all streams")
-        streams = Streams(engine.positions, engine.reader, config.max_queued_records, config.consumer_timeout_ms)
+        streams = Streams(engine.positions, engine.reader, lambda: engine.config)
         engine.reader.hand_over_to(streams, watched=streams)
         self._streams = streams
         return streams

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
-from penstock.consumer.patience import within_patience
+from penstock.config import ConsumerConfig
+from penstock.consumer.patience import or_stop
 from penstock.consumer.reader import Reader
 from penstock.core.positions import Position, Positions
 from penstock.errors import ConsumerStateError
@@ -23,9 +25,9 @@ __all__ = ["PartitionStream", "Streams"]
 class PartitionStream:
     """The records of one partition, for as long as it is ours; see ``RecordStream``."""
 
-    def __init__(self, streams: Streams, position: Position, size: int, limit_ms: int | None) -> None:
+    def __init__(self, streams: Streams, position: Position, size: int) -> None:
         self._partition = position.partition
-        self._streams, self._position, self._size, self._limit_ms = streams, position, size, limit_ms
+        self._streams, self._position, self._size = streams, position, size
         self._slice: deque[Record] = deque()
         self._hand: Record | None = None
         self._before: int | None = None
@@ -51,7 +53,7 @@ class PartitionStream:
             raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
         self._is_waiting = True
         try:
-            return await within_patience(self._next_record, self._limit_ms)
+            return await or_stop(self._next_record, self._streams.config, self._streams.is_over)
         finally:
             self._is_waiting = False
 
@@ -120,11 +122,13 @@ class Streams:
 
     It takes the records from the reader in its user's place (``consumer.hands.Taker``), who is watched there
     (``consumer.hands.Watched``).
+
+    Args:
+        config: gives the options as they are now.
     """
 
-    def __init__(self, positions: Positions, reader: Reader, max_queued_records: int, limit_ms: int | None) -> None:
-        self._positions, self._reader = positions, reader
-        self._max_queued_records, self._limit_ms = max_queued_records, limit_ms
+    def __init__(self, positions: Positions, reader: Reader, config: Callable[[], ConsumerConfig]) -> None:
+        self._positions, self._reader, self._config = positions, reader, config
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._known: set[int] = set()
         """Of each assignment that has a stream, its number."""
@@ -145,11 +149,20 @@ class Streams:
 
     def _begin(self, position: Position) -> PartitionStream:
         self._known = {one.assignment for one in self._positions} & self._known | {position.assignment}
-        size = max(1, min(500, self._max_queued_records // max(1, len(self._positions))))
-        stream = self._streams[position.partition] = PartitionStream(self, position, size, self._limit_ms)
+        size = max(1, min(500, self.config.max_queued_records // max(1, len(self._positions))))
+        stream = self._streams[position.partition] = PartitionStream(self, position, size)
         return stream
 
     # ---- for the streams ---------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """The options as they are now."""
+        return self._config()
+
+    def is_over(self) -> bool:
+        """Whether nothing comes any more, since the consumer was stopped."""
+        return self._reader.is_over()
 
     def take(self, partition: TopicPartition, size: int) -> list[Record]:
         """Some records of one partition, if there are any."""
