@@ -10,7 +10,13 @@ from crew import until
 from proxied import numbers
 
 from penstock import ConfigurationError, ConsumerStateError, TopicPartition
-from penstock.messages import FetchRequest, HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest
+from penstock.messages import (
+    FetchRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+)
 
 GROUP, FETCH = "consumer-coordinator-metrics", "consumer-fetch-manager-metrics"
 
@@ -71,6 +77,23 @@ async def test_lag_is_the_end_less_the_position(new_topic, new_consumer, witness
 
     assert (lag.partitions, lag.total) == (behind, 70)
     assert later.partitions == {first: behind[first] + 5}
+
+
+async def test_the_lag_of_all_leaves_out_what_goes_meanwhile(witness_of):
+    """Whoever asks about all that is assigned is told of what is left, and not that a partition has just gone."""
+    topic = witness_of.topic_with(5, 2)
+
+    async with witness_of.consumer() as consumer:
+        await consumer.assign((topic, 0, 1), (topic, 1, 2))
+        await consumer.end_offsets(consumer.assignment())
+        with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
+            asked = asyncio.create_task(consumer.lag())
+            await held.took_place()
+            await consumer.assign((topic, 0, 3))
+            held.release()
+        lag = await asyncio.wait_for(asked, 30)
+
+    assert lag == ({TopicPartition(topic, 0): 2}, 2)
 
 
 async def test_health_says_how_a_member_is(witness_of, group):

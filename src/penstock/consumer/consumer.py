@@ -352,10 +352,9 @@ class Consumer:
 
     async def lag(self, *partitions: TopicPartition) -> Lag:
         """How many records are there and not handed out, of each partition (all, when none is named) and in sum."""
-        wanted = partitions or self.assignment()
-        ends = await self.end_offsets(wanted)
-        positions = await self._started.seeking.positions(wanted)
-        behind = {one: max(0, ends[one] - positions[one]) for one in wanted}
+        ends = await self.end_offsets(partitions or self.assignment())
+        positions = await self._started.seeking.positions(ends, may_go=not partitions)
+        behind = {one: max(0, ends[one] - at) for one, at in positions.items()}
         return Lag(behind, sum(behind.values()))
 
     @overload

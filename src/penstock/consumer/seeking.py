@@ -61,8 +61,10 @@ class Seeking:
         """
         return (await self.positions([partition]))[partition]
 
-    async def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The same of several, in the time of one.
+    async def positions(
+        self, partitions: Iterable[TopicPartition], *, may_go: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The same of several, in the time of one; those that ``may_go`` are left out when they are given back.
 
         Raises:
             ConsumerStateError: one of them is not assigned.
@@ -70,15 +72,17 @@ class Seeking:
             RequestTimedOutError: a leader does not say in time where to begin.
         """
         self._reader.sync()
-        among = list(partitions)
-        await self._look_for(self.assigned(partition) for partition in among)
+        among = [one for one in partitions if one in self._positions or not may_go]
+        wanted = [self.assigned(partition) for partition in among]
+        await self._look_for(wanted)
+        if may_go:
+            among = [one.partition for one in wanted if self._positions.get(one.partition) is one]
         return {partition: _known(self.assigned(partition)) for partition in among}
 
     async def _look_for(self, positions: Iterable[Position]) -> None:
-        wanted = list(positions)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
-                for position in wanted:
+                for position in list(positions):
                     await self._beginnings.found(position)
 
     async def seek(
