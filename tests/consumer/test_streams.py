@@ -183,3 +183,21 @@ async def test_a_stream_waits_as_other_loops_do(new_topic, new_consumer, witness
             await anext(stream)
 
     assert (first, second) == ([1], [2])
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+async def test_a_stop_ends_streams_at_once(filled, new_consumer, witness, group, in_group):
+    """As it ends other loops: what was not handed out is not, and counts as not done."""
+    topic = filled()
+    options = {"group_id": group} if in_group else {"auto_offset_reset": "earliest"}
+
+    async with new_consumer(topic, **options) as consumer:
+        _, stream = await anext(aiter(consumer.streams()))
+        records = [await anext(stream) for _ in range(3)]
+        assert stream.ack(records[-1])
+        stopping = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0)
+        assert [record async for record in stream] == []
+        await stopping
+
+    assert await witness.committed(group, topic, 1) == ({0: 3} if in_group else {})

@@ -188,6 +188,9 @@ class Keeping:
     def close(self) -> None:
         """Nothing is handed out any more, and what is in hand is not done."""
         self.sync()
+        if self._watched is not None:
+            for position in self._positions:
+                self.hands.halt(position)
         self.slice, self.hand = iter(()), None
 
     async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
