@@ -19,7 +19,7 @@ from penstock import (
     TopicPartition,
     UnknownTopicError,
 )
-from penstock.messages import MetadataRequest, OffsetFetchRequest
+from penstock.messages import ListOffsetsRequest, MetadataRequest, OffsetFetchRequest
 
 
 @pytest.fixture
@@ -288,3 +288,17 @@ async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quic
             """What was in hand when the subscription changed comes again."""
         assert quick.proxy.requests(MetadataRequest)[-1].message.topics is not None
         assert consumer.subscription() == {topic}
+
+
+async def test_an_assignment_begun_anew_waits_for_no_leader_for_ever(witness_of, group):
+    """reset_offset_on_start: where the leader is silent, assign() ends after default_api_timeout_ms."""
+    topic = witness_of.topic_with(5)
+    options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 1_000}
+
+    async with witness_of.consumer(**options) as consumer, asyncio.timeout(30):
+        with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
+            await consumer.assign(topic)
+            assert held.count == 1
+            held.release()
+
+        assert (await consumer.getone()).offset == 0

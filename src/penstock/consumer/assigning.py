@@ -6,6 +6,8 @@ is dropped before it is known that the new one is good.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -92,8 +94,10 @@ class Assigning:
             position.is_fetchable = True
         self._on_taken()
         if starts_anew and chosen and self._committer is not None:
-            for position in self._positions.of(chosen):
-                await self._beginnings.found(position)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    for position in self._positions.of(chosen):
+                        await self._beginnings.found(position)
             await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=True)
         self._is_first = self._is_first and not chosen
 
