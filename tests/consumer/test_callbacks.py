@@ -303,6 +303,28 @@ async def test_a_listener_commits_when_the_consumer_stops(new_topic, new_consume
         await consumer.commit()
 
 
+async def test_what_is_in_hand_is_not_done_because_a_listener_commits(new_topic, new_consumer, witness, group):
+    """A record of a partition that stays is somebody's work while the listener runs, and comes again if that fails."""
+    stays, goes, heard = new_topic(), new_topic(), asyncio.Event()
+    witness.fill(stays, 1, 5)
+
+    class Listener:
+        async def on_partitions_revoked(self, _partitions):
+            await consumer.commit()
+            await consumer.commit(consumer.assignment())
+            heard.set()
+
+    options = {"enable_auto_commit": False, "heartbeat_interval_ms": 200}
+    async with new_consumer(stays, goes, group_id=group, rebalance_listener=Listener(), **options) as consumer:
+        for _ in range(3):
+            in_hand = await consumer.getone()
+        await consumer.subscribe(stays)
+        await asyncio.wait_for(heard.wait(), 30)
+        committed = await witness.committed(group, stays, 1)
+
+    assert (in_hand.offset, committed) == (2, {0: 2})
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -247,8 +247,8 @@ class Consumer:
     async def commit(self, offsets: ToCommit | None = None) -> None:
         """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
 
-        Partitions instead of offsets: what was handed out of these alone. In a rebalance callback at ``stop()``, what
-        is in hand is not included.
+        Partitions instead of offsets: what was handed out of these alone. In a rebalance callback, and with
+        ``streams()``, what is in hand is not included.
 
         With ``ack="manual"``, what is acknowledged, up to the lowest record that is not. A text that goes with an
         offset stays as long as that offset does.
@@ -270,8 +270,8 @@ class Consumer:
             await engine.committer.commit_these(with_metadata(offsets), timeout_s=timeout_s)
             return
         partitions = None if offsets is None else checked_partitions(offsets)
-        # At a stop only a callback comes here: what is in hand then was left by whoever had it.
-        if engine.config.ack == "auto" and not self._life.has_stopped():
+        # A callback does not know what is in hand: somebody else works on it, or has left it, at a stop.
+        if engine.config.ack == "auto" and not in_callback():
             engine.reader.kept.finish() if partitions is None else engine.reader.kept.finish_of(partitions)
         await engine.committer.commit_done(partitions, timeout_s=timeout_s)
 
