@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import anyio
@@ -11,6 +12,7 @@ from crew import until
 from recorder import Recorder
 
 from penstock import ConsumerStateError, OffsetAndMetadata, OffsetOutOfRangeError, RebalanceError, TopicPartition
+from penstock.messages import HeartbeatRequest
 from penstock.observe.events import (
     ConnectionOpened,
     ConsumerFailed,
@@ -369,6 +371,60 @@ async def test_a_listener_that_a_rebalance_cuts_short_is_asked_anew(quick, group
     assert first is not None
     assert first.offset == 7
     assert heard[:3] == [("begins", 2), ("ends", 2), ("begins", 1)]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_listener_that_a_stop_cuts_short_is_asked_anew(quick, group, protocol):
+    """What was being revoked is revoked with all the rest, and is there to be committed."""
+    stays, goes = quick.topic_with(5), quick.topic_with(5)
+    told, called = [], asyncio.Event()
+
+    class Listener:
+        async def on_partitions_revoked(self, partitions):
+            told.append({one.topic for one in partitions})
+            if len(told) == 1:
+                called.set()
+                await asyncio.Event().wait()
+            await consumer.commit()
+
+    options = {"enable_auto_commit": False, "group_protocol": protocol}
+    async with quick.consumer(stays, goes, group_id=group, rebalance_listener=Listener(), **options) as consumer:
+        for _ in range(10):
+            record = await consumer.getone()
+        consumer.ack(record)
+        await consumer.subscribe(stays)
+        await asyncio.wait_for(called.wait(), 30)
+
+    assert told == [{goes}, {stays, goes}]
+    assert [await quick.committed(group, topic, 1) for topic in (stays, goes)] == [{0: 5}, {0: 5}]
+
+
+async def test_what_is_lost_while_it_is_revoked_is_told_as_lost(quick, group):
+    """The call that was cut short is followed by one that says what is true."""
+    stays, goes = quick.topic(), quick.topic()
+    told, called = [], asyncio.Event()
+
+    class Listener:
+        async def on_partitions_revoked(self, partitions):
+            told.append(("revoked", {one.topic for one in partitions}))
+            if not called.is_set():
+                called.set()
+                await asyncio.Event().wait()
+
+        def on_partitions_lost(self, partitions):
+            told.append(("lost", {one.topic for one in partitions}))
+
+    options = {"group_protocol": "classic", "heartbeat_interval_ms": 200}
+    consumer = quick.consumer(stays, goes, group_id=group, rebalance_listener=Listener(), **options)
+    async with consumer:
+        await until(lambda: len(consumer.assignment()) == 2)
+        await consumer.subscribe(stays)
+        await asyncio.wait_for(called.wait(), 30)
+        with quick.proxy.edit_answer(HeartbeatRequest, lambda answer: replace(answer, error_code=25)):
+            await until(lambda: len(told) > 1)
+        heard = list(told)
+
+    assert heard == [("revoked", {goes}), ("lost", {stays, goes})]
 
 
 async def test_partitions_that_are_lost_are_told_as_lost(new_topic, new_consumer, witness, group, kafka_server):

@@ -235,10 +235,17 @@ class Ownership:
         else:
             # What the user commits may be just that which was in hand until now.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
+        told = self._denounced(partitions)
         try:
-            await self._tell_listener("on_partitions_revoked", self._denounced(partitions))
-        finally:
+            await self._tell_listener("on_partitions_revoked", told)
+        except asyncio.CancelledError:
+            # A loss or a stop has come before the listener was done: it gives these back, too, and tells of them.
+            self._announced |= told
+            raise
+        except RebalanceError:
             self._remove(partitions)
+            raise
+        self._remove(partitions)
         self._observer.tell(PartitionsRevoked(self._group_id, partitions))
 
     async def lose(self, partitions: Partitions, reason: str) -> None:
