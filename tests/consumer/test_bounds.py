@@ -191,3 +191,23 @@ async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group)
         await until(lambda: consumer.statistics().reserved_bytes == 400_000)
         await consumer.subscribe(idle, later)
         assert (await consumer.getone(timeout_ms=30_000)).value == b"later"
+
+
+async def test_fetches_that_have_not_room_at_once_take_turns(witness_of):
+    """One partition holds a batch that is larger than its share: the others are fetched by any connection.
+
+    The room is enough for one fetch, so that the other waits; it is not held by the one for an idle partition for ever.
+    """
+    topic = witness_of.topic(3)
+    witness_of.produce(topic, [b"x" * 980_000], partition=0)
+    options = {"max_buffered_bytes": 1_500_000, "num_fetchers": 2, "auto_offset_reset": "earliest"}
+
+    async with witness_of.consumer(topic, **options) as consumer, asyncio.timeout(40):
+        streams, opened = aiter(consumer.streams()), {}
+        while len(opened) < 3:
+            partition, stream = await anext(streams)
+            opened[partition.partition] = stream
+        await until(lambda: consumer.statistics().buffered_bytes > 980_000)
+        for number in (1, 2, 1, 2):
+            witness_of.produce(topic, [b"small"], partition=number)
+            assert (await anext(opened[number])).value == b"small"

@@ -170,6 +170,9 @@ class Fetcher:
                 failures, took_s = 0, self._loop.time() - asked_at
                 self._absorb(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
+                if self._crowded:
+                    # Who waits for the room that this fetch has left has its turn before this one asks for it again.
+                    await asyncio.sleep(0)
         finally:
             del self._loops[line]
 
