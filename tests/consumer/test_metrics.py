@@ -6,6 +6,7 @@ import asyncio
 import pickle
 
 import pytest
+from confluent_kafka import Producer
 from crew import until
 from proxied import numbers
 
@@ -175,6 +176,26 @@ async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_co
     assert found["fetch-latency-avg"] > 0
     assert (lags, found["records-lag-max"]) == ({"0": 50, "1": 0}, 50)
     assert of(metrics, "orders-coordinator-metrics")["assigned-partitions"] == 2
+
+
+async def test_what_is_of_an_open_transaction_is_no_lag(new_topic, new_consumer, kafka_server, group):
+    """With read_committed the metric counts what may be read, as lag() does and as Kafka's own consumer."""
+    topic = new_topic()
+    place = TopicPartition(topic, 0)
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
+    await asyncio.to_thread(producer.init_transactions, 20)
+    producer.begin_transaction()
+    for value in (b"0", b"1", b"2"):
+        producer.produce(topic, value)
+    await asyncio.to_thread(producer.flush, 20)
+
+    async with new_consumer(topic, group_id=group, isolation_level="read_committed") as consumer:
+        await until(lambda: consumer.highwater(place) == 3)
+        lags = [value for name, value in consumer.metrics().items() if name.name == "records-lag-max"]
+        lag = await consumer.lag()
+    await asyncio.to_thread(producer.abort_transaction, 20)
+
+    assert (lags, lag.total) == ([0], 0)
 
 
 async def test_options_change_while_it_runs(witness_of, group):

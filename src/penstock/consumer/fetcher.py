@@ -336,6 +336,9 @@ class Fetcher:
             return
         position.log_id = log_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
+        is_committed = self._config.isolation_level == "read_committed"
+        stable = fetched.last_stable_offset if is_committed else -1
+        position.readable_end = stable if stable >= 0 else fetched.high_watermark
         if fetched.preferred_read_replica >= 0:
             position.read_replica = fetched.preferred_read_replica
             position.read_replica_until = self._loop.time() + self._config.metadata_max_age_ms / 1000
@@ -347,7 +350,7 @@ class Fetcher:
         except MalformedMessageError as error:
             self._refuse(position, str(error))
             return
-        aborted = fetched.aborted_transactions if self._config.isolation_level == "read_committed" else None
+        aborted = fetched.aborted_transactions if is_committed else None
         for batch, is_visible in visible(self._sound(position, batches), aborted):
             if (fault := forbidden(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, Chunk(batch.next_offset, error=fault), 0)

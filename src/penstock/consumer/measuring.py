@@ -133,6 +133,6 @@ class Measuring:
 
 
 def _lag(position: Position) -> int | None:
-    if position.delivered is None or position.high_watermark is None:
+    if position.delivered is None or position.readable_end is None:
         return None
-    return max(0, position.high_watermark - position.delivered)
+    return max(0, position.readable_end - position.delivered)

@@ -66,6 +66,8 @@ class Position:
     is_paused: bool = False
     """Whether the user has paused it."""
     high_watermark: int | None = None
+    readable_end: int | None = None
+    """The same, or with ``read_committed`` where the first open transaction begins."""
     log_start: int | None = None
     read_replica: int | None = None
     """A nearer broker than the leader, as the leader has said (KIP-392)."""
