@@ -92,7 +92,7 @@ def test_a_seek_to_what_is_no_number_is_refused(offset):
 
 def test_partitions_are_named_in_many_forms():
     """What comes out is the same, in order; a place of their own wins over the default."""
-    given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE]]
+    given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE], ["g", "h"], ["i", 2]]
 
     assert wishes(given_forms, None, lambda place: place) == [
         Wish("a", None, None),
@@ -103,10 +103,15 @@ def test_partitions_are_named_in_many_forms():
         Wish("e", 1, None),
         Wish("f", 1, 9),
         Wish("orders", 0, None),
+        Wish("g", None, None),
+        Wish("h", None, None),
+        Wish("i", 2, None),
     ]
 
 
-@pytest.mark.parametrize("form", ["", 5, None, (), ("a",), ("a", -1), ("a", True), {5: 0}, {"a": "b"}, ("a", 1 << 31)])
+@pytest.mark.parametrize(
+    "form", ["", 5, None, (), ("a",), ("a", "b"), ("a", -1), ("a", True), {5: 0}, {"a": "b"}, ("a", 1 << 31)]
+)
 def test_what_names_no_partition_is_refused(form):
     """Each wrong form is an error that shows the right ones."""
     with pytest.raises(ConfigurationError):

@@ -47,7 +47,7 @@ def _read(given: object, default: Wished, begin_of: BeginOf) -> Iterator[Wish]:
     match given:
         case str() if given:
             yield Wish(given, None, default)
-        case (str() as topic, partition):
+        case (str() as topic, partition) if isinstance(given, tuple) or _is_number(partition):
             yield Wish(_topic(topic), _partition(partition), default)
         case (str() as topic, partition, offset) if isinstance(given, tuple):
             yield Wish(_topic(topic), _partition(partition), begin_of(offset))
