@@ -155,3 +155,13 @@ def test_a_consumer_that_was_never_stopped_is_told_of(new_topic, new_consumer, g
 
     with pytest.warns(ResourceWarning, match="never stopped"):
         forget()
+
+
+async def test_what_is_no_partition_is_not_paused(new_topic, new_consumer):
+    """A set in place of its members is refused, and not taken for a partition that is not assigned."""
+    async with new_consumer(new_topic()) as consumer:
+        for call in (consumer.pause, consumer.resume):
+            with pytest.raises(ConfigurationError, match="no partition"):
+                call(consumer.assignment())
+
+        assert consumer.paused() == frozenset()

@@ -426,12 +426,12 @@ class Consumer:
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of ``partitions`` (all that are assigned, when none is named) until they are resumed."""
         engine = self._started
-        engine.reader.pause(partitions or engine.positions.partitions)
+        engine.reader.pause(checked_partitions(partitions) or engine.positions.partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Go on with ``partitions`` (all that are paused, when none is named)."""
         engine = self._started
-        for position in engine.positions.of(partitions or engine.positions.partitions):
+        for position in engine.positions.of(checked_partitions(partitions) or engine.positions.partitions):
             position.is_paused = False
         engine.positions_changed()
 
