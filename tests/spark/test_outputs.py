@@ -199,17 +199,24 @@ def test_a_key_keeps_its_order_over_many_tasks(world):
     assert sum(map(len, orders)) == 600
 
 
-def test_handlers_of_one_topic_go_together(world):
-    """The group's offset speaks for all its handlers: those that share the topic run with the one that is named."""
-    world.make_topic()
+@pytest.mark.parametrize("is_by_name", [True, False], ids=["names", "patterns"])
+def test_handlers_of_one_topic_go_together(world, is_by_name):
+    """The group's offset speaks for all its handlers: those that share the topic run with the one that is named.
+
+    So do those whose patterns have nothing in common but a topic that is there.
+    """
+    topic = world.make_topic()
     world.produce([b"%d" % n for n in range(10)])
     out, handlers = world.make_topic(name=f"{world.group}-both"), Handlers()
+    one, other = ((topic,), {}), ((topic,), {})
+    if not is_by_name:
+        one, other = ((), {"pattern": f"{topic[:-1]}."}), ((), {"pattern": f".{topic[1:]}"})
 
-    @handlers.handler(world.topic, when=lambda record: record.offset % 2 == 0, publish=out)
+    @handlers.handler(*one[0], **one[1], when=lambda record: record.offset % 2 == 0, publish=out)
     async def even(number: int) -> str:
         return f"even {number}"
 
-    @handlers.handler(world.topic, when=lambda record: record.offset % 2 == 1, publish=out)
+    @handlers.handler(*other[0], **other[1], when=lambda record: record.offset % 2 == 1, publish=out)
     async def odd(number: int) -> str:
         return f"odd {number}"
 

@@ -6,7 +6,7 @@ all of its group that share a topic with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,14 @@ class Chosen:
         return any(one.order_by != "none" for one in self.handlers)
 
 
-def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None) -> Chosen:
+def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None, there: Iterable[str] = ()) -> Chosen:
     """The handler, by itself or by its name, and those that go with it.
 
     Args:
         app: that declares it.
         wanted: the decorated function, or its name.
         group_id: of handlers that name none.
+        there: topics that its patterns match, once that is known: what two patterns share no text says.
 
     Raises:
         ConfigurationError: there is no such handler, it has no group, or it is declared for several.
@@ -66,12 +67,13 @@ def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None) 
     if group is None:
         raise ConfigurationError(f"{found[0].name} has no group - say App(group_id='billing')")
     topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
+    read = (*topics, *there)
     letters = outline_of(app).defaults.dead_letter
     patterns = tuple(Taking(one, group, one.dead_letter or letters) for one in found if one.pattern is not None)
     with_it = [
         (number, one)
         for number, one in enumerate(app.declared)
-        if (one.group_id or group_id) == group and (one in found or _shares(one, topics, patterns))
+        if (one.group_id or group_id) == group and (one in found or _shares(one, read, patterns))
     ]
     return Chosen(
         found[0].name,

@@ -6,7 +6,7 @@ for the live app and for Spark alike; whatever else knows of offsets follows the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock.app.app import App
@@ -116,6 +116,9 @@ class SparkPipeline:
         desk = GroupDesk(config, chosen.group_id, self._observer)
         try:
             seen = self._look(desk, chosen, state)
+            if chosen.patterns:
+                # Which others take what a pattern matches shows only now.
+                _, batches, _ = self._prepared(handler, sink, parallelism, options, seen.topics)
             goes = going_on(state, self._checkpoint.written(state.generation), seen)
             state.note(seen.cluster_id, seen.topics)
             places = places_of(desk, seen, config, self._observer, stands=goes.stands)
@@ -177,6 +180,8 @@ class SparkPipeline:
             shown(f"{chosen.name} on Spark", on_progress) as tell,
         ):
             seen = self._look(desk, chosen, state)
+            if chosen.patterns:
+                _, batches, _ = self._prepared(handler, sink, parallelism, options, seen.topics)
             if state is not None:
                 state.note(seen.cluster_id, seen.topics)
                 self._count_on(state, seen)
@@ -263,11 +268,16 @@ class SparkPipeline:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _prepared(
-        self, handler: Wanted, sink: Sink | None, parallelism: int | None, options: Mapping[str, str] | None
+        self,
+        handler: Wanted,
+        sink: Sink | None,
+        parallelism: int | None,
+        options: Mapping[str, str] | None,
+        there: Iterable[str] = (),
     ) -> tuple[Chosen, Batches, dict[str, str]]:
         """What can be wrong without asking anybody is told here."""
         planned(self.app, self._config.group_id, self._outline.defaults, self._outline.overrides)
-        chosen = choose(self.app, handler, self._config.group_id)
+        chosen = choose(self.app, handler, self._config.group_id, there)
         _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
         check_source_options(options or {}, keeps_order=chosen.keeps_order)
         if chosen.keeps_order and self._spark.conf.get("spark.speculation", "false") == "true":
