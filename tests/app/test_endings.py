@@ -191,7 +191,8 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
     """All of them at once, with something to commit, a handler that waits and a record that nobody acknowledges."""
     groups = [f"g{n}" for n in range(4)]
     with KafkaServer(proxied=True) as server:
-        witness, events, handled, publishing = Witness(server.bootstrap_servers), Recorder(), [], asyncio.Event()
+        witness, events, handled = Witness(server.bootstrap_servers), Recorder(), []
+        produced, publishing = asyncio.Event(), asyncio.Event()
         options = {"stop_timeout_ms": 8_000, "auto_commit_interval_ms": 60_000, "hooks": [events]}
         app = App(bootstrap_servers=server.bootstrap_servers, group_id="g", **options)
 
@@ -200,6 +201,8 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
 
         @app.handler("payments")
         async def pay(value: bytes) -> None:
+            # Whoever produced it has to have his answer, too.
+            await produced.wait()
             server.proxy.black_hole()
             publishing.set()
             await app.publish("orders", b"paid")
@@ -212,6 +215,7 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
         async with app:
             await until(lambda: len(handled) == len(groups))
             await asyncio.to_thread(witness.produce, "payments", [b"0"])
+            produced.set()
             await publishing.wait()
             began_at = asyncio.get_running_loop().time()
         took_s = asyncio.get_running_loop().time() - began_at

@@ -167,7 +167,7 @@ async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, g
         async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
             await until(lambda: len(cut_off.assignment()) == 1)
             # Both have some: without a key they would all go to one partition, whoever has that.
-            quick.fill(topic, 2, 2_500)
+            await asyncio.to_thread(quick.fill, topic, 2, 2_500)
             handed_out = [await cut_off.getone() for _ in range(100)]
             await until(lambda: bool(cut_off.statistics().buffered_bytes))
             quick.proxy.black_hole()
