@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from penstock import App, TopicPartition
+from penstock import App, ConfigurationError, TopicPartition
 from penstock.config import resolve
 from penstock.observe.hooks import Observer
 from penstock.spark.choosing import choose
@@ -45,3 +45,26 @@ def test_a_pattern_passes_over_kafkas_own_topics(kafka_server, excludes):
         found = {one.topic for one in desk.partitions((), patterns)}
 
     assert found == ({topic} if excludes else {topic, "__consumer_offsets"})
+
+
+def test_a_name_that_several_handlers_have_is_refused():
+    """Who names one handler gets no other with it; a whole name goes before a part of one."""
+    app = App(group_id="g")
+
+    def declare(name: str, *topics: str):
+        async def handle(value: bytes) -> None: ...
+
+        handle.__qualname__ = name
+        return app.handler(*topics)(handle)
+
+    first = declare("handle", "fares", "tips")
+    declare("Orders.handle", "orders")
+
+    assert choose(app, "handle", "g").topics == ("fares", "tips")
+    assert choose(app, "Orders.handle", "g").topics == ("orders",)
+    app.handler("rides")(first)
+    assert choose(app, "handle", "g").topics == ("fares", "tips", "rides")
+    declare("handle", "bills")
+    with pytest.raises(ConfigurationError, match=r"several handlers of this app are called 'handle': .* - give"):
+        choose(app, "handle", "g")
+    assert choose(app, first, "g").topics == ("fares", "tips", "rides")

@@ -51,13 +51,19 @@ def choose(app: App, wanted: Callable[..., object] | str, group_id: str | None, 
         there: topics that its patterns match, once that is known: what two patterns share no text says.
 
     Raises:
-        ConfigurationError: there is no such handler, it has no group, or it is declared for several.
+        ConfigurationError: no handler has that name, or several have, it has no group, or is declared for several.
     """
-    found = [one for one in app.declared if _is(one, wanted)]
+    named = [one for one in app.declared if _is(one, wanted)]
+    found = [one for one in named if one.name == wanted] or named
     if not found:
         names = ", ".join(sorted({one.name for one in app.declared})) or "none"
         shown = wanted if isinstance(wanted, str) else getattr(wanted, "__qualname__", wanted)
         raise ConfigurationError(f"this app has no handler {shown!r} - it has {names}")
+    if any(one.function is not found[0].function for one in found):
+        names = " and ".join(f"{one.function.__module__}.{one.name}" for one in found)
+        raise ConfigurationError(
+            f"several handlers of this app are called {wanted!r}: {names} - give the function itself"
+        )
     groups = {one.group_id or group_id for one in found}
     group = groups.pop()
     if groups:
