@@ -155,7 +155,9 @@ class ConsumerConfig:
         45_000, "A member silent for so long is out of the group.", at_least=1, classic=True
     )
     heartbeat_interval_ms: int = _option(3_000, "How often a member says that it lives.", at_least=1, classic=True)
-    max_poll_interval_ms: int = _option(300_000, "How long a rebalance waits for a member.", at_least=1)
+    max_poll_interval_ms: int = _option(
+        300_000, "How long the reader may take with what is in hand, and a rebalance with a member.", at_least=1
+    )
     rebalance_drain_ms: int = _option(
         30_000, "How long a rebalance waits for the record in hand before its partition goes.", at_least=0
     )
