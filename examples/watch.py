@@ -9,6 +9,7 @@ It reads without a group, so it is in nobody's way.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import penstock
@@ -23,4 +24,5 @@ async def watch(topic: str) -> None:
 
 
 if __name__ == "__main__":
-    penstock.run(watch(sys.argv[1]))
+    with contextlib.suppress(KeyboardInterrupt):
+        penstock.run(watch(sys.argv[1]))

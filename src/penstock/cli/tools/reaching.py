@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 REACHING = """\
-The brokers come from --set bootstrap_servers=..., from the app, or from
-PENSTOCK_BOOTSTRAP_SERVERS; every other option likewise, such as
-PENSTOCK_SECURITY_PROTOCOL.
+The brokers come from --bootstrap-servers, from the app, or from
+PENSTOCK_BOOTSTRAP_SERVERS; every other option from --set, from the app, or
+likewise, such as PENSTOCK_SECURITY_PROTOCOL.
 """
 
 ResultT = TypeVar("ResultT")
