@@ -53,7 +53,10 @@ class _Lease:
 
     number: int
     position: Position
+    epoch: int
     done: int
+    behind: int
+    """Past the last record that was sent."""
     outstanding: int = 0
 
 
@@ -76,11 +79,15 @@ class _Leases:
 
     def sent(self, position: Position, first: int, count: int) -> int:
         """So many records of a partition go to the parent, from offset ``first`` on; gives the number of the lease."""
-        lease = self._of.get(position.partition)
-        if lease is None or lease.position is not position:
+        if (lease := self._current(position)) is None:
+            # What was read elsewhere before counts for nothing any more.
+            self.drop(position.partition)
             self._next_number += 1
-            lease = self._of[position.partition] = _Lease(self._next_number, position, first)
+            lease = _Lease(self._next_number, position, position.epoch, first, first)
+            self._of[position.partition] = lease
             self._by_number[lease.number] = lease
+        assert position.delivered is not None
+        lease.behind = position.delivered
         lease.outstanding += count
         self._outstanding += count
         return lease.number
@@ -95,15 +102,14 @@ class _Leases:
     def left(self, message: Left) -> None:
         """The parent hands out nothing more of a lease: what it had left is not handed out by anybody."""
         lease = self._by_number.get(message.lease)
-        if lease is not None and lease.position.is_halted:
-            lease.position.delivered = message.offset
+        if lease is not None and lease.position.is_halted and message.offset < lease.behind:
+            lease.position.delivered = lease.behind = message.offset
 
     def next_of(self, position: Position) -> int | None:
         """The lowest offset that is sent and not done."""
-        lease = self._of.get(position.partition)
-        if lease is None or lease.position is not position or position.delivered is None:
-            return None
-        return None if lease.done >= position.delivered else lease.done
+        lease = self._current(position)
+        # Behind the last record there may be what is none, which the parent never hears of.
+        return None if lease is None or lease.done >= lease.behind else lease.done
 
     def done_of(self, position: Position) -> int | None:
         """The same: what is done is so in order."""
@@ -122,6 +128,11 @@ class _Leases:
             del self._by_number[lease.number]
             self._release(lease, lease.outstanding)
             self._tell(Gone(lease.number))
+
+    def _current(self, position: Position) -> _Lease | None:
+        lease = self._of.get(position.partition)
+        is_current = lease is not None and lease.position is position and lease.epoch == position.epoch
+        return lease if is_current else None
 
     def _release(self, lease: _Lease, count: int) -> None:
         # What a process that has died before us had sent is told to us, too.
