@@ -76,6 +76,17 @@ def test_a_batch_is_done_as_a_whole():
     assert readers.done == {(0, 0): 3, (0, 1): 2}
 
 
+def test_what_is_anothers_is_not_in_hand():
+    """Who says that a record is done whose partition has gone is told that this does not count."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    record_in_hand = readers.next()
+    readers.intake.end((0, 0))
+
+    assert record_in_hand is not None
+    assert readers.intake.acknowledge(record_in_hand) is False
+
+
 def test_what_is_halted_is_not_handed_out():
     """The process is told from where on somebody else may; what is in hand is still done when it is done."""
     readers = Readers()

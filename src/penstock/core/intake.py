@@ -144,6 +144,8 @@ class Intake:
         self._sync()
         held = [*self._touched, *([self._current] if self._current is not None and self.hand is not None else [])]
         for lease in held:
+            if lease.is_over:
+                continue
             if lease.partition == record.topic_partition and lease.done <= record.offset < lease.delivered:
                 lease.done = lease.delivered if record.offset + 1 == lease.delivered else record.offset + 1
                 if record is self.hand:
@@ -156,6 +158,13 @@ class Intake:
         self._sync()
         for lease in self._leases.values():
             self._report(lease)
+
+    def close(self) -> None:
+        """Hand out nothing more; what is in hand is not done."""
+        self._sync()
+        if self._current is not None:
+            self._behind = self._current.delivered
+        self.slice = iter(())
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Rule of this file: what users call and read from; it is to them what ``Consumer`
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
@@ -16,6 +16,7 @@ from penstock.app.processes.child import pickled
 from penstock.app.processes.readers import ReaderPlan, Readers
 from penstock.config import ConsumerOptions, check_names, resolve
 from penstock.consumer.arguments import checked_subscription
+from penstock.consumer.patience import or_stop, within, within_patience
 from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.wake import Wake
 from penstock.core.intake import Intake, Lease
@@ -117,6 +118,7 @@ class ProcessPoolConsumer:
     async def stop(self) -> None:
         """Commit what is done and end all processes; one that does not end within ``stop_timeout_ms`` is killed."""
         self._is_stopped = True
+        self._intake.close()
         if self._news is not None:
             self._news.set()
         if self._supervisor is not None and self._readers is not None:
@@ -142,12 +144,7 @@ class ProcessPoolConsumer:
         for record in intake.slice:
             intake.hand = record
             return record
-        try:
-            return await self._next_record()
-        except ConsumerStateError:
-            if self._is_stopped:
-                raise StopAsyncIteration from None
-            raise
+        return await or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
 
     @overload
     async def getone(self, *, timeout_ms: None = None) -> Record: ...
@@ -158,8 +155,12 @@ class ProcessPoolConsumer:
     async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
         """The next record, or None when none came in time; the one before is done.
 
+        Args:
+            timeout_ms: how long to wait; by default ``consumer_timeout_ms``, or for ever.
+
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
             PenstockError: what ended the reading.
         """
         _ = self._started
@@ -167,43 +168,32 @@ class ProcessPoolConsumer:
         for record in intake.slice:
             intake.hand = record
             return record
-        waiting = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000)
-        try:
-            async with waiting:
-                return await self._next_record()
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-            return None
+        if timeout_ms is None:
+            return await within_patience(self._next_record, self._plan.config.consumer_timeout_ms)
+        return await within(self._next_record, timeout_ms)
 
     async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
         """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
 
         Args:
             max_records: ``max_queued_records`` when nothing is said.
-            timeout_ms: how long to wait for the first; for ever when nothing is said.
+            timeout_ms: how long to wait for the first; by default ``consumer_timeout_ms``, or for ever.
 
         Returns:
             The records, in order within each partition; an empty list when none came in time.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
+            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
             PenstockError: what ended the reading.
         """
         _ = self._started
         count = self._plan.config.max_queued_records if max_records is None else max_records
         check_count("max_records", count)
-        waiting = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000)
-        taken = self._intake.take(count)
-        try:
-            async with waiting:
-                while not taken:
-                    await self._wait_for_news()
-                    taken = self._intake.take(count)
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-        return taken
+        wanted = partial(self._next_records, count)
+        if timeout_ms is None:
+            return await within_patience(wanted, self._plan.config.consumer_timeout_ms)
+        return await within(wanted, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
         """Say that a record in hand is done, and what came before it in its partition, without asking for the next."""
@@ -271,6 +261,11 @@ class ProcessPoolConsumer:
             self._intake.hand = record
             return record
         raise AssertionError("a slice that came is empty")
+
+    async def _next_records(self, count: int) -> list[Record]:
+        while not (taken := self._intake.take(count)):
+            await self._wait_for_news()
+        return taken
 
     async def _wait_for_news(self) -> None:
         readers = self._started
