@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 from crew import until
+from ledger import Ledger
 
 from penstock import (
     BrokerConnectionError,
@@ -22,6 +23,7 @@ from penstock import (
     ConfigurationError,
     Consumer,
     ConsumerStateError,
+    ConsumerTimeoutError,
     ProcessPoolConsumer,
     TopicPartition,
     UnknownTopicError,
@@ -493,3 +495,147 @@ async def test_it_is_not_ready_before_it_has_readers():
 
     assert set(seen) == {"starting"}
     assert pool.health().status == "failed"
+
+
+async def test_what_is_no_record_is_in_nobodys_hand(kafka_server, new_pool, new_topic, group, witness):
+    """Markers behind the last record are committed with it, so that nothing is left to read."""
+    topic, ledger = new_topic(2), Ledger(kafka_server)
+    async with ledger.producer() as producer:
+        for partition in (0, 1):
+            await producer.begin()
+            for number in range(5):
+                await producer.send(topic, b"%d" % number, partition=partition)
+            await producer.commit()
+
+    async with new_pool(topic, workers=1, layout="group", isolation_level="read_committed") as pool:
+        await taken(pool, 10)
+        async with asyncio.timeout(20):
+            while await witness.committed(group, topic, 2) != {0: 6, 1: 6}:
+                await pool.commit()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_of_a_topic_that_is_made_anew_nothing_is_done(  # noqa: PLR0917 - fixtures
+    kafka_server, new_pool, new_topic, group, witness, layout
+):
+    """What was done of the old one says nothing of what stands there now: that is committed when it is done itself."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 10)
+
+    async with new_pool(topic, workers=1, layout=layout, metadata_max_age_ms=300) as pool:
+        await taken(pool, 10)
+        assert await pool.getone(timeout_ms=200) is None
+        kafka_server.delete_topic(topic)
+        kafka_server.create_topic(topic, 1)
+        fill(witness, topic, 1, 5, b"new")
+        records = await taken(pool, 2)
+
+    assert [record.value for record in records] == [b"new 0", b"new 1"]
+    assert await witness.committed(group, topic, 1) == {0: 1}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_loop_ends_when_it_is_stopped_in_its_midst(new_pool, new_topic, group, witness, layout):
+    """Not a record more is handed out, however many are here; what is in hand is not done."""
+    topic, records = new_topic(1), []
+    fill(witness, topic, 1, 200)
+
+    async with new_pool(topic, workers=1, layout=layout) as pool:
+        async for record in pool:
+            records.append(record)
+            if len(records) == 50:
+                await pool.stop()
+
+    assert in_order(records) == {0: list(range(50))}
+    assert await witness.committed(group, topic, 1) == {0: 49}
+
+
+async def test_what_was_done_outlives_two_deaths_in_a_row(new_pool, new_topic, group, witness, recorder):
+    """Also of a process that dies before it has read: what was done before that comes to none that follows."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 10)
+
+    async with new_pool(topic, workers=1, layout="group", auto_commit_interval_ms=60_000) as pool:
+        records = await taken(pool, 5)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        os.kill((await recorder.wait_for(WorkerStarted, 2)).pid, signal.SIGKILL)
+        await recorder.wait_for(WorkerEnded, 2)
+        records += await taken(pool, 6)
+
+    assert in_order(records) == {0: [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]}
+
+
+async def test_a_commit_while_a_reader_is_away_says_so(new_pool, new_topic, group, witness, recorder):
+    """What is done of a dead reader's partitions is not committed before it is there again, and nobody says it is."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 5)
+
+    async with new_pool(topic, workers=1, layout="group", auto_commit_interval_ms=60_000) as pool:
+        await taken(pool, 5)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await recorder.wait_for(WorkerEnded)
+        with pytest.raises(CommitFailedError, match="reader 0 is not started again yet"):
+            await pool.commit()
+        await recorder.wait_for(WorkerStarted, 2)
+        await pool.commit()
+        committed = await witness.committed(group, topic, 1)
+
+    assert committed == {0: 4}
+
+
+async def test_a_reader_begins_anew_once(new_pool, new_topic, group, witness, recorder):
+    """`reset_offset_on_start` is for the start: a process that is started again goes on, and skips nothing."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 5)
+    anew = {"reset_offset_on_start": True, "auto_offset_reset": "latest"}
+
+    async with new_pool(topic, workers=1, layout="group", **anew) as pool:
+        async with asyncio.timeout(20):
+            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await recorder.wait_for(WorkerEnded)
+        fill(witness, topic, 1, 3)
+        records = await taken(pool, 3)
+
+    assert in_order(records) == {0: [5, 6, 7]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_it_begins_anew_where_that_is_asked_for(new_pool, new_topic, group, witness, layout):
+    """`reset_offset_on_start` holds in both layouts, and is committed."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 10)
+    async with new_pool(topic, workers=1) as pool:
+        await taken(pool, 10)
+
+    async with new_pool(topic, workers=1, layout=layout, reset_offset_on_start=True) as pool:
+        records = await taken(pool, 5)
+
+    assert in_order(records) == {0: list(range(5))}
+    assert await witness.committed(group, topic, 1) == {0: 4}
+
+
+async def test_patience_has_an_end(new_pool, new_topic):
+    """`consumer_timeout_ms` is for calls that say nothing else, and a loop ends as `when_timed_out` says."""
+    async with new_pool(new_topic(1), workers=1, consumer_timeout_ms=100, when_timed_out="stop") as pool:
+        for call in (pool.getone, pool.getmany):
+            with pytest.raises(ConsumerTimeoutError, match="consumer_timeout_ms=100"):
+                await call()
+        found = [record async for record in pool]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, layout):
+    """`auto_commit_every_records` counts what the caller has done, in both layouts."""
+    topic = new_topic(1)
+    fill(witness, topic, 1, 50)
+    by_number = {"auto_commit_interval_ms": None, "auto_commit_every_records": 20}
+
+    async with new_pool(topic, workers=1, layout=layout, **by_number) as pool:
+        await taken(pool, 30)
+        async with asyncio.timeout(20):
+            while (await witness.committed(group, topic, 1)).get(0, 0) < 20:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)

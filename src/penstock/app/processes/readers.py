@@ -90,7 +90,7 @@ class Readers:
         self.kept: list[Kept] = []
         self._shares: list[dict[TopicPartition, int | None]] = []
         self._overrides: dict[int, dict[TopicPartition, int]] = {}
-        """By worker, what was done when the last process of it died."""
+        """By worker, what was done when a process of it died, until another process reads on from there."""
         self._routes: dict[LeaseKey, tuple[int, int]] = {}
         """Which start of a process has a lease now, and under which number."""
         self._keys: dict[TopicPartition, LeaseKey] = {}
@@ -160,7 +160,7 @@ class Readers:
 
     async def _deal(self, partitions: list[TopicPartition], workers: int) -> None:
         group_id = self._config.group_id
-        if group_id is not None:
+        if group_id is not None and not self._config.reset_offset_on_start:
             timeout_s = self._config.default_api_timeout_ms / 1000
             found = await committed_offsets(self._cluster, group_id, partitions, stable=True, timeout_s=timeout_s)
             self._committed = {partition: one.offset for partition, one in found.items()}
@@ -171,6 +171,7 @@ class Readers:
             "group_instance_id": None,
             "group_protocol": "classic",
             "enable_auto_commit": False,
+            "reset_offset_on_start": False,
             "auto_offset_reset": self._config.begins_at,
         }
 
@@ -190,10 +191,12 @@ class Readers:
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - as its kind is told
         """What a reader has to do."""
         window = max(1, self._config.max_queued_records // len(self.kept))
+        # What has begun anew once goes on from there.
+        again = {"reset_offset_on_start": False} if self.kept[worker].ready.is_set() else {}
         return {
             "topics": self._plan.topics,
-            "options": {**self._plan.options, **self._member},
-            "overrides": self._overrides.pop(worker, {}),
+            "options": {**self._plan.options, **self._member, **again},
+            "overrides": self._overrides.get(worker, {}),
             "partitions": self._share(worker) if self._plan.is_dealt else None,
             "dealt": frozenset(one for share in self._shares for one in share),
             "turn": (worker, len(self.kept)),
@@ -214,6 +217,8 @@ class Readers:
                 partition = TopicPartition(message.topic, message.partition)
                 key = self._key(start, message.lease, partition)
                 self._routes[key] = start, message.lease
+                for done in self._overrides.values():
+                    done.pop(partition, None)
                 self._intake.put(key, partition, message.behind, records_of(message))
                 self._on_news()
             case Ready(begins=begins):
@@ -252,7 +257,7 @@ class Readers:
             del self._routes[key]
             if (lease := self._intake.end(key)) is not None:
                 done[lease.partition] = lease.done
-        self._overrides[death.worker] = done
+        self._overrides.setdefault(death.worker, {}).update(done)
 
     # ---- for its user ------------------------------------------------------------------------------------------
 
@@ -283,13 +288,14 @@ class Readers:
                     asked.append(loop.create_future())
                     self._commits[number] = asked[-1]
                     one.child.send(Commit(number))
-            if not asked:
-                return
-            _, silent = await asyncio.wait(asked, timeout=timeout_s)
+            away = [one.worker for one in self.kept if one.child is None]
+            _, silent = await asyncio.wait(asked, timeout=timeout_s) if asked else ((), ())
             if silent:
                 raise CommitFailedError(f"not all readers have committed within {timeout_s:.1f} s")
             for refused in [error for one in asked if (error := one.exception()) is not None]:
                 raise refused
+            if away:
+                raise CommitFailedError(f"reader {away[0]} is not started again yet, and commits what is done then")
 
     async def _commit_dealt(self, timeout_s: float) -> None:
         group_id = self._config.group_id
@@ -334,14 +340,15 @@ class Readers:
     async def _run_tells(self) -> None:
         """Have the processes, or the broker, know now and then what is done."""
         loop = asyncio.get_running_loop()
-        interval_ms = self._config.auto_commit_interval_ms
+        interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
         interval_s = float("inf") if interval_ms is None else interval_ms / 1000
         commit_at = loop.time() + interval_s
         commits = self._plan.is_dealt and self._config.commits_automatically
         while True:
             await asyncio.sleep(min(_TELL_S, interval_s / 2))
             self._intake.tell_all()
-            if commits and loop.time() >= commit_at:
+            new = sum(one.done - self._committed.get(one.partition, 0) for one in self._intake.leases())
+            if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
                 commit_at = loop.time() + interval_s
                 await self._commit_or_fail(self._config.request_timeout_ms / 1000)
 
