@@ -369,3 +369,33 @@ async def test_a_pool_is_started_once(new_shop):
     async with pool:
         with pytest.raises(ConsumerStateError):
             await pool.start()
+
+
+async def test_one_transactional_id_for_all_workers_is_refused(new_shop):
+    """Without {worker} they would put an end to each other's transactions, in turn and for ever."""
+    options = 'group_id="g", bootstrap_servers="127.0.0.1:1", delivery="exactly_once", transactional_id="{hostname}"'
+    shop = new_shop(f"from penstock import App\n\napp = App({options})\n")
+
+    with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+        async with WorkerPool(shop.place, workers=2):
+            pass
+
+
+async def test_a_worker_begins_anew_once(new_shop, new_topic, group, witness, recorder):
+    """`reset_offset_on_start` is for the start of all: a worker that is started again goes on, and skips nothing."""
+    topic = new_topic()
+    witness.produce(topic, [b"x"] * 5)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+    anew = {"reset_offset_on_start": True, "auto_offset_reset": "latest"}
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder], **anew) as pool:
+        await pool.wait_ready()
+        async with asyncio.timeout(20):
+            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await recorder.wait_for(WorkerEnded)
+        witness.produce(topic, [b"x"] * 3)
+        await shop.until(3)
+
+    assert shop.noted() == [(0, 0, 5), (0, 0, 6), (0, 0, 7)]

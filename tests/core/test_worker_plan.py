@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from penstock.core.backoff import Backoff
 from penstock.core.process_messages import HEADER, Slice, decode_from_child, encode, length_of, records_of, slice_of
-from penstock.core.worker_plan import Restarts, check_count, deal, is_outage, member_name, workers_for
+from penstock.core.worker_plan import (
+    Restarts,
+    check_count,
+    check_transactional_id,
+    deal,
+    is_outage,
+    member_name,
+    workers_for,
+)
 from penstock.error_codes import ErrorCode
 from penstock.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, broker_error
 from penstock.records import Record, TopicPartition
@@ -112,3 +120,12 @@ def test_records_come_over_as_they_are(headers):
 def test_what_ends_by_itself_is_an_outage(error, passes):
     """A coordinator that is away is waited for as a broker is; who is refused is told."""
     assert is_outage(error) is passes
+
+
+def test_names_of_transactions():
+    """Workers tell each other's apart, or each would end the other's."""
+    for good in ("{group}-{worker}", "{pid}", "{instance}", None):
+        check_transactional_id(good, 2)
+    check_transactional_id("{group}-{hostname}", 1)
+    with pytest.raises(ConfigurationError, match="the same in each of 2 workers"):
+        check_transactional_id("{group}-{hostname}", 2)

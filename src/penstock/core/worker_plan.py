@@ -14,7 +14,17 @@ from penstock.core.backoff import Backoff
 from penstock.errors import AuthenticationError, BrokerConnectionError, BrokerError, ConfigurationError
 from penstock.records import TopicPartition
 
-__all__ = ["RESTARTS", "WELL_AFTER_S", "Restarts", "check_count", "deal", "is_outage", "member_name", "workers_for"]
+__all__ = [
+    "RESTARTS",
+    "WELL_AFTER_S",
+    "Restarts",
+    "check_count",
+    "check_transactional_id",
+    "deal",
+    "is_outage",
+    "member_name",
+    "workers_for",
+]
 
 RESTARTS = Backoff(0.2, 30.0)
 WELL_AFTER_S = 60.0
@@ -85,6 +95,19 @@ def member_name(given: str | None, workers: int, life: str) -> str:
             " the group - put {worker} into it"
         )
     return given
+
+
+def check_transactional_id(given: str | None, workers: int) -> None:
+    """Refuse a ``transactional_id`` that is the same for all workers.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    if given is not None and workers > 1 and not any(one in given for one in ("{worker}", "{pid}", "{instance}")):
+        raise ConfigurationError(
+            f"transactional_id={given!r} is the same in each of {workers} workers, and each would put an end to another"
+            " - put {worker} into it"
+        )
 
 
 def workers_for(partitions: int, workers: int, per_worker: int | None) -> int:

@@ -85,7 +85,9 @@ class WorkerPool:
         self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))))
         pickled(given)
         self._spec = {"app": app, "workers": workers, "pool": next(_pools), "log_level": log_level, "options": given}
-        self._final_is_final = final_is_final
+        self._final_is_final, self._given = final_is_final, given
+        self._came_to_work: set[int] = set()
+        """Workers that had their partitions, and have died since."""
         starts = itertools.count().__next__
         self._kept = [Kept(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
         self._supervisor: Supervisor | None = None
@@ -160,6 +162,7 @@ class WorkerPool:
 
     def renew(self) -> None:
         """End all workers in good order and start them anew, with their modules read again."""
+        self._came_to_work.clear()
         for one in self._kept:
             one.renew()
 
@@ -189,14 +192,18 @@ class WorkerPool:
     # ---- as its workers' owner ---------------------------------------------------------------------------------
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - all are alike
-        """What a worker has to do."""
-        return self._spec
+        """What a worker has to do; one that had its partitions and died goes on from there."""
+        if worker not in self._came_to_work:
+            return self._spec
+        return {**self._spec, "options": {**self._given, "reset_offset_on_start": False}}
 
     def take(self, start: int, message: FromChild) -> None:
         """What a worker says is noted already."""
 
     def died(self, death: Death, pause_s: float) -> float | None:
         """Start it again, unless it would die of the same: then the pool ends, the others in good order."""
+        if self._kept[death.worker].ready.is_set():
+            self._came_to_work.add(death.worker)
         if not isinstance(death.error, _FINAL):
             return pause_s
         if self._final_is_final:

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from penstock.app.app import App
+from penstock.app.elsewhere import outline_of
 from penstock.app.ends import first_of
 from penstock.app.health import Health
 from penstock.app.loading import load_app
@@ -23,7 +24,7 @@ from penstock.app.processes.labelled_output import label_output
 from penstock.app.processes.parent import Parent, failed
 from penstock.config import resolve
 from penstock.core.process_messages import Ready, Stop, ToChild, Told
-from penstock.core.worker_plan import member_name
+from penstock.core.worker_plan import check_transactional_id, member_name
 from penstock.errors import ConfigurationError, ConsumerStateError, PenstockError
 
 __all__ = ["main"]
@@ -68,6 +69,8 @@ class _Worker:
         """Give it a name of its own in the group, so that it has its partitions back when it is started again."""
         options = app._options  # noqa: SLF001 - this room's own
         given = options.get("group_instance_id", os.environ.get("PENSTOCK_GROUP_INSTANCE_ID"))
+        if (transactions := outline_of(app).transactions) is not None:
+            check_transactional_id(transactions.transactional_id, self._spec["workers"])
         life = f"{os.getppid()}.{self._spec['pool']}"
         app.configure(group_instance_id=member_name(given, self._spec["workers"], life))
         if given is None and "leave_on_stop" not in options and "PENSTOCK_LEAVE_ON_STOP" not in os.environ:
