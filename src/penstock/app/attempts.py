@@ -45,7 +45,8 @@ class _Attempt:
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.outgoing: list[Outgoing] = []
+        self.outgoing: list[Outgoing | None] = []
+        """None where one waits for word of its topic, in its place."""
         self.is_over = False
         """It has returned, or failed; what comes now comes from a task that it left behind."""
 
@@ -102,10 +103,10 @@ class Attempts:
             finally:
                 _current.reset(token)
                 attempt.is_over = True
-            if attempt.outgoing:
+            if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
                 if refusals:
                     self._raise_refusal_of(work)
-                await send(attempt.outgoing)
+                await send(outgoing)
             return result
 
         return attempted
@@ -121,11 +122,14 @@ class Attempts:
             self.has_letter = True
             await self._send(one)
             return
+        # Whose topic is found first says nothing of their order.
+        place = len(attempt.outgoing)
+        attempt.outgoing.append(None)
         if self._window.doomed_by is None and not attempt.is_over:
             await self._check(one.topic, one.partition)
         if attempt.is_over:
             raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
-        attempt.outgoing.append(one)
+        attempt.outgoing[place] = one
 
     async def _check(self, topic: str, partition: int | None) -> None:
         """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""

@@ -296,3 +296,22 @@ async def test_brokers_that_are_too_old_are_told_of(ledger, new_app, proxy):
         pytest.raises(UnsupportedVersionError, match="InitProducerId"),
     ):
         await app.start()
+
+
+async def test_what_is_published_at_once_keeps_its_order(own_server, ledger, witness, new_app, group):
+    """Also into a topic that is not there yet, of which each call hears when its turn is."""
+    source, target, app, begun = ledger.topic(), f"{group}-later", new_app(), asyncio.Event()
+    fill(witness, source, range(1))
+
+    @app.handler(source)
+    async def publish(_record: Record) -> None:
+        begun.set()
+        await asyncio.gather(*(app.publish(target, b"%d" % number) for number in range(20)))
+
+    async with app:
+        await begun.wait()
+        await asyncio.to_thread(own_server.create_topic, target)
+        ledger._partitions[target] = 1
+        await until_committed(ledger, group, source, 1)
+
+    assert await ledger.values(target) == [b"%d" % number for number in range(20)]
