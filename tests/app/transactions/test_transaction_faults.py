@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from ledger import Ledger
@@ -21,9 +22,12 @@ from penstock.messages import (
     EndTxnRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
+    MetadataRequest,
+    MetadataResponse,
     ProduceRequest,
     TxnOffsetCommitRequest,
 )
+from penstock.testing import FaultProxy
 
 NOBODY = Identity()
 
@@ -305,3 +309,30 @@ async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
             await other.commit()
 
     assert await ledger.values(topic) == [b"other"]
+
+
+async def test_brokers_that_have_moved_are_found_again(own_server, proxy, ledger):
+    """All of them, while nothing was published: who is in charge is asked where the cluster is found at the start."""
+    topic = ledger.topic()
+    with FaultProxy("127.0.0.1", own_server.node.ports.internal) as old:
+
+        def elsewhere(answer: MetadataResponse) -> MetadataResponse:
+            return replace(answer, brokers=tuple(replace(one, port=old.port) for one in answer.brokers))
+
+        with (
+            proxy.edit_answer(MetadataRequest, elsewhere, times=None),
+            old.edit_answer(MetadataRequest, elsewhere, times=None),
+        ):
+            producer = ledger.producer(config=IMPATIENT)
+            await producer.start()
+            await publish_one(producer, topic, b"1")
+    await publish_one(producer, topic, b"2")
+    await producer.close()
+
+    assert await ledger.values(topic) == [b"1", b"2"]
+
+
+async def publish_one(producer: TransactionalProducer, topic: str, value: bytes) -> None:
+    await producer.begin()
+    await producer.send(topic, value)
+    await producer.commit()

@@ -139,7 +139,13 @@ class TransactionRequests:
         if isinstance(question, SendOffsets):
             return await self._cluster.coordinator(question.offsets.group_id)
         if self._coordinator_id is None:
-            answer = (await self._cluster.send_to_any(FindCoordinatorRequest(self._id, _TRANSACTION))).only
+            request = FindCoordinatorRequest(self._id, _TRANSACTION)
+            try:
+                answer = (await self._cluster.send_to_any(request)).only
+            except BrokerConnectionError:
+                # Who has nothing to write would never hear where the brokers have gone.
+                await self._cluster.refresh()
+                answer = (await self._cluster.send_to_any(request)).only
             if answer.error_code:
                 raise broker_error(answer.error_code, answer.error_message or "")
             self._coordinator_id = answer.node_id
