@@ -14,7 +14,9 @@ from passing import check, fill, passing_on, until_committed
 from recorder import Recorder
 from witness import Witness
 
-from penstock import ProducerFencedError, Record
+from penstock import ProducerFencedError, PublishError, Record
+from penstock.app.transactions.transactor import Transactor
+from penstock.config import resolve
 from penstock.error_codes import ErrorCode
 from penstock.messages import (
     AddOffsetsToTxnRequest,
@@ -25,6 +27,7 @@ from penstock.messages import (
     TxnOffsetCommitRequest,
 )
 from penstock.observe.events import OffsetsCommitted, TransactionAborted, TransactionalIdRenewed, TransactionInDoubt
+from penstock.observe.hooks import Observer
 
 
 @pytest.fixture
@@ -219,3 +222,24 @@ async def test_a_broker_that_is_killed_and_comes_back(mortal_server, new_app, gr
         await until_committed(ledger, group, source, 4_000, 2)
 
     await check(ledger, target, range(4_000))
+
+
+async def test_who_is_fenced_goes_on_under_no_new_name(own_server, ledger, recorder):
+    """Whatever its transaction was taken back for before that was known: the two would fence each other for ever."""
+    topic, config = ledger.topic(), resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
+    name = f"x-{topic}"
+    one = Transactor(config, "g", transactional_id=name, transaction_timeout_ms=60_000, observer=Observer((recorder,)))
+    await one.start()
+    await one.begin()
+    async with ledger.producer(name):
+        pass
+
+    async def send_much() -> None:
+        for _ in range(8):
+            await one.send(topic, bytes(200_000), key=None, headers=(), partition=0, timestamp_ms=None)
+
+    with pytest.raises(ProducerFencedError):
+        await send_much()
+    with pytest.raises(ProducerFencedError):
+        await one.abort(PublishError("a record has failed"), is_timed_out=False)
+    await one.close()

@@ -113,6 +113,11 @@ class TransactionalProducer:
         return self._member.state
 
     @property
+    def error(self) -> PenstockError | None:
+        """Why it is over; None while it is not."""
+        return self._member.error
+
+    @property
     def is_in_doubt(self) -> bool:
         """Whether a commit was sent and not answered: ``commit`` again to find out."""
         return self._member.is_in_doubt

@@ -181,6 +181,8 @@ class Transactor:
                 else:
                     return
             if producer.state in OVER:
+                # Whatever the transaction was taken back for, this is why there is no other.
+                error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
                 self._observer.tell(TransactionalIdRenewed(self._group_id, self._id, str(error)))
