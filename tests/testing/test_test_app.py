@@ -345,3 +345,19 @@ async def test_real_time_where_it_is_wanted():
             await kafka.send("t", b"0")
 
     assert seen == [b"42"]
+
+
+async def test_what_is_committed_may_be_looked_at_before_there_is_anything():
+    """Of a topic that a pattern takes, nothing is known before its first record; that is handled all the same."""
+    app, seen = App(group_id="g"), []
+
+    @app.handler(pattern="orders-.*")
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+
+    async with TestApp(app) as kafka:
+        before = kafka.committed("orders-eu")
+        await kafka.send("orders-eu", b"1")
+        after = kafka.committed("orders-eu")
+
+    assert (before, seen, after) == (0, [b"1"], 1)

@@ -122,7 +122,9 @@ class LogSource:
 
     def committed(self, partition: TopicPartition) -> int:
         """The lowest offset that is not done."""
-        (position,) = self.positions.of([partition]) or self.positions.add([partition])
+        position = self.positions.get(partition)
+        if position is None:
+            return 0
         lowest = None if self._taker is None else self._taker.done_of(position)
         return (position.delivered or 0) if lowest is None else lowest
 
