@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock import (
+    AuthenticationError,
     BrokerConnectionError,
+    ConfigurationError,
     Consumer,
     ConsumerStateError,
     PublishError,
@@ -66,6 +68,18 @@ async def test_a_key_has_one_partition(new_producer, topic):
     places = {key: {sent[n].result().partition for n in sent if n % 20 == key} for key in range(20)}
     assert {len(partitions) for partitions in places.values()} == {1}
     assert set().union(*places.values()) == {TopicPartition(topic, p) for p in range(3)}
+
+
+async def test_a_partition_that_was_added_since_is_found(kafka_server, new_producer, topic):
+    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    async with new_producer() as producer:
+        await producer.publish(topic, b"v")
+        kafka_server.add_partitions(topic, 5)
+        placed = await producer.publish(topic, b"v", partition=4)
+        with pytest.raises(PublishError, match="no such partition"):
+            await producer.publish(topic, b"v", partition=5)
+
+    assert placed.partition == TopicPartition(topic, 4)
 
 
 async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
@@ -202,6 +216,9 @@ async def test_it_gets_in_with_a_consumers_options():
             await transactional.send("t", b"x")
             await transactional.commit()
             assert transactional.state is State.READY
+        stranger = resolve({**server.client_options, "sasl_plain_password": "another"}, {})
+        with pytest.raises(AuthenticationError, match="check user and password"):
+            await Producer(stranger).start()
 
 
 class Tokens:
@@ -231,9 +248,10 @@ async def test_without_a_token_it_goes_on_later():
         tokens = Tokens(options["sasl_oauth_token_provider"])
         options |= {"sasl_oauth_token_provider": tokens, "connections_max_idle_ms": 50}
 
-        tokens.fails = 1
+        tokens.fails = 1_000
         with pytest.raises(BrokerConnectionError, match="no token today"):
-            await Producer(resolve(options, {})).start()
+            await Producer(resolve({**options, "start_timeout_ms": 2_000}, {})).start()
+        tokens.fails = 1
 
         async with Producer(resolve(options, {})) as producer, asyncio.timeout(30):
 
@@ -251,9 +269,11 @@ async def test_without_a_token_it_goes_on_later():
 
 
 async def test_no_broker_is_told_in_time():
-    """Starting without a broker is one error of ours, which names the address."""
+    """Starting without a broker is one error of ours, which names the address; so is starting without an address."""
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
-        await Producer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {})).start()
+        await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
+    with pytest.raises(ConfigurationError, match="bootstrap_servers is missing"):
+        await Producer(resolve({}, {})).start()
 
 
 async def test_a_broker_that_hangs_holds_nobody_up():

@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +40,7 @@ from penstock.errors import (
     PublishTooLargeError,
     broker_error,
 )
+from penstock.net.cluster import Cluster
 from penstock.records import TopicPartition
 
 __all__ = ["Producer"]
@@ -106,8 +108,14 @@ class Producer:
         """Reach the brokers and get a producer id.
 
         Raises:
+            ConfigurationError: no address is given.
+            AuthenticationError: the brokers refuse us.
             BrokerConnectionError: none answers in ``start_timeout_ms``.
         """
+        # aiokafka gives up when nobody is there yet, and does not tell what a broker has against us.
+        timeout_s = self._config.start_timeout_ms / 1000
+        with closing(Cluster(self._config)) as cluster:
+            await cluster.retrying(cluster.bootstrap, timeout_s=timeout_s, what="reaching the cluster")
         self._producer = await self._opened()
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -344,7 +352,12 @@ async def _give_up(producer: Any) -> None:  # noqa: ANN401
 
 async def _send(producer: Any, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401
     value, key, headers, timestamp_ms = content
-    return await producer.send(topic, value, key, partition, timestamp_ms, headers)
+    try:
+        return await producer.send(topic, value, key, partition, timestamp_ms, headers)
+    except AssertionError:
+        # The partition may have been added since it has looked.
+        await producer.client.force_metadata_update()
+        return await producer.send(topic, value, key, partition, timestamp_ms, headers)
 
 
 async def _send_alone(producer: Any, topic: str, partition: int | None, content: _Content) -> Any:  # noqa: ANN401

@@ -105,3 +105,20 @@ async def test_a_timeout_that_the_broker_does_not_grant_is_told(ledger):
     """A transaction may not be open for longer than the broker allows; the start says so."""
     with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
         await ledger.producer(transaction_timeout_ms=2_000_000_000).start()
+
+
+async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
+    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    topic = ledger.topic()
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        await producer.send(topic, b"0")
+        await producer.commit()
+        kafka_server.add_partitions(topic, 2)
+        ledger._partitions[topic] = 2
+        await producer.begin()
+        await producer.send(topic, b"1", partition=1)
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"0", b"1"]

@@ -44,6 +44,9 @@ class Places:
             PublishError: the topic or partition does not exist.
         """
         partitions = await self._partitions_of(topic)
+        if partition is not None and partition not in partitions:
+            # It may have been added since the picture was taken.
+            partitions = await self._found(topic)
         if partition is None:
             partition = self._partitioner.choose(topic, key, partitions)
         elif partition not in partitions:
@@ -65,6 +68,9 @@ class Places:
         known = self._cluster.topology.topics.get(topic)
         if known is not None and known.partitions:
             return known.partitions
+        return await self._found(topic)
+
+    async def _found(self, topic: str) -> Mapping[int, Leadership]:
         try:
             return await self._cluster.retrying(
                 lambda: self._look_for(topic), timeout_s=_TOPIC_GRACE_S, what=f"finding topic {topic!r}"
