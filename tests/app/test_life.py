@@ -242,6 +242,24 @@ async def test_an_app_may_start_before_kafka_does(new_app, new_topic, witness, k
     assert hooked == [True]
 
 
+async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
+    """An app that needs brokers tries for `start_timeout_ms`, as a consumer does: both may come up together."""
+    door = socket.socket()
+    door.bind(("127.0.0.1", 0))
+    app = new_app(bootstrap_servers="{}:{}".format(*door.getsockname()))
+
+    @app.handler(new_topic())
+    async def handle(value: bytes): ...
+
+    with door:
+        starting = asyncio.create_task(app.start())
+        await asyncio.wait({starting}, timeout=0.5)
+        assert not starting.done()
+        async with door_to(kafka_server.bootstrap_servers, door):
+            await starting
+            await app.stop()
+
+
 async def test_a_start_that_is_tried_again_has_not_ended(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
