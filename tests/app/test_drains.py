@@ -8,7 +8,7 @@ import pytest
 from crew import until
 from recorder import Recorder
 
-from penstock import App, Record, Retry
+from penstock import App, Record, Retry, TopicPartition
 from penstock.app.elsewhere import running_of
 from penstock.observe.events import DrainTimedOut, GroupJoined
 
@@ -34,10 +34,10 @@ async def has_begun_to_drain(app: App) -> None:
     await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
 
 
-def other_app(new_app, topic: str, seen: list[int]) -> tuple[App, Recorder]:
+def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, Recorder]:
     """One that takes the partition when it can."""
     events = Recorder()
-    app = new_app(hooks=[events])
+    app = new_app(hooks=[events], **options)
 
     @app.handler(topic)
     async def note(record: Record) -> None:
@@ -111,3 +111,37 @@ async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, wit
     assert sorted(seen + again) == [0, 1, 2, 3]
     assert await witness.committed(group, topic, 1) == {0: 4}
     assert not recorder.of(DrainTimedOut)
+
+
+async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_app, new_topic, witness, group, recorder):
+    """It waits for a handler that runs, and has become the owner of more: that is for whoever comes next."""
+    topic, let_go, begun = new_topic(2), asyncio.Event(), []
+    cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+    app = new_app(hooks=[recorder], stop_timeout_ms=180_000, **cooperative)
+
+    @app.handler(topic)
+    async def handle(record: Record) -> None:
+        begun.append(record.topic_partition)
+        await let_go.wait()
+
+    other, _ = other_app(new_app, topic, [], **cooperative)
+    async with app:
+        consumer = running_of(app).groups[0].source.consumer
+        async with other:
+            await until(lambda: len(consumer.assignment()) == 1)
+            (mine,) = consumer.assignment()
+            theirs = TopicPartition(topic, 1 - mine.partition)
+            witness.produce(topic, [b"0"], partition=mine.partition)
+            await until(lambda: begun == [mine])
+            stopping = asyncio.create_task(app.stop())
+            await until(lambda: app.health().status == "stopping")
+        await until(lambda: theirs in consumer.assignment())
+        witness.produce(topic, [b"0"], partition=theirs.partition)
+        buffer = consumer._started.reader._buffer
+        await until(lambda: buffer.holds(theirs) or len(begun) > 1)
+        let_go.set()
+        await stopping
+
+    assert begun == [mine]
+    committed = await witness.committed(group, topic, 2)
+    assert (committed[mine.partition], committed.get(theirs.partition, 0)) == (1, 0)

@@ -78,6 +78,7 @@ class Group:
         self._progress = Wake()
         self._full_at: dict[TopicPartition, float] = {}
         """When it was told last that a lane of a partition is full."""
+        self._is_ending = False
 
     async def start(self) -> None:
         """Connect to where records come from; the first come with ``run``.
@@ -119,6 +120,8 @@ class Group:
     async def finish(self, timeout_s: float) -> None:
         """Begin nothing more, and wait for what runs, for so long at most."""
         until = asyncio.get_running_loop().time() + timeout_s
+        # Of what a rebalance brings from now on nothing is begun either.
+        self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
             await self._transactions.settled(until)
@@ -214,7 +217,7 @@ class Group:
 
     def room_of(self, partition: TopicPartition) -> int:
         """How many records of a partition it takes now."""
-        return self._delays.limit(partition, self._room_in_lines(partition))
+        return 0 if self._is_ending else self._delays.limit(partition, self._room_in_lines(partition))
 
     def _room_in_lines(self, partition: TopicPartition) -> int:
         return min(one.line.room_of(partition) for one in self._stations_of(partition.topic))
