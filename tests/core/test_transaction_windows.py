@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,6 +185,28 @@ def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
     feeds = not is_full and is_gathering and gathers_ms > interval_ms
     rounds = 1 if is_full else 2 + (gathers_ms > interval_ms)
     assert said == [*([Step.FEED] if feeds else []), *[Step.DRAIN] * (rounds - 1 - feeds), Step.ABORT]
+
+
+@pytest.mark.parametrize(
+    ("now", "is_gathering"), [(0, False), (0.09, False), (0.1, False), (0.3, True), (0.5, True), (9, True)]
+)
+@pytest.mark.parametrize("what", ["shut", "open", "closing", "doomed", "full"])
+def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_gathering):
+    """With many partitions that takes time; what is to be done then is the same either way, and only then."""
+
+    def step(*, is_done: bool) -> tuple[bool, Step]:
+        window = Window(WindowSettings(interval_s=0.1, max_records=3, timeout_s=10, gathers_s=0.5))
+        if what != "shut":
+            window.took(3 if what == "full" else 1, 0)
+        if what == "closing":
+            window.close()
+        if what == "doomed":
+            window.doom(PublishError("away"))
+        return window.takes(now, is_gathering=is_gathering), window.step(
+            now, is_done=is_done, is_gathering=is_gathering
+        )
+
+    assert step(is_done=True)[0] is (step(is_done=True)[1] is step(is_done=False)[1] is Step.FEED)
 
 
 # ---- records that wait outside ---------------------------------------------------------------------------------

@@ -115,6 +115,12 @@ class Window:
 
     # ---- what follows ------------------------------------------------------------------------------------------
 
+    def takes(self, now: float, *, is_gathering: bool) -> bool:
+        """Whether more is handed out, whatever is finished."""
+        if self.opened_at is None or self.doomed_by is not None:
+            return self.opened_at is None
+        return self.room > 0 and now < self._gathers_until(is_gathering=is_gathering)
+
     def step(self, now: float, *, is_done: bool, is_gathering: bool = False) -> Step:
         """What is to be done now.
 
@@ -123,16 +129,15 @@ class Window:
             is_done: whether all that was handed out is finished.
             is_gathering: whether some of it waits in a batch for more.
         """
-        if self.opened_at is None:
+        if self.takes(now, is_gathering=is_gathering):
             return Step.FEED
         if self.doomed_by is not None:
             return Step.ABORT
-        if self.room and now < self._gathers_until(is_gathering=is_gathering):
-            return Step.FEED
         if is_done:
             return Step.COMMIT
         if now < self._at(self._settings.longest_s):
             return Step.DRAIN
+        assert self.opened_at is not None
         self.doom(
             PublishError(
                 f"a transaction of {self.count} records was not finished within {now - self.opened_at:.1f} s, and the"
@@ -200,6 +205,9 @@ class Aside:
 
     def __len__(self) -> int:
         return len(self._stops)
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._stops
 
     @property
     def given_up(self) -> int:

@@ -120,7 +120,7 @@ class HandingOut:
 
     def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
         room = min(room_of(partition), self._window.room)
-        if not self._aside or not room:
+        if partition not in self._aside or not room:
             return room
         if delivered is None:
             delivered = self._at.delivered().get(partition)

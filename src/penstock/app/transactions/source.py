@@ -139,8 +139,10 @@ class TransactionalSource:
             PenstockError: as a consumer's reader has it; or no transaction may be made any more.
         """
         while True:
-            now = self._loop.time()
-            match self._window.step(now, is_done=self._held.are_done, is_gathering=self._held.are_gathering):
+            now, gathers = self._loop.time(), self._held.are_gathering
+            # To see whether all is finished takes time with many partitions: not while it does not matter.
+            is_done = not self._window.takes(now, is_gathering=gathers) and self._held.are_done
+            match self._window.step(now, is_done=is_done, is_gathering=gathers):
                 case Step.FEED if self._is_stopping and not self._window.is_open:
                     await self._progress.wait()
                 case Step.FEED:
