@@ -145,3 +145,64 @@ async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_ap
     assert begun == [mine]
     committed = await witness.committed(group, topic, 2)
     assert (committed[mine.partition], committed.get(theirs.partition, 0)) == (1, 0)
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, recorder, order_by
+):
+    """What failed before it, or waits to be in a batch, is the next owner's; what it has done is done."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    witness.produce(topic, [b"bad", b"good", b"behind"], keys=[b"a", b"b", b"b"])
+    app = new_app(hooks=[recorder], retry=Retry(attempts=9, backoff_ms=60_000, max_backoff_ms=60_000))
+
+    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1)
+    async def handle(records: list[Record]) -> None:
+        if records[0].value == b"bad" and not seen:
+            raise ValueError("no")
+        seen.append(records[0].offset)
+        await let_go.wait()
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == [1])
+        async with other:
+            await has_begun_to_drain(app)
+            with pytest.raises(TimeoutError):
+                await events.wait_for(GroupJoined, timeout_s=1)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            await until(lambda: 2 in seen)
+
+    assert seen == [1, 0, 2]
+    assert not recorder.of(DrainTimedOut)
+    assert await witness.committed(group, topic, 1) == {0: 3}
+
+
+async def test_what_one_handler_leaves_has_no_other_do_its_records_again(new_app, new_topic, witness, group, recorder):
+    """One has records that it has not begun when the partition goes: what another has done behind them is done."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    witness.produce(topic, [b"a", b"a", b"b", b"b"])
+    app = new_app(hooks=[recorder])
+
+    @app.handler(topic, when=lambda record: record.value == b"a", order_by="none", concurrency=1)
+    async def handle_a(record: Record) -> None:
+        await let_go.wait()
+        seen.append(record.offset)
+
+    @app.handler(topic, when=lambda record: record.value == b"b")
+    async def handle_b(record: Record) -> None:
+        seen.append(record.offset)
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == [2, 3])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            witness.produce(topic, [b"b"])
+            await until(lambda: 4 in seen)
+
+    assert seen == [2, 3, 0, 1, 4]
+    assert await witness.committed(group, topic, 1) == {0: 5}

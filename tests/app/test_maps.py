@@ -8,8 +8,8 @@ import random
 import pytest
 from crew import until
 
-from penstock import App, ConfigurationError, Record, TopicPartition
-from penstock.core.offset_map import decode
+from penstock import App, ConfigurationError, Record, Retry, TopicPartition
+from penstock.core.offset_map import OffsetMap, decode
 from penstock.observe.events import OffsetMapDropped, OffsetMapHigh, OffsetMapLow, OffsetsCommitted
 
 
@@ -80,6 +80,24 @@ async def test_several_handlers_share_one_tracker(new_app, new_topic, witness, g
         await until(lambda: len(done) == 100)
 
     assert await witness.committed(group, topic, 1) == {0: 100}
+
+
+async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_topic, witness, group):
+    """By key what is behind a record that fails for ever is done for good, though some of its key waits between."""
+    topic, app, done = new_topic(), new_app(auto_commit_interval_ms=30, retry=Retry(attempts=1)), []
+    witness.produce(topic, (b"%d" % n for n in range(8)), keys=[b"poison", b"poison", *[b"good"] * 6])
+
+    @app.batch_handler(topic, order_by="key", max_records=1)
+    async def handle(records: list[Record]) -> None:
+        if records[0].key == b"poison":
+            raise ValueError("poison")
+        done.extend(record.offset for record in records)
+
+    async with app:
+        await until(lambda: done == [2, 3, 4, 5, 6, 7])
+        async with asyncio.timeout(30):
+            while decode(await witness.metadata(group, topic), 0).offset_map != OffsetMap(0, 8, (0, 1)):  # noqa: ASYNC110 - the broker's view
+                await asyncio.sleep(0.1)
 
 
 async def test_a_handlers_record_is_done_when_it_returns(new_app, new_topic):

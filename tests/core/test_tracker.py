@@ -85,6 +85,17 @@ def test_no_commit_passes_what_is_abandoned(tracker):
     assert tracker.offset_map() == OffsetMap(11, 13, (11,))
 
 
+def test_what_is_left_to_others_is_known_whether_it_was_begun_or_not(tracker):
+    """No commit passes it, and what is finished between and behind is said in the map."""
+    tracker.begin_all([10, 11])
+    tracker.leave([12, 11, 14])
+    tracker.advance(16)
+    tracker.finish(10)
+
+    assert (tracker.done, tracker.unfinished) == (11, 0)
+    assert tracker.offset_map() == OffsetMap(11, 16, (11, 12, 14))
+
+
 def test_gaps_are_free(tracker):
     """Offsets that have no record (compaction, markers, aborts) are not waited for, before a record or behind it."""
     tracker.begin(14)

@@ -9,6 +9,7 @@ partition's tracker is told record by record.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, TypeAlias
@@ -93,7 +94,7 @@ class BatchLine:
         held = self._held.get(position.partition)
         if held is None or held.tracker is not position.tracker:
             return None
-        lowest = held.left if held.is_halted else self._batching.next_offset(position.partition)
+        lowest = held.left if held.is_halted else next(self._batching.offsets(position.partition, held.passed), None)
         if held.whole:
             first = min(held.whole.values())
             return first if lowest is None else min(lowest, first)
@@ -112,12 +113,20 @@ class BatchLine:
         held = self._held.get(partition)
         if held is None:
             return None
-        held.is_halted, following = True, self._batching.next_offset(partition)
-        if following is not None:
-            held.left = following
+        held.is_halted = True
+        for run in list(held.whole):
+            # What runs is waited for, also behind what is left to others.
+            self._track(run)
+        left = list(self._batching.offsets(partition))
+        held.tracker.leave(left)
+        held.left = min(left if held.left is None else [*left, held.left], default=None)
         self._batching.drop(partition)
         self._leave_what_waits(partition, held)
         return held.left
+
+    def held_of(self, partition: TopicPartition) -> Held | None:
+        """What is held of a partition; None when it has no record of it."""
+        return self._held.get(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition; what runs of it runs on and counts for nothing, what failed is not tried again."""
@@ -281,9 +290,20 @@ class BatchLine:
         run = BatchRun(batch)
         for partition, held in batch.sources.items():
             held.whole[run] = batch.lowest[partition]
+            if self._is_by_key:
+                self._pass_over(run, partition, held)
         task = self._loop.create_task(self._see_to_its_end(run), context=self._context.copy())
         self._tasks[task], self._fresh = run, run
         task.add_done_callback(self._ended)
+
+    def _pass_over(self, run: BatchRun, partition: TopicPartition, held: Held) -> None:
+        """A batch begins behind records whose key is busy: the tracker has to know of those, and when they are done."""
+        end = run.records[-1].offset
+        for offset in itertools.takewhile(end.__gt__, self._batching.offsets(partition, held.passed)):
+            held.tracker.begin(offset)
+        if run.batch.lowest[partition] < held.passed:
+            self._track(run)
+        held.passed = max(held.passed, end)
 
     def _track(self, run: BatchRun) -> None:
         """Have the trackers know of each record of a batch: others may be done before it."""

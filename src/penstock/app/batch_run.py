@@ -31,6 +31,8 @@ class Held:
     tracker: Tracker
     whole: dict[BatchRun, int] = field(default_factory=dict)
     """The batches of which its tracker was not told, and of each the lowest offset."""
+    passed: int = 0
+    """By key: of what is gathered below, which other batches have overtaken, its tracker was told."""
     is_halted: bool = False
     """Whether nothing more of it is begun here, and nothing that failed is tried again."""
     left: int | None = None

@@ -188,8 +188,15 @@ class Group:
 
     def halt(self, partition: TopicPartition) -> int | None:
         """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
+        held = next((found for one in self._stations if (found := one.line.held_of(partition)) is not None), None)
+        end = None if held is None or held.position.tracker is not held.tracker else held.position.delivered
+        shelved = self._delays.drop(partition)
         # All of them are told.
-        return _lowest([self._delays.drop(partition), *(one.line.halt(partition) for one in self._stations)])
+        left = _lowest([shelved, *(one.line.halt(partition) for one in self._stations)])
+        if held is not None and end is not None and shelved is None and self._transactions is None:
+            # Of all that is not done the tracker knows by now; what is done behind it gets into the last map.
+            held.tracker.advance(end)
+        return left
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""

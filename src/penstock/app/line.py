@@ -113,11 +113,15 @@ class Line:
         held = self._held.get(partition)
         if held is None:
             return None
-        held.is_halted, held.left = True, self._lanes.next_offset(partition)
-        not_begun = {*(record.offset for record in self._lanes.drop(partition)), *self._end_pauses(held)}
-        for offset in not_begun:
-            held.tracker.abandon(offset)
-        return min(not_begun if held.left is None else {*not_begun, held.left}, default=None)
+        held.is_halted = True
+        left = [*(record.offset for record in self._lanes.drop(partition)), *self._end_pauses(held)]
+        held.tracker.leave(left)
+        held.left = min(left if held.left is None else [*left, held.left], default=None)
+        return held.left
+
+    def held_of(self, partition: TopicPartition) -> Held | None:
+        """What is held of a partition; None when it has no record of it."""
+        return self._held.get(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition; what runs of it runs on and counts for nothing, what failed is not tried again."""

@@ -17,7 +17,7 @@ are counted or keys are looked up.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -256,11 +256,12 @@ class Batching(Generic[SourceT]):
         pool.slices = deque(one for one in pool.slices if one.partition != partition)
         self._look_at(pool)
 
-    def next_offset(self, partition: TopicPartition) -> int | None:
-        """The lowest offset that is gathered and not in a batch; None when there is none."""
+    def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
+        """Those from ``since`` on that are gathered and not in a batch, lowest first."""
         pool = self._pools.get(self._name_of(partition))
         slices: Iterable[_Slice[SourceT]] = () if pool is None else pool.slices
-        return next((one.records[0].offset for one in slices if one.partition == partition), None)
+        ours = (one.records for one in slices if one.partition == partition and one.records[-1].offset >= since)
+        return (record.offset for records in ours for record in records if record.offset >= since)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ class Lanes(Generic[SourceT]):
     # ---- letting go --------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> list[Record]:
-        """Forget all that waits of a partition: it is released, or read from elsewhere on. Gives what was parked of it.
+        """Forget all that waits of a partition: it is released, or read from elsewhere on. Gives what that was.
 
         What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
         process, no two records of a lane overlap.
@@ -251,12 +251,14 @@ class Lanes(Generic[SourceT]):
         stock = self._stocks.get(partition)
         if stock is None:
             return []
+        not_taken = [record for one in stock.slices for record in one.left]
+        self._in_turn -= len(not_taken)
+        stock.slices.clear()
         if self._is_current(stock):
+            not_taken += self._left
             self._close_slice()
         elif stock in self._turn:
             self._turn.remove(stock)
-        self._in_turn -= sum(length_hint(one.left) for one in stock.slices)
-        stock.slices.clear()
         parked = [work for work in self._ready if work.stock is stock]
         self._ready = deque(work for work in self._ready if work.stock is not stock)
         for work in stock.busy.values():
@@ -267,7 +269,7 @@ class Lanes(Generic[SourceT]):
                 del stock.busy[self._lane_of(work)]
         self.parked -= len(parked)
         stock.full_lanes = stock.parked = 0
-        return [work.record for work in parked]
+        return [*(work.record for work in parked), *not_taken]
 
     # ---- for those who look ------------------------------------------------------------------------------------
 

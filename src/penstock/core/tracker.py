@@ -12,7 +12,7 @@ One tracker lives for one assignment of a partition; a seek or a reset begins a 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from penstock.core.offset_map import OffsetMap
@@ -87,6 +87,12 @@ class Tracker:
         if offset in self._unfinished:
             self._unfinished.remove(offset)
             self._abandoned.add(offset)
+
+    def leave(self, offsets: Iterable[int]) -> None:
+        """Records that will not be finished here, begun or not; what is finished behind them is known to be."""
+        for offset in offsets:
+            self.begin(offset)
+            self.abandon(offset)
 
     def finish(self, offset: int) -> bool:
         """A record that was begun is finished, in any order; False when it is not in hand: done, or never begun."""
