@@ -2,8 +2,8 @@
 
 Rule of this file: which records make a batch, and when, is ``core.batching``'s to say. A batch has a task of its own,
 so that what a handler does to its task touches no other batch. Nothing is noted of its records while batches are done
-in order, each as a whole. Of a batch that others overtake, and of what is left of one when some of it is done, the
-partition's tracker is told record by record.
+in order, each as a whole. Of a batch that others overtake, of what is left of one when some of it is done, and of what
+is overtaken, or left to others, before it is in one, the partition's tracker is told record by record.
 """
 
 from __future__ import annotations
