@@ -41,6 +41,8 @@ _AGAIN_S = 600.0
 """A query that has nothing to do commits again so often, lest the broker forget the group."""
 
 _LOOK_S = 0.2
+_LEAST_S = 0.001
+"""Spark waits for a millisecond at least, and takes nothing less for a time."""
 _STANDS_MS = 10_000
 
 
@@ -117,7 +119,7 @@ class SparkQuery:
         return bool(self.query.isActive)
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; False when it has not in so many seconds.
+        """Wait until it has ended; False when it has not in so many seconds, of which 0 only look.
 
         Raises:
             GroupNotEmptyError: a live member of the group was there, or joined.
@@ -130,10 +132,9 @@ class SparkQuery:
         """
         try:
             # Spark gives None where it waits without an end.
+        wait_s = None if timeout_s is None else max(timeout_s, _LEAST_S)
             has_ended = (
-                self.query.awaitTermination()
-                if timeout_s is None
-                else self.query.awaitTermination(cast("int", timeout_s))
+                self.query.awaitTermination() if wait_s is None else self.query.awaitTermination(cast("int", wait_s))
             )
         except Exception as error:
             self._end(error)
