@@ -12,7 +12,17 @@ from crew import until
 from letters import letters_in
 from turns import Turns
 
-from penstock import App, ConfigurationError, Header, PartialFailureError, Record, Reject, Retry, TopicPartition
+from penstock import (
+    App,
+    ConfigurationError,
+    Header,
+    Message,
+    PartialFailureError,
+    Record,
+    Reject,
+    Retry,
+    TopicPartition,
+)
 from penstock.app.handlers import Handlers
 from penstock.app.sources import ConsumerSource
 from penstock.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
@@ -297,6 +307,33 @@ async def test_delays_take_no_time_in_a_test():
         assert tried[4][0] - tried[3][0] >= 3_599
         assert [(one.reason, one.attempts) for one in kafka.dead_letters("orders")] == [("not yet", 3)]
         assert kafka.committed("orders") == 2
+
+
+@pytest.mark.parametrize("comes_by", ["headers", "letters"])
+async def test_what_a_record_was_to_another_group_is_over(comes_by):
+    """Its headers passed on, or its dead letters read: here it is tried again and buried as of the topic it is in."""
+    app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=ONCE), []
+    topic = "invoices" if comes_by == "headers" else "orders.billing.dead"
+
+    @app.handler("orders", retry_topics=[60_000])
+    async def bill(record: Record, attempts: Annotated[int, Header("penstock-attempts")] = 0) -> Message | None:
+        if not attempts or comes_by == "letters":
+            raise ValueError("not yet")
+        return Message(record.value, headers=record.headers, topic=topic)
+
+    @app.handler(topic, group_id="post", retry_topics=[60_000])
+    async def send(record: Record) -> None:
+        seen.append((record.topic, record.offset, record.value))
+        raise ValueError("no stamp")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"7")
+        letters = [(one.reason, one.attempts, one.deaths) for one in kafka.dead_letters(topic)]
+        (buried,) = kafka.published(f"{topic}.post.dead")
+
+    assert seen == [(topic, 0, b"7")] * 2
+    assert letters == [("no stamp", 2, 1)]
+    assert buried.value == b"7"
 
 
 async def test_a_batch_is_gathered_anew_of_what_is_due():

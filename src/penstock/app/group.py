@@ -91,7 +91,7 @@ class Group:
         site = Site(
             opened=self._opened,
             publisher=publisher,
-            mail=Mail(self.group_id, publisher, self.source.wall_clock),
+            mail=Mail(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
             # Looked up for each record: where all of them are known by name, that is a set.

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.app.dead_letters import (
     Failure,
     Letter,
@@ -16,10 +18,12 @@ from penstock.app.dead_letters import (
     dead_letter,
     origin_of,
     retry_letter,
+    without_ours,
 )
 from penstock.app.delays import retry_topic
 from penstock.app.own_names import topic_name
 from penstock.app.publisher import Publisher
+from penstock.app.routes import Routes
 from penstock.errors import ProducerFencedError, PublishError, PublishTooLargeError
 from penstock.records import Record
 
@@ -39,22 +43,26 @@ class Mail:
     """Writes and sends one group's letters.
 
     Args:
+        routes: the group's.
         publisher: what they are sent with.
         wall_clock: seconds since the epoch.
     """
 
-    def __init__(self, group_id: str, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
-        self._group_id, self._publisher, self._wall_clock = group_id, publisher, wall_clock
+    def __init__(self, routes: Routes, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
+        self._routes, self._group_id = routes, routes.group_id
+        self._publisher, self._wall_clock = publisher, wall_clock
 
     def for_later(self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int) -> Addressed:
         """To the retry topic: it is due so long after it is sent."""
-        topic = retry_topic(origin_of(record).topic, self._group_id, delay_ms)
+        origin, record = self._as_ours(record)
+        topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
         return Addressed(topic, lambda: [retry_letter(record, failure, math.ceil(self._now_ms) + delay_ms)])
 
     def for_the_dead(self, record: Record, failures: int, error: Exception, handler: str, template: str) -> Addressed:
         """To the dead letters."""
-        topic = topic_name(template, topic=origin_of(record).topic, group=self._group_id)
+        origin, record = self._as_ours(record)
+        topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
         return Addressed(topic, lambda: [dead_letter(record, failure), dead_letter(record, failure, is_brief=True)])
 
@@ -81,6 +89,18 @@ class Mail:
             else:
                 return None
         return refused
+
+    def _as_ours(self, record: Record) -> tuple[str, Record]:
+        """The topic that a record is of in this group, and the record without what letters of others said of it.
+
+        Whoever passes a record's headers on, or reads another group's letters, has theirs in a topic of his own.
+        """
+        origin = origin_of(record).topic
+        if record.topic in self._routes:
+            return origin if origin != record.topic else self._routes.origin(origin), record
+        if origin != record.topic:
+            record = msgspec.structs.replace(record, headers=without_ours(record.headers))
+        return record.topic, record
 
     def _failure(self, record: Record, failures: int, error: Exception, handler: str) -> Failure:
         attempts = attempts_before(record) + failures
