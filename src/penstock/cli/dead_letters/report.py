@@ -113,7 +113,9 @@ def letters_table(letters: list[DeadLetter]) -> Table:
     table.add_column("error", overflow="fold", ratio=1)
     for letter in letters[:_MOST_ROWS]:
         origin = "nobody knows" if letter.origin is None else plain(str(letter.origin))
-        table.add_row(str(place_of(letter)), when(letter.at_ms), Text(origin), Text(plain(letter.error_type)))
+        # Its module stands in `list` and `show`; here it would be cut in two.
+        error = plain(letter.error_type.rpartition(".")[2])
+        table.add_row(str(place_of(letter)), when(letter.at_ms), Text(origin), Text(error))
     if len(letters) > _MOST_ROWS:
         table.add_row("", f"and {count(len(letters) - _MOST_ROWS)} more")
     return table
