@@ -130,9 +130,9 @@ class SparkQuery:
             PenstockError: what was still to read was removed; the next start goes on by policy and counts what is lost.
             StreamingQueryException: Spark's own.
         """
+        wait_s = None if timeout_s is None else max(timeout_s, _LEAST_S)
         try:
             # Spark gives None where it waits without an end.
-        wait_s = None if timeout_s is None else max(timeout_s, _LEAST_S)
             has_ended = (
                 self.query.awaitTermination() if wait_s is None else self.query.awaitTermination(cast("int", wait_s))
             )
