@@ -23,6 +23,7 @@ from penstock.observe.events import (
     OffsetsCommitted,
     RecordBuried,
 )
+from penstock.testing import TestApp
 
 ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
 IMPATIENT = {"request_timeout_ms": 1_000}
@@ -487,6 +488,36 @@ async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, wit
 
     assert len(calls) == (3 if is_retried else 1)
     assert len(recorder.of(HandlerFailed)) == len(calls)
+
+
+class WordlessError(Exception):
+    """One of a user's own."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("kind", ["handler", "batch_handler"])
+async def test_an_error_without_words_ends_no_app(kind, recorder):
+    """Whatever it does when it is asked for its text, its record is tried again and buried, and others are handled."""
+    app = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=2), hooks=[recorder])
+
+    async def on_record(value: bytes) -> None:
+        if value == b"bad":
+            raise WordlessError
+
+    async def on_batch(values: list[bytes]) -> None:
+        await on_record(values[0])
+
+    getattr(app, kind)("t")(on_record if kind == "handler" else on_batch)
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"bad")
+        await kafka.send("t", b"good")
+
+        assert [(one.reason, one.attempts) for one in kafka.dead_letters("t")] == [
+            ("(its text cannot be made: RuntimeError)", 2)
+        ]
+        assert kafka.committed("t") == 2
 
 
 class Catastrophe(BaseException):

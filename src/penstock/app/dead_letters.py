@@ -27,6 +27,7 @@ __all__ = [
     "due_at",
     "first_read",
     "handler_of",
+    "message_of",
     "origin_headers",
     "origin_of",
     "read_dead_letter",
@@ -233,7 +234,7 @@ def _failure_headers(failure: Failure, most_message_bytes: int) -> dict[str, byt
     most_name_bytes = min(_MOST_NAME_BYTES, most_message_bytes)
     return {
         _ERROR_TYPE: _cut(_name_of(type(failure.error)), most_name_bytes),
-        _ERROR_MESSAGE: _cut(_message_of(failure.error), most_message_bytes),
+        _ERROR_MESSAGE: _cut(message_of(failure.error), most_message_bytes),
         _ATTEMPTS: _digits(failure.attempts),
         _HANDLER: _cut(failure.handler, _MOST_NAME_BYTES),
         _GROUP: _cut(failure.group_id, _MOST_NAME_BYTES),
@@ -272,7 +273,8 @@ def _name_of(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What an error says, whatever it does when it is asked."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - the user's own __str__; the letter is written whatever it does

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from penstock.app.dead_letters import message_of
 from penstock.app.handlers import Handler
 from penstock.app.mail import Addressed, Mail
 from penstock.app.reject import Reject
@@ -225,7 +226,7 @@ def is_outage(error: Exception) -> bool:
 
 def said(error: BaseException) -> str:
     """An error in a few words, for events."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _advice(topic: str, refused: PublishError) -> str:
