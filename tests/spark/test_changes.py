@@ -180,6 +180,31 @@ def test_commits_that_fail_are_made_good(world, monkeypatch):
     assert world.ledger.counts() == {(0, n): 1 for n in range(20)}
 
 
+def test_a_commit_that_failed_is_made_good_though_nothing_comes(world, monkeypatch):
+    """A stream that has nothing to do says what no broker had taken: nobody waits for another batch."""
+    world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    failed, commit = [], GroupDesk.commit
+
+    def fail_once(desk, offsets, said: str, **more: bool) -> None:
+        if not said.startswith("spark begins") and not failed:
+            failed.append(said)
+            raise BrokerConnectionError("nobody answers")
+        commit(desk, offsets, said, **more)
+
+    monkeypatch.setattr(GroupDesk, "commit", fail_once)
+    try:
+        query = world.pipeline(world.entering()).start("enter")
+        world.until(lambda: world.committed == {0: 10})
+        query.stop()
+    finally:
+        world.spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+
+    assert len(failed) == 1
+    assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
+
+
 def test_numbers_are_given_once(world):
     """A batch that was done, or left by a backfill, gives its number to no other: sinks would pass that over."""
     world.make_topic()

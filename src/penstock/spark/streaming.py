@@ -103,6 +103,8 @@ class SparkQuery:
         self._committed: tuple[int, Offsets] = (-1, {})
         """The last batch of which the group was told, and where it stands since."""
         self._committed_at = stage.desk.now
+        self._through: tuple[int, Offsets] = (-1, {})
+        """The last batch of which Spark has told, and where it ends."""
         self._is_over = False
         self._is_asked = self._is_stopped = False
         self._stands = threading.Event()
@@ -212,13 +214,15 @@ class SparkQuery:
         """Spark's commit log has this batch."""
         with self._lock:
             if not self._is_over and number > self._committed[0]:
+                self._through = number, ends
                 self._commit(number, ends)
 
     def idle(self) -> None:
-        """There is nothing to do."""
+        """There is nothing to do: what no broker has taken is said once more, as no next batch may say it, too."""
         with self._lock:
-            if not self._is_over and self._stage.desk.now - self._committed_at > _AGAIN_S:
-                self._commit(*self._committed)
+            is_behind = self._through[0] > self._committed[0]
+            if not self._is_over and (is_behind or self._stage.desk.now - self._committed_at > _AGAIN_S):
+                self._commit(*(self._through if is_behind else self._committed))
 
     def tell_group(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
         """Commit that a batch is through; -1 is the beginning.
