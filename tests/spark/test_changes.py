@@ -252,6 +252,26 @@ def test_a_backfill_goes_on_behind_what_retention_removed(world):
     assert world.committed == {0: 30}
 
 
+def test_a_topic_that_is_made_anew_ends_the_backfill(world):
+    """Its records are other ones where the old topic was read to: none is passed over, the next backfill has all."""
+    topic = world.make_topic()
+    world.produce([b"a"] * 20)
+
+    def make_anew(progress) -> None:
+        if progress.done == 10:
+            world.server.delete_topic(topic)
+            world.server.create_topic(topic, 1)
+            world.produce([b"b"] * 30)
+
+    pipeline = world.pipeline(world.entering())
+    with pytest.raises(PenstockError, match=f"'{topic}' was made anew meanwhile, .* - start once more"):
+        pipeline.backfill("enter", max_records_per_batch=10, on_progress=make_anew)
+    report = pipeline.backfill("enter")
+
+    assert report.records == 30
+    assert world.committed == {0: 30}
+
+
 def test_a_handoff_goes_on_until_little_is_left(world):
     """It backfills again what came meanwhile, until what is left is the live app's; which handles each of it once."""
     world.make_topic()

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 from penstock.admin.asking import ask_coordinator
 from penstock.admin.groups import check_idle, describe_group
@@ -24,7 +25,7 @@ from penstock.app.routes import Routes
 from penstock.config import ConsumerConfig
 from penstock.core.offset_map import Envelope, OffsetMap, encode
 from penstock.error_codes import ErrorCode
-from penstock.errors import CommitFailedError, UnknownGroupError, UnknownTopicError, broker_error
+from penstock.errors import CommitFailedError, PenstockError, UnknownGroupError, UnknownTopicError, broker_error
 from penstock.messages import NO_TOPIC_ID, CommitOffset, OffsetCommitRequest
 from penstock.net.cluster import Cluster
 from penstock.observe.events import OffsetMapDropped, OffsetsCommitted
@@ -115,6 +116,8 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         self._turn = asyncio.Lock()
         self._known: dict[TopicPartition, set[tuple[int, str]]] = {}
         """What was seen or committed here last, with its text; two where nobody knows whether a commit came through."""
+        self._topics: dict[str, UUID] = {}
+        """Those that were looked at, and their ids then."""
         try:
             start = self._cluster.retrying(
                 self._cluster.bootstrap, timeout_s=config.start_timeout_ms / 1000, what="reaching the cluster"
@@ -164,6 +167,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         Raises:
             GroupNotEmptyError: naming them.
             CommitFailedError: the group was moved.
+            PenstockError: a topic was made anew.
         """
         self._thread.call(self._check_untouched())
 
@@ -175,7 +179,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         """
         partitions = self.partitions(topics, patterns)
         topology = self._cluster.topology
-        ids = {one.topic: topology.topic_id(one.topic) for one in partitions}
+        ids = self._topics = {one.topic: topology.topic_id(one.topic) for one in partitions}
         return Seen(
             topology.cluster_id or "",
             {topic: "" if one == NO_TOPIC_ID else str(one) for topic, one in ids.items()},
@@ -239,6 +243,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         Raises:
             GroupNotEmptyError: somebody joined the group.
             CommitFailedError: it was refused, or somebody else has moved the group.
+            PenstockError: a topic was made anew.
             BrokerConnectionError: the coordinator does not answer in time.
         """
         self._thread.call(self._commit(offsets, said, may_go_back=may_go_back))
@@ -254,9 +259,21 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
 
     async def _check_untouched(self) -> None:
         await self._check_idle()
+        await self._check_topics()
         async with self._turn:
             if self._known:
                 self._check_known(await self._committed(self._known))
+
+    async def _check_topics(self) -> None:
+        """What was made anew has other records at the offsets that are next, and Spark knows topics by name alone."""
+        await partitions_of(self._cluster, self._topics, timeout_s=self._timeout_s)
+        for name, known in self._topics.items():
+            found = self._cluster.topology.topic_id(name)
+            if NO_TOPIC_ID not in {known, found} and known != found:
+                raise PenstockError(
+                    f"topic {name!r} was made anew meanwhile, and has other records where the old one was read to"
+                    " - start once more, and it is read by auto_offset_reset"
+                )
 
     async def _look_at_group(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         async with self._turn:
@@ -293,6 +310,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
 
     async def _commit(self, offsets: Mapping[TopicPartition, Commit], said: str, *, may_go_back: bool) -> None:
         if offsets:
+            await self._check_topics()
             async with self._turn:
                 await self._commit_in_turn(offsets, said, may_go_back=may_go_back)
 
