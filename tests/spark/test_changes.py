@@ -15,6 +15,7 @@ from penstock import (
     PenstockError,
     Record,
     TopicPartition,
+    UnknownTopicError,
 )
 from penstock.config import resolve
 from penstock.core.offset_map import OffsetMap
@@ -315,7 +316,7 @@ def test_a_handoff_takes_a_partition_that_is_added(world):
 
 
 def test_what_spark_does_not_understand_is_told_before_anything_is_committed(world):
-    """A trigger that is none, a session without the connector, an option that hides what is lost."""
+    """A trigger that is none, a session without the connector, an option that hides what is lost, no topic at all."""
     world.make_topic()
     world.produce([b"a"])
     pipeline = world.pipeline(world.entering())
@@ -328,6 +329,13 @@ def test_what_spark_does_not_understand_is_told_before_anything_is_committed(wor
         pipeline.backfill("enter", options={"kafka.key.deserializer": "mine"})
     with pytest.raises(ConfigurationError, match=r"no source for Kafka .*spark-sql-kafka-0-10_2\.13:"):
         check_source(world.spark, {}, "kafka-that-is-not-there")
+    matching = world.app()
+
+    @matching.handler(pattern=f"{world.topic}-.*")
+    async def handle(value: bytes) -> None: ...
+
+    with pytest.raises(UnknownTopicError, match=rf"no topic matches '{world.topic}-\.\*' - patterns are read once"):
+        world.pipeline(matching).start(handle)
 
     assert world.committed == {}
     assert not (world.folder / "checkpoint").exists()

@@ -14,7 +14,8 @@ from penstock.app.elsewhere import outline_of
 from penstock.app.loading import load_app
 from penstock.app.plan import planned
 from penstock.config import ConsumerConfig, resolve
-from penstock.errors import ConfigurationError
+from penstock.error_codes import ErrorCode
+from penstock.errors import ConfigurationError, UnknownTopicError
 from penstock.observe.hooks import Hook, Observer
 from penstock.spark.backfill import Backfill
 from penstock.spark.checkpoints import Checkpoint, State, check_same
@@ -103,6 +104,7 @@ class SparkPipeline:
             ConfigurationError: the handler is unknown, cannot be sent to workers, or the checkpoint is another's.
             GroupNotEmptyError: the group has live members; they are named.
             OffsetOutOfRangeError: where the group stands was removed, and ``auto_offset_reset="none"``.
+            UnknownTopicError: a topic does not exist, or none matches.
             PenstockError: no broker answers, or we may not.
         """
         if self._checkpoint is None:
@@ -116,6 +118,7 @@ class SparkPipeline:
         desk = GroupDesk(config, chosen.group_id, self._observer)
         try:
             seen = self._look(desk, chosen, state)
+            _check_some(chosen, seen)
             if chosen.patterns:
                 # Which others take what a pattern matches shows only now.
                 _, batches, _ = self._prepared(handler, sink, parallelism, options, seen.topics)
@@ -310,6 +313,13 @@ class SparkPipeline:
         if state.generation and (last := self._checkpoint.last_begun(state.generation)) is not None:
             known.append(state.first_batch_id + last + 1)
         state.next_batch_id = next_number(known, (found.said.user_text for found in seen.found.values()))
+
+
+def _check_some(chosen: Chosen, seen: Seen) -> None:
+    if not seen.logs:
+        said = " nor ".join(repr(one.handler.pattern.pattern) for one in chosen.patterns if one.handler.pattern)
+        why = f"no topic matches {said} - patterns are read once, at the start"
+        raise UnknownTopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, why)
 
 
 def _check_at_least_one(name: str, number: int) -> None:
