@@ -19,7 +19,7 @@ Run the handlers of an app until SIGTERM or Ctrl-C.
 
 Then nothing more is begun, handlers that run may end, what is done is
 committed, and the group is left; a second signal ends it at once. It exits
-with 1 when the app cannot go on.
+with 0 then, and with 1 when the app cannot go on.
 
 With --workers it runs in several processes, which share the partitions. One
 that dies is started again, and has its partitions back.

@@ -53,13 +53,15 @@ examples:
 _BACKFILL_EPILOG = """\
 examples:
   penstock spark backfill shop:billing charge
-  penstock spark backfill shop:billing --since 2026-01-01 --conf spark.cores.max=8
+  penstock spark backfill shop:billing --since 2026-01-01 \\
+    --conf spark.cores.max=8
 """
 
 _HANDOFF_EPILOG = """\
 examples:
   penstock spark handoff shop:billing charge && penstock run shop:billing
-  penstock spark handoff shop:billing --max-lag 500 --max-records-per-batch 50000
+  penstock spark handoff shop:billing --max-lag 500 \\
+    --max-records-per-batch 50000
 """
 
 _HANDOFF = """\
