@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from crew import until
 from recorder import Recorder
 
 from penstock import App, Record, Retry, TopicPartition
+from penstock.app.batch_line import BatchLine
 from penstock.app.elsewhere import running_of
+from penstock.app.line import Line
+from penstock.core.batching import BatchLimits
+from penstock.core.positions import Position, Positions
 from penstock.observe.events import DrainTimedOut, GroupJoined
 
 
@@ -206,3 +211,62 @@ async def test_what_one_handler_leaves_has_no_other_do_its_records_again(new_app
 
     assert seen == [2, 3, 0, 1, 4]
     assert await witness.committed(group, topic, 1) == {0: 5}
+
+
+PARTITION = TopicPartition("orders", 0)
+RECORD = Record("orders", 0, 0, None, b"0", 0)
+
+
+def at_the_beginning() -> Position:
+    (position,) = Positions().add([PARTITION])
+    position.begin(0)
+    return position
+
+
+async def test_what_goes_when_its_pause_ends_is_not_tried_again():
+    """Both happen in one turn of the event loop, the loss first."""
+    loop, tried, waited = asyncio.get_running_loop(), [], []
+
+    async def fail(record: Record) -> None:
+        tried.append(record.offset)
+        raise ValueError("no")
+
+    async def recover(record: Record, _error: Exception) -> None:
+        loop.call_later(0.01, line.drop, PARTITION)
+        # Nothing else has its turn before both are due.
+        loop.call_soon(time.sleep, 0.1)
+        waited.append(await line.pause(record, 0.05))
+
+    line = Line(fail, recover, order_by="key", concurrency=1, window=10, on_progress=lambda: None)
+    running = asyncio.create_task(line.run(1))
+    line.add(position := at_the_beginning(), [RECORD])
+    await until(lambda: waited != [])
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert (tried, waited) == ([0], [False])
+    assert position.tracker.done == 0
+
+
+async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
+    """It was cut, and its task had not had its first turn."""
+    tried = []
+
+    async def attempt(records: list[Record]) -> dict[int, Exception]:
+        tried.append(records)
+        return {}
+
+    async def recover(*_: object) -> None: ...
+
+    limits = BatchLimits(max_records=1)
+    line = BatchLine(
+        attempt, recover, order_by="partition", limits=limits, concurrency=1, window=10, on_progress=lambda: None
+    )
+    running = asyncio.create_task(line.run(1))
+    line.add(at_the_beginning(), [RECORD])
+    line.drop(PARTITION)
+    await until(lambda: not line.runs)
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert tried == []

@@ -315,8 +315,11 @@ class BatchLine:
             held.whole.pop(run, None)
 
     async def _see_to_its_end(self, run: BatchRun) -> None:
-        failed = await self.attempt(run)
-        if failed:
+        for partition, held in list(run.batch.sources.items()):
+            if held.is_halted:
+                # It went between the beginning of the batch and now.
+                self._leave(run, partition)
+        if run.records and (failed := await self.attempt(run)):
             await self._recover(self, run, failed)
         if run.is_tracked:
             for record in run.records:

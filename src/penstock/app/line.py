@@ -188,8 +188,7 @@ class Line:
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
         worker, work = self._suspended(record)
-        if work.source.is_halted:
-            work.source.leave(record.offset)
+        if _is_left(work):
             return False
         self._lanes.failed(work)
         self._workers.most += 1
@@ -201,7 +200,8 @@ class Line:
             async with asyncio.timeout(seconds):
                 await pause
         except TimeoutError:
-            return True
+            # Its partition may have gone at this very moment.
+            return not _is_left(work)
         finally:
             self._workers.most -= 1
             worker.since, worker.has_paused = self._loop.time(), True
@@ -375,3 +375,10 @@ class Line:
         if held.is_halted or self._lanes.waiting < self._lanes.lane_limit:
             self._on_progress()
         return True
+
+
+def _is_left(work: Work[Held]) -> bool:
+    """Whether a record that failed is not to be tried again here, and is its next owner's."""
+    if work.source.is_halted:
+        work.source.leave(work.record.offset)
+    return work.source.is_halted
