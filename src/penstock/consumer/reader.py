@@ -215,6 +215,8 @@ class Reader:
             lambda partition: self._supply.is_readable(partition) and room_of(partition) > 0,
             lambda partition: self.tally.room(min(room_of(partition), self.max_queued_records), self.kept.slice),
         )
+        if self._supply.has_passed:
+            self.on_change()
         if found is None:
             return None
         self.kept.took(found)

@@ -46,6 +46,15 @@ class Standing:
             if one.is_anew and one.done is not None and one.is_fetchable and not one.is_halted
         ]
 
+    def passed(self) -> list[Position]:
+        """Those that stand further than the group knows; where nothing was handed out, markers were passed over."""
+        return [
+            one
+            for one in self._engine.positions
+            if not one.is_anew and one.is_fetchable and not one.is_halted
+            if one.delivered is not None and one.committed is not None and one.delivered > one.committed
+        ]
+
     def watch(self, told: Callable[[], None]) -> None:
         """Have ``told`` called when a partition may stand elsewhere."""
         self._engine.reader.on_change = told

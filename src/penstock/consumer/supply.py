@@ -61,6 +61,8 @@ class Supply:
         self._sync, self._on_room = sync, on_room
         self.has_more = False
         """Whether the last ``next_slice`` found nothing, and should be asked again soon."""
+        self.has_passed = False
+        """Whether it came past offsets without a record to hand out."""
 
     def is_readable(self, partition: TopicPartition) -> bool:
         """Whether records of a partition may be handed out now, or what stands in their place be told.
@@ -80,7 +82,7 @@ class Supply:
         Raises:
             PenstockError: what stands in place of its records.
         """
-        self._maps.look_again_at, self.has_more = None, False
+        self._maps.look_again_at, self.has_more, self.has_passed = None, False, False
         for _ in range(_EMPTY_IN_A_ROW):
             partition = self._buffer.next_partition(is_wanted)
             if partition is None:
@@ -101,7 +103,9 @@ class Supply:
         chunk = self._buffer.head(position.partition)
         assert chunk is not None
         records = chunk.take(position, count)
-        is_used_up = len(records) < count and not chunk.is_blocked
+        # With the last record of a batch, too: it would take room, and who waits for many records would not find it out.
+        is_at_end = len(records) < count or records[-1].offset + 1 == chunk.next_offset
+        is_used_up = is_at_end and not chunk.is_blocked
         if self._gaps is not None and records:
             good, gap = self._gaps.sound(position, records)
             if gap is not None:
@@ -117,6 +121,7 @@ class Supply:
             records = self._maps.unfinished_of(position, records)
         if not records:
             position.pass_over(behind, chunk.leader_epoch)
+            self.has_passed = True
             return None
         position.delivered_epoch = chunk.leader_epoch
         return Slice(position, records, behind, None if is_used_up else chunk)

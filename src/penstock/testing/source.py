@@ -161,6 +161,10 @@ class _Foothold:
         """None: that all begin at the first record is known."""
         return ()
 
+    def passed(self) -> Sequence[Position]:
+        """None: here are no markers."""
+        return ()
+
     def watch(self, told: Callable[[], None]) -> None:
         """They stand nowhere else but by ``read_again``."""
 

@@ -152,6 +152,30 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
     assert await ledger.values(target) == [b"1", b"3", b"5", b"7", b"9"]
 
 
+async def test_what_is_no_record_is_committed_too(ledger, new_app, group):
+    """Behind markers and aborted records nothing is left to read, also where no record follows."""
+    source, target, app = ledger.topic(), ledger.topic(), new_app()
+
+    async with ledger.producer() as producer:
+
+        async def transaction(value: bytes, *, is_good: bool) -> None:
+            await producer.begin()
+            await producer.send(source, value)
+            await ledger.flush(producer)
+            await (producer.commit() if is_good else producer.abort())
+
+        await transaction(b"1", is_good=True)
+        seen = passing_on(app, source, target)
+        async with app:
+            await until_committed(ledger, group, source, 2)
+            await transaction(b"2", is_good=False)
+            await until_committed(ledger, group, source, 4)
+
+    assert seen == [1]
+    assert await ledger.group_offsets(group, source) == {0: await ledger.stable_end(source)}
+    assert await ledger.values(target) == [b"1"]
+
+
 async def test_a_paused_handler_holds_no_transaction_up(ledger, witness, new_app, group, recorder):
     """What it has not begun is left out of the transaction until it is resumed; other handlers go on meanwhile."""
     source, other, target, app = ledger.topic(), ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=60_000)

@@ -100,6 +100,9 @@ class HandingOut:
             self._held.begin(begun)
         if begun:
             self._window.close()
+        elif not self._window.is_open and any(one.partition not in self._held.rests for one in self._at.passed()):
+            # What comes within its interval is part of it.
+            self._window.took(0, self._loop.time())
         return self._has_moved
 
     def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:

@@ -33,6 +33,9 @@ class Foothold(Protocol):
     def begun(self) -> Sequence[Position]:
         """Those that are good, and of which the group does not know yet where they have begun."""
 
+    def passed(self) -> Sequence[Position]:
+        """Those that stand further than the group knows; where nothing was handed out, markers were passed over."""
+
     def watch(self, told: Callable[[], None]) -> None:
         """Have ``told`` called when a partition may stand elsewhere."""
 

@@ -70,6 +70,7 @@ class Shares:
     ) -> None:
         self._crew, self._on_halt, self._on_loss = crew, on_halt, on_loss
         self._shares: dict[TopicPartition, Share] = {}
+        self._passed: list[Share] = []
         self._is_reading_again = False
         self.rests: dict[TopicPartition, Rest] = {}
 
@@ -113,6 +114,18 @@ class Shares:
         for at in positions:
             assert at.done is not None
             self._shares[at.partition] = Share(at, at.epoch, at.done, at.done, at.delivered_epoch)
+
+    def passed(self, positions: Iterable[Position]) -> None:
+        """It is also about how far these have come past what is no record: of such, nothing is ever taken back."""
+        self._passed.clear()
+        for at in positions:
+            if at.partition in self.rests or at.delivered is None:
+                continue
+            share = self._shares.get(at.partition)
+            if share is None:
+                self._passed.append(Share(at, at.epoch, at.delivered, at.delivered, at.delivered_epoch))
+            elif share.is_current:
+                share.following, share.leader_epoch = at.delivered, at.delivered_epoch
 
     def took(self, position: Position, records: Sequence[Record], following: int) -> None:
         """Records are handed out; the partition goes on at ``following``."""
@@ -158,11 +171,11 @@ class Shares:
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit, when all is finished."""
-        return {partition: _offset(share) for partition, share in self._shares.items()}
+        return {share.position.partition: _offset(share) for share in (*self, *self._passed)}
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """It is."""
-        for share in self:
+        for share in (*self, *self._passed):
             if share.is_current:
                 share.position.note_committed(offsets[share.position.partition].offset)
         self._shares.clear()

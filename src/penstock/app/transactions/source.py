@@ -264,6 +264,7 @@ class TransactionalSource:
             else:
                 await self._progress.wait(until)
             return
+        self._held.passed(self._at.passed())
         offsets = self._held.offsets()
         self._is_committing = True
         try:
