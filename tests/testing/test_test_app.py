@@ -284,6 +284,26 @@ async def test_a_paused_handler_waits():
         assert (seen, app.is_paused(handle), kafka.committed("t")) == ([b"0", b"1"], False, 2)
 
 
+async def test_a_handler_that_pauses_itself_begins_nothing_more():
+    """However many records are there, the one that it is at is the last."""
+    app, seen = App(group_id="g"), []
+
+    @app.handler("t")
+    async def handle(n: int):
+        seen.append(n)
+        if n == 40:
+            app.pause(handle)
+
+    async with TestApp(app) as kafka:
+        await asyncio.gather(*(kafka.send("t", n) for n in range(100)))
+        assert (seen, kafka.committed("t")) == (list(range(41)), 41)
+
+        app.resume(handle)
+        await kafka.settled()
+
+        assert (seen, kafka.committed("t")) == (list(range(100)), 100)
+
+
 async def test_mistakes_are_told():
     """A topic that nobody reads, a partition that is not there and a topic of two groups each have their sentence."""
     app = App(group_id="g")

@@ -151,6 +151,8 @@ class Line:
 
     def hold(self) -> None:
         """Begin nothing more of any partition until ``release``; what runs goes on."""
+        # Who holds itself counts as suspended, so that its worker looks before it takes the next one.
+        self._settle()
         self._is_held = True
         self._on_progress()
 
