@@ -84,11 +84,12 @@ def said_options(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is no such option or app.
     """
-    from penstock.app.loading import load_app  # noqa: PLC0415
     from penstock.config import parsed_option  # noqa: PLC0415
 
     said: dict[str, Any] = {}
     if options.app:
+        from penstock.app.loading import load_app  # noqa: PLC0415 - a third of what there is to import
+
         # Its hooks are told of its own life, and not of ours.
         said = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
     for setting in options.set:
