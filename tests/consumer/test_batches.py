@@ -143,6 +143,19 @@ async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witne
     assert 0 < len(batch) < 400
 
 
+async def test_a_batch_that_is_used_up_takes_no_room(new_topic, new_consumer, witness, group):
+    """Also where it had as many records as were asked for: the next one is fetched, however large both are."""
+    topic = new_topic()
+    for _ in range(3):
+        witness.produce(topic, [b"x" * 60_000])
+
+    async with new_consumer(topic, group_id=group, max_buffered_bytes=100_000) as consumer, asyncio.timeout(30):
+        batches = aiter(consumer.batches(max_records=1))
+        got = [await anext(batches) for _ in range(3)]
+
+    assert [[record.offset for record in batch] for batch in got] == [[0], [1], [2]]
+
+
 async def test_a_fetch_under_way_makes_no_batch_smaller(new_topic, new_consumer, witness, group):
     """It may have reserved all the room there is, and is waited for: by a number of records as by a batch's time."""
     topic = new_topic()

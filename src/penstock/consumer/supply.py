@@ -103,7 +103,7 @@ class Supply:
         chunk = self._buffer.head(position.partition)
         assert chunk is not None
         records = chunk.take(position, count)
-        # With the last record of a batch, too: it would take room, and who waits for many records would not find it out.
+        # With the last record of a batch, too: it would take room, and who waits for many records would not see that.
         is_at_end = len(records) < count or records[-1].offset + 1 == chunk.next_offset
         is_used_up = is_at_end and not chunk.is_blocked
         if self._gaps is not None and records:
