@@ -129,6 +129,19 @@ def test_what_is_dropped_is_gone(buffer):
     assert buffer.next_partition(anything) is None
 
 
+def test_no_more_is_cut_than_was_too_much(buffer):
+    """Where so much has to be left: with less, a partition would have room for just what was cut."""
+    for chunk, size in (("one", 5), ("two", 60), ("three", 10), ("marker", 0)):
+        buffer.put(A, chunk, size)
+
+    assert buffer.cut(A, 40, 40) == "two"
+    assert (buffer.held_bytes, buffer.bytes_of(A)) == (65, 65)
+    buffer.put(A, "marker", 0)
+    assert buffer.cut(A, 40, 40) is None
+    assert list(buffer.chunks(A)) == ["one", "two", "marker"]
+    assert buffer.cut(A, 40) == "one"
+
+
 def test_what_was_read_ahead_may_be_cut(buffer):
     """The newest chunks, as many as it takes, but never the oldest, which may be half read; it was not read."""
     for chunk, size in (("one", 40), ("two", 20), ("three", 10)):

@@ -190,7 +190,8 @@ class Fetcher:
         """Shares became smaller: what was read ahead beyond them is forgotten, to be fetched again in its time."""
         share, has_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            last = self._buffer.cut(position.partition, share)
+            # One that is not paused and has room left would be fetched again at once, to be cut again.
+            last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.fetched, position.last_fetched_epoch = last.next_offset, last.leader_epoch
                 has_room = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.records import TopicPartition
@@ -102,17 +103,21 @@ class Buffer(Generic[ChunkT]):
         if not queue:
             self.drop(partition)
 
-    def cut(self, partition: TopicPartition, most: int) -> ChunkT | None:
+    def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
         """Forget the newest chunks of a partition that holds more than ``most`` bytes, but never the oldest one.
 
-        Gives the last chunk that is left; None when nothing was forgotten.
+        Nor are fewer than ``least`` bytes left. Gives the last chunk that is left; None when nothing was forgotten.
         """
-        queue, excess = self._queues.get(partition), self.bytes_of(partition) - most
-        if queue is None or excess <= 0 or len(queue) == 1:
+        queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
+        count = forgotten = 0
+        for held in islice(reversed(queue), len(queue) - 1 if queue else 0):
+            if left - forgotten <= most or left - forgotten - held.size < least:
+                break
+            count, forgotten = count + 1, forgotten + held.size
+        if not forgotten:
             return None
-        forgotten = 0
-        while forgotten < excess and len(queue) > 1:
-            forgotten += queue.pop().size
+        for _ in range(count):
+            queue.pop()
         self._bytes[partition] -= forgotten
         self.held_bytes -= forgotten
         return queue[-1].chunk
