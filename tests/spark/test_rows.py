@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pydantic
@@ -15,6 +15,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock import App, ConfigurationError, HandlerFailedError, Record
 from penstock.app.handlers import Handler
 from penstock.spark.rows import arrow_of, columns_of, result_type, rows_of
+
+if TYPE_CHECKING:
+    from decimal import Decimal as Money
 
 
 def handlers_of(function: Any) -> list[Handler]:
@@ -59,6 +62,53 @@ def test_a_handler_without_a_type_has_no_columns():
     async def handle(value: bytes): ...
 
     with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
+        result_type(handlers_of(handle))
+
+
+class Node(msgspec.Struct):
+    kids: list[Node]
+
+
+class Late(msgspec.Struct):
+    money: Money
+
+
+class Fill(msgspec.Struct, rename="pascal"):
+    offset: int
+
+
+class Twice(msgspec.Struct):
+    id: int
+    ID: int
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = "high"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Node, "contains itself"),
+        (Late, "cannot be resolved: name 'Money'"),
+        (enum.Enum, "is of no kind"),
+        (Fill, "with a field 'Offset', and sink= adds a column"),
+        (Twice, "'id' and 'ID' are one column"),
+        (Level, "is of several kinds"),
+        (list[Literal["a", 1]], "is of several kinds"),
+        (tuple[int, str], "is of several kinds"),
+        (dict[str, tuple[int, str]], "is of several kinds"),
+    ],
+)
+def test_a_type_that_no_row_could_have_is_refused(kind, why):
+    """Before anything runs, and not when the handlers are through: a column has one kind, and a name in any case."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": kind}
+
+    with pytest.raises(ConfigurationError, match=f"^handler .*handle.*{why}"):
         result_type(handlers_of(handle))
 
 
@@ -109,8 +159,10 @@ class Model(pydantic.BaseModel):
         (Kind, Kind.SHORT, {"value": "short"}),
         (dict[str, int], {"value": 1}, {"value": [("value", 1)]}),
         (list[Stop | None], [None, Stop(4)], {"atGate": 4, "kinds": []}),
+        (tuple[int, int], (1,), {"value": 1}),
+        (dict[str, tuple[Literal["a", "b"], ...] | None], {"k": ("a",)}, {"value": [("k", ["a"])]}),
     ],
-    ids=["defaults", "nested", "pydantic", "an enum", "a mapping", "a list with None"],
+    ids=["defaults", "nested", "pydantic", "an enum", "a mapping", "a list with None", "a tuple", "any tuple"],
 )
 def test_rows_follow_the_annotation(kind, result, row):
     """A result is read by its type: defaults that JSON leaves out, enums, names of columns, and mappings of any key."""

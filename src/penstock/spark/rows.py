@@ -49,23 +49,31 @@ def result_type(handlers: Sequence[Handler]) -> DataType:
     Raises:
         ConfigurationError: the annotation is missing, says nothing of the columns, or is another for each handler.
     """
-    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - an extra
-
     kinds = [_returned(one) for one in handlers]
     if any(one is not kinds[0] and one != kinds[0] for one in kinds):
         raise ConfigurationError(
             f"sink= writes one kind of rows, and {' and '.join(one.name for one in handlers)} return different ones"
         )
     where, kind = f"handler {handlers[0].name}", kinds[0]
-    fields = _fields(kind)
-    if fields is None:
-        return _type(kind, f"{where}: {_VALUE}")
-    if taken := [name for name in (*_PLACE, COLUMN) if name in fields]:
+    try:
+        fields = _fields(kind)
+        made = _type(kind, f"{where}: {_VALUE}") if fields is None else _struct(fields, f"{where}: ")
+    except NameError as error:
+        raise ConfigurationError(f"{where} returns {described(kind)}, which cannot be resolved: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(
+            f"{where} returns {described(kind)}, which contains itself, and Spark has no such column"
+        ) from error
+    if taken := [name for name in fields or () if name.lower() in {*_PLACE, COLUMN}]:
         raise ConfigurationError(
             f"{where} returns {described(kind)} with a field {taken[0]!r}, and sink= adds a column of that name"
             " that says which record a row came from - call the field something else"
         )
-    return StructType([StructField(name, _type(of, f"{where}: {name}")) for name, of in fields.items()])
+    seen: dict[str, str] = {}
+    for name in fields or ():
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise ConfigurationError(f"{where}: {other!r} and {name!r} are one column to Spark - rename one of them")
+    return made
 
 
 def columns_of(kind: DataType | None) -> StructType:
@@ -220,7 +228,12 @@ def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
         raise ConfigurationError(f"{where}: its annotations cannot be resolved: {error}") from error
     kind, _ = split_none(hints.get("return"))
     if typing.get_origin(kind) in {list, tuple, Sequence}:
-        kind, _ = split_none(typing.get_args(kind)[0])
+        first, *others = typing.get_args(kind)
+        if any(one not in {first, Ellipsis} for one in others):
+            raise ConfigurationError(
+                f"{where} returns {described(kind)}, which is of several kinds, and rows are of one"
+            )
+        kind, _ = split_none(first)
     if kind is None or kind is type(None) or kind is Any:
         raise ConfigurationError(
             f"{where} says nothing of what it returns, and sink= makes columns of that - annotate it, such as `-> Fare`"
@@ -246,23 +259,37 @@ def _fields(kind: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a type
     return None
 
 
+def _struct(fields: Mapping[str, Any], where: str) -> StructType:
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - an extra
+
+    return StructType([StructField(name, _type(of, f"{where}{name}")) for name, of in fields.items()])
+
+
+def _of_all(kinds: Iterable[Any], where: str) -> DataType:
+    """What several types are alike."""
+    found = [_type(one, where) for one in kinds]
+    if not found or any(one != found[0] for one in found):
+        raise ConfigurationError(f"{where} is of {'several kinds' if found else 'no kind'}, and a column is of one")
+    return found[0]
+
+
 def _type(annotation: Any, where: str) -> DataType:  # noqa: ANN401, PLR0911 - a type, and one way out for each kind
     from pyspark.sql import types as spark  # noqa: PLC0415 - an extra
 
     kind, _ = split_none(annotation)
     if (fields := _fields(kind)) is not None:
-        return spark.StructType([spark.StructField(name, _type(of, f"{where}.{name}")) for name, of in fields.items()])
+        return _struct(fields, f"{where}.")
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _type(arguments[0], where)
     if origin is Literal:
-        return _type(type(arguments[0]), where)
+        return _of_all((type(one) for one in arguments if one is not None), where)
     if origin in {list, tuple, set, frozenset, Sequence} and arguments:
-        return spark.ArrayType(_type(arguments[0], where))
+        return spark.ArrayType(_of_all((one for one in arguments if one is not Ellipsis), where))
     if origin in {dict, Mapping} and len(arguments) == 2:
         return spark.MapType(_type(arguments[0], where), _type(arguments[1], where))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _type(type(next(iter(kind)).value), where)
+        return _of_all((type(one.value) for one in kind), where)
     scalars: dict[Any, DataType] = {
         bool: spark.BooleanType(),
         int: spark.LongType(),
