@@ -23,7 +23,7 @@ from penstock.spark.group_desk import remaining
 from penstock.spark.kafka_options import check_source_options, source_options
 from penstock.spark.places import Places, ends_at
 from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
-from penstock.spark.shipping import pack, unpacked
+from penstock.spark.shipping import pack, place_of, unpacked
 from penstock.spark.streaming import trigger_of
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
@@ -185,6 +185,14 @@ def test_the_drivers_own_folder_is_looked_at_too(monkeypatch, tmp_path):
 
     assert str(tmp_path) in packed(app_with(handle), "handle").path
     assert "" not in packed(app_with(handle), "handle").path
+
+
+def test_an_app_of_a_module_is_imported_where_python_was_started_without_a_program(shop, monkeypatch, tmp_path):
+    """As in a notebook: the folder that it was started in has no name among the places of imports there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *(one for one in sys.path if one != str(tmp_path))])
+
+    assert place_of(shop().billing) == "shop_that_is_sent:billing"
 
 
 # ---- which handler ---------------------------------------------------------------------------------------------

@@ -141,7 +141,9 @@ def _is_importable(module: types.ModuleType) -> bool:
         return False
     parts = spec.name.split(".")
     endings = ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py")
-    return any(spec.origin in {f"{place.rstrip('/')}/{end}" for end in endings} for place in sys.path)
+    # Where Python was started without a program, the folder it was started in has no name there.
+    places = [(place or str(Path.cwd())).rstrip("/") for place in sys.path]
+    return any(spec.origin in {f"{place}/{end}" for end in endings} for place in places)
 
 
 def _options(config: ConsumerConfig) -> dict[str, Any]:
