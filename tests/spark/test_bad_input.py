@@ -6,6 +6,7 @@ import datetime as dt
 import importlib
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -301,6 +302,17 @@ def test_what_breaks_the_order_is_refused():
 
     with pytest.raises(ConfigurationError, match='order_by="none"'):
         check_source_options({"minPartitions": "8"}, keeps_order=True)
+
+
+@pytest.mark.parametrize("said", ["true", "True"])
+def test_speculation_is_refused(said):
+    """Two runs of a task at once keep no order, however a Python program has written it."""
+    session: Any = SimpleNamespace(_jsc=None, conf=SimpleNamespace(get=lambda _name, _default: said))
+
+    async def charge(value: bytes) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"^spark\.speculation runs a task twice at once"):
+        SparkPipeline(app_with(charge), session).backfill("charge")
 
 
 @pytest.mark.parametrize(

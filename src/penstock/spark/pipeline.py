@@ -283,7 +283,7 @@ class SparkPipeline:
         chosen = choose(self.app, handler, self._config.group_id, there)
         _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
         check_source_options(options or {}, keeps_order=chosen.keeps_order)
-        if chosen.keeps_order and self._spark.conf.get("spark.speculation", "false") == "true":
+        if chosen.keeps_order and str(self._spark.conf.get("spark.speculation", "false")).lower() == "true":
             raise ConfigurationError(
                 "spark.speculation runs a task twice at once, and the handler keeps an order"
                 ' - say order_by="none", or switch it off'
