@@ -211,3 +211,20 @@ async def test_fetches_that_have_not_room_at_once_take_turns(witness_of):
         for number in (1, 2, 1, 2):
             witness_of.produce(topic, [b"small"], partition=number)
             assert (await anext(opened[number])).value == b"small"
+
+
+async def test_a_pause_gives_its_room_to_those_that_wait_for_it(witness_of):
+    """A batch larger than its share is half read when its partition is paused: the others are fetched from then on."""
+    topic = witness_of.topic(2)
+    witness_of.produce(topic, [b"x" * 10_000] * 2, partition=0)
+    options = {"max_buffered_bytes": 21_000, "auto_offset_reset": "earliest"}
+
+    async with witness_of.consumer(topic, **options) as consumer, asyncio.timeout(40):
+        first = await consumer.getone()
+        await until(lambda: consumer.statistics().reserved_bytes == 0)
+        witness_of.produce(topic, [b"later"], partition=1)
+        consumer.pause(first.topic_partition)
+        later = await consumer.getone()
+        consumer.resume()
+
+        assert (later.value, (await consumer.getone()).offset) == (b"later", 1)

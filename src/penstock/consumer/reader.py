@@ -330,6 +330,8 @@ class Reader:
         for position in self._positions.of(partitions):
             position.is_paused = True
         self._put_back_if_not_readable()
+        # What they hold may be set aside now, if others have no room.
+        self._on_room()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget all that was fetched of ``partitions``, and what is in hand of them."""
