@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock.app.batch_line import BatchLine
 from penstock.app.batch_run import BatchRun, Failed
+from penstock.app.frames import where_raised
 from penstock.app.outcomes import SAID, Outcomes, is_outage, said
 from penstock.app.together import all_of
 from penstock.core.retries import Decision, Step
@@ -122,5 +123,6 @@ class BatchFailures:
                 max(case.so_far.all for case in cases),
                 said(first.error),
                 then,
+                where_raised(first.error),
             )
         )

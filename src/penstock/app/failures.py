@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from penstock.app.frames import where_raised
 from penstock.app.line import Line
 from penstock.app.outcomes import SAID, Outcomes, is_outage, said
 from penstock.core.retries import Step
@@ -59,6 +60,7 @@ class Failures:
                 return
 
     def _tell(self, record: Record, failures: int, error: Exception, step: Step) -> None:
+        partition, where = record.topic_partition, where_raised(error)
         self._observer.tell(
-            HandlerFailed(self._name, record.topic_partition, record.offset, failures, said(error), SAID[step])
+            HandlerFailed(self._name, partition, record.offset, failures, said(error), SAID[step], where)
         )

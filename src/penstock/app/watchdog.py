@@ -11,11 +11,10 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import PurePath
-from types import FrameType
+from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.app.frames import Frame, culprit, seen
 from penstock.observe.events import LoopBlocked, LoopFreed
 
 __all__ = ["Watchdog"]
@@ -24,7 +23,6 @@ _LOOKS = 4
 """So often the loop ticks, and the thread looks, within the limit."""
 _ENDING_S = 1.0
 _MOST_FRAMES = 40
-_NOT_THEIRS = sys.stdlib_module_names | {"penstock"}
 
 _log = logging.getLogger("penstock")
 
@@ -139,8 +137,7 @@ class Watchdog:
         if not stack or self._last is not last:
             return  # it waits for something to do, or has ticked meanwhile
         self._freed_at, self._blocked_since = None, last.due_at
-        culprit = _culprit(stack)
-        where = f"{PurePath(culprit.file).name}:{culprit.line} in {culprit.function}"
+        where = str(culprit(stack) or stack[0])
         lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
         self._say(LoopBlocked(now - last.due_at, self._running(), where, tuple(lines)))
 
@@ -161,47 +158,11 @@ class Watchdog:
 # ---- stacks ----------------------------------------------------------------------------------------------------
 
 
-class _Frame(NamedTuple):
-    """One frame, as it was when it was looked at."""
-
-    module: str
-    file: str
-    line: int
-    function: str
-
-    @property
-    def package(self) -> str:
-        return self.module.partition(".")[0]
-
-    @property
-    def is_installed(self) -> bool:
-        return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(self.file).parts)
-
-
-def _stack(last: _Tick) -> list[_Frame]:
+def _stack(last: _Tick) -> list[Frame]:
     """What the loop runs, the innermost first; nothing while it waits."""
     frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented, for all its name
     frames = []
     while frame is not None:
-        frames.append(_seen(frame))
+        frames.append(seen(frame))
         frame = frame.f_back
     return frames[: max(len(frames) - last.depth, 0)]
-
-
-def _seen(frame: FrameType) -> _Frame:
-    code = frame.f_code
-    function = code.co_qualname.rpartition("<locals>.")[2]
-    return _Frame(str(frame.f_globals.get("__name__", "")), code.co_filename, frame.f_lineno or 0, function)
-
-
-def _culprit(stack: Sequence[_Frame]) -> _Frame:
-    """The innermost frame of the user's own code.
-
-    That is what neither the standard library nor penstock nor an installed package has. A program may be installed
-    itself: then it is what the loop called into, and the innermost frame of that package counts.
-    """
-    theirs = [frame for frame in stack if frame.package not in _NOT_THEIRS]
-    if not theirs:
-        return stack[0]
-    own = [frame for frame in theirs if not frame.is_installed]
-    return own[0] if own else next(frame for frame in theirs if frame.package == theirs[-1].package)

@@ -557,6 +557,8 @@ class HandlerFailed(Event):
     failures: int
     error: str
     then: str
+    where: str | None = None
+    """The line of the user's own code that the error came through last, such as ``billing.py:17 in charge``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,6 +590,8 @@ class BatchFailed(Event):
     error: str
     """The first record's."""
     then: str
+    where: str | None = None
+    """Where that came from, as ``HandlerFailed`` has it."""
 
 
 @dataclass(frozen=True, slots=True)
