@@ -58,7 +58,7 @@ async def test_commits_carry_the_epoch_of_the_member(quick, group):
         await crew.handle(200)
         await crew.join(client_id=f"{group}-2")
         await crew.shares(2, 2)
-        quick.produce(topic, (b"%d" % n for n in range(200)))
+        quick.fill(topic, 4, 50)
         await crew.handle(400)
 
     epochs = set()
