@@ -253,6 +253,18 @@ def test_a_backfill_goes_on_behind_what_retention_removed(world):
     assert world.committed == {0: 30}
 
 
+def test_a_topic_that_is_deleted_ends_the_stream(world):
+    """It is named at once: nobody waits for a leader of what is not there."""
+    world.make_topic()
+    world.produce([b"a"] * 10)
+    query = world.pipeline(world.entering()).start("enter")
+    world.until(lambda: world.committed == {0: 10})
+    world.server.delete_topic(world.topic)
+
+    with pytest.raises(UnknownTopicError, match=f"there is no topic '{world.topic}'"):
+        query.await_termination(120)
+
+
 def test_a_topic_that_is_made_anew_ends_the_backfill(world):
     """Its records are other ones where the old topic was read to: none is passed over, the next backfill has all."""
     topic = world.make_topic()

@@ -187,7 +187,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
             self.committed(partitions),
         )
 
-    def partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
+    def partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         """All partitions of the topics, and of those whose whole name a pattern matches.
 
         Raises:
@@ -200,7 +200,13 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
         return self._thread.call(self._look_at_group(partitions))
 
     def logs(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Log]:
-        """Where the logs begin and end now; the end is that of the app's ``isolation_level``."""
+        """Where the logs begin and end now; the end is that of the app's ``isolation_level``.
+
+        Raises:
+            UnknownTopicError: a topic does not exist any more.
+        """
+        # Else somebody to lead it would be waited for.
+        self.partitions({one.topic for one in partitions}, ())
         begins, ends = self.at(dict.fromkeys(partitions, EARLIEST)), self.at(dict.fromkeys(partitions, LATEST))
         return {one: Log(begins[one], ends[one]) for one in partitions}
 
@@ -295,7 +301,7 @@ class GroupDesk(AbstractContextManager["GroupDesk"]):
                     " - start once more, and it goes on from there"
                 )
 
-    async def _partitions(self, topics: Sequence[str], patterns: Sequence[Any]) -> list[TopicPartition]:
+    async def _partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         names = set(topics)
         if patterns:
             with watched(self._cluster, None):

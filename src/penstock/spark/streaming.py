@@ -15,7 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock.config import ConsumerConfig
-from penstock.errors import BrokerConnectionError, ConfigurationError, OffsetOutOfRangeError, PenstockError
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    UnknownTopicError,
+)
 from penstock.observe.events import CommitFailed
 from penstock.observe.hooks import Observer
 from penstock.spark.checkpoints import Checkpoint, State
@@ -128,6 +134,7 @@ class SparkQuery:
             CommitFailedError: somebody else has moved the group meanwhile.
             HandlerFailedError: a handler failed for good, and nothing says what else to do.
             OffsetOutOfRangeError: what was still to read was removed, and ``auto_offset_reset="none"``.
+            UnknownTopicError: a topic was deleted.
             BrokerConnectionError: no broker answered when the last batch was to be committed.
             PenstockError: what was still to read was removed; the next start goes on by policy and counts what is lost.
             StreamingQueryException: Spark's own.
@@ -272,10 +279,12 @@ class SparkQuery:
                 stage.desk.close()
 
     def _overtaken(self) -> PenstockError | None:
-        """What ended it when retention has removed what it was to read; else nothing."""
+        """What ended it when retention has removed what it was to read, or somebody its topic; else nothing."""
         _, ends = self._committed
         try:
             logs = self._stage.desk.logs(ends)
+        except UnknownTopicError as error:
+            return error
         except PenstockError:
             return None  # Spark's own error is told then
         for one, offset in sorted(ends.items()):
