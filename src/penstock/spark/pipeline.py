@@ -154,8 +154,8 @@ class SparkPipeline:
             handler: as ``start`` has it.
             since: where to begin in partitions of which the group has committed nothing: ``"earliest"``, a time, or
                 offsets; by ``auto_offset_reset`` when nothing is said. Where it has, it goes on.
-            until: where to end: at what is there now, at a time, or at offsets; partitions that these do not name are
-                left as they are.
+            until: where to end: at what is there now, at a time, or at offsets; of partitions that these do not name
+                nothing is handled, but where they begin is committed, too.
             max_records_per_batch: so many at most are handled again when the driver is killed.
             sink: as ``start`` has it; needs a checkpoint.
             parallelism: as ``start`` has it.
