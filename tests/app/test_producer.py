@@ -184,6 +184,13 @@ async def test_what_cannot_be_published_is_an_error(new_producer, topic):
             await producer.publish_many(topic, 7, [(None, b"x")])
 
 
+async def test_a_topic_that_is_not_there_is_asked_about(new_producer, topic):
+    """Who publishes to one waits in vain, and the error asks for the topic and not for its replicas."""
+    async with new_producer(default_api_timeout_ms=500) as producer:
+        with pytest.raises(PublishError, match=r"-gone: no acknowledgement within .* does the topic exist"):
+            await producer.publish(f"{topic}-gone", b"x")
+
+
 async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
     """Leaving the producer raises when some of publish_many was refused; its partition takes the next record."""
     small = f"{topic}-small"

@@ -173,7 +173,7 @@ class Producer:
             async with asyncio.timeout(self._timeout_s):
                 placed = await self._acknowledged(topic, partition, content)
         except _REFUSALS as error:
-            raise self._refusal(topic, error) from error
+            raise self._refusal(topic, error, is_known=self._knows(topic)) from error
         return Published(TopicPartition(topic, placed.partition), placed.offset)
 
     async def publish_many(
@@ -306,7 +306,7 @@ class Producer:
             async with asyncio.timeout(self._timeout_s):
                 acknowledged = await self._started.send_batch(batch, topic, partition=partition)
         except _REFUSALS as error:
-            raise self._refusal(topic, error) from error
+            raise self._refusal(topic, error, is_known=self._knows(topic)) from error
         self._waiting.add(acknowledged)
         acknowledged.add_done_callback(self._told)
 
@@ -315,7 +315,7 @@ class Producer:
         if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
             self._refused = self._refused or error
 
-    def _refusal(self, what: str, error: BaseException) -> PublishError:
+    def _refusal(self, what: str, error: BaseException, *, is_known: bool = True) -> PublishError:
         if isinstance(error, _TOO_LARGE):
             return PublishTooLargeError(
                 f"{what}: {broker_error(error.errno, 'larger than the topic allows')} - max.message.bytes of the topic"
@@ -328,12 +328,17 @@ class Producer:
             case BrokerResponseError():
                 reason = str(broker_error(error.errno, "refused by the broker"))
             case TimeoutError():
-                reason = f"no acknowledgement within {self._timeout_s:.0f} s - are enough replicas alive?"
+                advice = "are enough replicas alive?" if is_known else "does the topic exist, and may we see it?"
+                reason = f"no acknowledgement within {self._timeout_s:.0f} s - {advice}"
             case AssertionError():
                 reason = "it has no such partition"
             case _:
                 reason = f"{type(error).__name__}: {error}"
         return PublishError(f"{what}: {reason}")
+
+    def _knows(self, topic: str) -> bool:
+        """Whether brokers have told of a topic."""
+        return self._producer is None or bool(self._producer.client.cluster.partitions_for_topic(topic))
 
 
 async def _give_up(producer: Any) -> None:  # noqa: ANN401
