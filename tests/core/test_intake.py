@@ -76,6 +76,20 @@ def test_a_batch_is_done_as_a_whole():
     assert readers.done == {(0, 0): 3, (0, 1): 2}
 
 
+def test_a_batch_is_done_when_a_single_record_is_asked_for():
+    """All of it, of whatever partitions, also when that record is of a slice that the batch has begun."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    readers.put(1, 0, 4)
+    batch = readers.intake.take(5)
+    readers.next()
+    readers.intake.tell_all()
+    readers.intake.tell_all()
+
+    assert readers.done == {(0, 0): 3, (0, 1): 2}
+    assert readers.intake.acknowledge(batch[0]) is False
+
+
 def test_what_is_anothers_is_not_in_hand():
     """Who says that a record is done whose partition has gone is told that this does not count."""
     readers = Readers()

@@ -172,6 +172,8 @@ class Intake:
         """Bring the lease up to what was taken from the slice one by one: all before what is in hand is done."""
         lease = self._current
         if self.hand is not None and lease is not None:
+            for before in self._touched - {lease}:
+                before.done = before.delivered
             lease.delivered = self.hand.offset + 1 if length_hint(self.slice) else self._behind
             lease.done = max(lease.done, self.hand.offset)
 
