@@ -353,6 +353,20 @@ def test_what_spark_does_not_understand_is_told_before_anything_is_committed(wor
     assert not (world.folder / "checkpoint").exists()
 
 
+def test_what_is_configured_behind_the_pipelines_making_counts(world):
+    """As it does for an app that is made and not started: brokers and group are those that it has by then."""
+    world.make_topic()
+    world.produce([b"a"] * 3)
+    app = world.entering(group_id=None)
+    pipeline = world.pipeline(app)
+    app.configure(group_id=world.group)
+
+    report = pipeline.backfill("enter")
+
+    assert report.records == 3
+    assert world.committed == {0: 3}
+
+
 def test_a_handler_may_name_its_group(world):
     """Of an app without one: where it has committed nothing it begins as a member of that group does."""
     world.make_topic()

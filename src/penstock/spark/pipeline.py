@@ -69,9 +69,8 @@ class SparkPipeline:
                 "delivery='exactly_once' is one of transactions that hold the offsets, and Spark keeps its own"
                 " - say 'at_least_once', and have effects keyed by topic, partition and offset"
             )
-        self._config = resolve(self.app.options)
-        hooks = cast("tuple[Hook, ...]", self._config.hooks)
-        self._observer = Observer(hooks, client_id=self._config.client_id)
+        config = resolve(self.app.options)
+        self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
 
     def __repr__(self) -> str:
         where = "" if self._checkpoint is None else f" checkpoint={self._checkpoint.place}"
@@ -269,6 +268,11 @@ class SparkPipeline:
             )
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _config(self) -> ConsumerConfig:
+        """As the app is configured now: source, workers and group go by the same."""
+        return resolve(self.app.options)
 
     def _prepared(
         self,
