@@ -238,6 +238,25 @@ async def test_reading_or_stopping_in_a_callback_is_refused(new_topic, new_consu
     assert len(seen) == 3
 
 
+async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer, witness, group):
+    """Such as state that is kept in a topic: it starts, reads, commits what is in hand, and is stopped again."""
+    topic, state, found = new_topic(), new_topic(), []
+    witness.produce(topic, [b"0"])
+    witness.produce(state, [b"state"])
+
+    class Listener:
+        async def on_partitions_assigned(self, _partitions):
+            async with new_consumer(state, group_id=f"{group}-state") as other:
+                found.append((await other.getone()).value)
+                await other.commit()
+
+    async with new_consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer, asyncio.timeout(40):
+        assert (await consumer.getone()).offset == 0
+
+    assert found == [b"state"]
+    assert await witness.committed(f"{group}-state", state, 1) == {0: 1}
+
+
 async def test_a_task_that_a_callback_has_begun_may_read(new_topic, new_consumer, witness, group):
     """When the callback is done it is a task like any other: who starts a reader for what is assigned has one."""
     topic, tasks = new_topic(), []

@@ -271,7 +271,7 @@ class Consumer:
             return
         partitions = None if offsets is None else checked_partitions(offsets)
         # A callback does not know what is in hand: somebody else works on it, or has left it, at a stop.
-        if engine.config.ack == "auto" and not in_callback():
+        if engine.config.ack == "auto" and not in_callback(self):
             engine.reader.kept.finish() if partitions is None else engine.reader.kept.finish_of(partitions)
         await engine.committer.commit_done(partitions, timeout_s=timeout_s)
 
@@ -464,7 +464,7 @@ class Consumer:
 
     def _check_readable(self) -> None:
         _ = self._started
-        if in_callback():
+        if in_callback(self):
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
         if self._started.subject.is_nothing:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

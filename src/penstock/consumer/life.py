@@ -62,6 +62,7 @@ class Life:
         self.config: ConsumerConfig | None = None
         self.engine: Engine | None = None
         self._is_stopped = False
+        self._consumer: object = None
         self._supervisor: Supervisor | None = None
 
     def __str__(self) -> str:
@@ -95,7 +96,7 @@ class Life:
         """
         if self.engine is None:
             raise ConsumerStateError(NotStarted.advice)
-        if self._is_stopped and not (in_callback() and self._is_running):
+        if self._is_stopped and not (in_callback(self._consumer) and self._is_running):
             raise ConsumerStateError(_STOPPED)
         return self.engine
 
@@ -114,6 +115,7 @@ class Life:
             raise ConsumerStateError(_STOPPED)
         if self._supervisor is not None:
             raise ConsumerStateError("this consumer is started already")
+        self._consumer = consumer
         config = self.config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         shared = None if self._cluster is None else opened(self._cluster)
@@ -133,7 +135,7 @@ class Life:
         Raises:
             ConsumerStateError: it is called from a rebalance callback, which has to end first.
         """
-        if in_callback():
+        if in_callback(self._consumer):
             raise ConsumerStateError("stop() in a rebalance callback would wait for itself - let another task call it")
         self._is_stopped = True
         if self._supervisor is None or self.config is None or self.engine is None:

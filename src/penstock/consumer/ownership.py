@@ -47,19 +47,23 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(slots=True)
 class _Callback:
+    owner: object
+    outer: _Callback | None
     is_over: bool = False
 
 
 _callback: ContextVar[_Callback | None] = ContextVar("penstock_rebalance_callback", default=None)
 
 
-def in_callback() -> bool:
-    """Whether this code runs inside a rebalance callback, where waiting for a record would wait for ever.
+def in_callback(owner: object) -> bool:
+    """Whether this code runs inside a rebalance callback of a consumer, where waiting for its records is for ever.
 
     A task that one has begun may outlive it, and is as free as any other from then on.
     """
     callback = _callback.get()
-    return callback is not None and not callback.is_over
+    while callback is not None and (callback.is_over or callback.owner is not owner):
+        callback = callback.outer
+    return callback is not None
 
 
 class Ownership:
@@ -300,7 +304,7 @@ class Ownership:
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
         deadline_s = self._config.max_poll_interval_ms / 1000
-        callback, deadline = _Callback(), asyncio.timeout(deadline_s)
+        callback, deadline = _Callback(self._consumer, _callback.get()), asyncio.timeout(deadline_s)
         token = _callback.set(callback)
         try:
             async with deadline:
