@@ -152,16 +152,23 @@ async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_ap
     assert (committed[mine.partition], committed.get(theirs.partition, 0)) == (1, 0)
 
 
+@pytest.mark.parametrize("name", ["{topic}", "{topic}.{group}.retry.1m"])
 @pytest.mark.parametrize("order_by", ["key", "none"])
 async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: PLR0917 - fixtures
-    new_app, new_topic, witness, group, recorder, order_by
+    new_app, new_topic, kafka_server, witness, group, recorder, order_by, name
 ):
-    """What failed before it, or waits to be in a batch, is the next owner's; what it has done is done."""
+    """What failed before it, waits to be in a batch or is not due is the next owner's; what it has done is done."""
     topic, let_go, seen = new_topic(), asyncio.Event(), []
-    witness.produce(topic, [b"bad", b"good", b"behind"], keys=[b"a", b"b", b"b"])
+    source = name.format(topic=topic, group=group)
+    due = [("penstock-due-at", b"0")]
+    if source != topic:
+        kafka_server.create_topic(source)
+    witness.produce(source, [b"bad", b"good", b"behind"], keys=[b"a", b"b", b"b"], headers=due)
+    if source != topic:
+        witness.produce(source, [b"not due"])
     app = new_app(hooks=[recorder], retry=Retry(attempts=9, backoff_ms=60_000, max_backoff_ms=60_000))
 
-    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1)
+    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1, retry_topics=[60_000], overtaking=True)
     async def handle(records: list[Record]) -> None:
         if records[0].value == b"bad" and not seen:
             raise ValueError("no")
@@ -181,7 +188,7 @@ async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: 
 
     assert seen == [1, 0, 2]
     assert not recorder.of(DrainTimedOut)
-    assert await witness.committed(group, topic, 1) == {0: 3}
+    assert await witness.committed(group, source, 1) == {0: 3}
 
 
 async def test_what_one_handler_leaves_has_no_other_do_its_records_again(new_app, new_topic, witness, group, recorder):

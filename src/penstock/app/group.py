@@ -193,9 +193,9 @@ class Group:
         shelved = self._delays.drop(partition)
         # All of them are told.
         left = _lowest([shelved, *(one.line.halt(partition) for one in self._stations)])
-        if held is not None and end is not None and shelved is None and self._transactions is None:
+        if held is not None and end is not None and self._transactions is None:
             # Of all that is not done the tracker knows by now; what is done behind it gets into the last map.
-            held.tracker.advance(end)
+            held.tracker.advance(end if shelved is None else shelved)
         return left
 
     def drop(self, partition: TopicPartition) -> None:
