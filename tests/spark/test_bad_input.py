@@ -390,7 +390,7 @@ def test_a_map_goes_on_behind_a_later_offset():
     assert remaining(done, 40) is None
 
 
-@pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "yesterday", True])  # noqa: DTZ001 - that is the mistake
+@pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "then", True, {"t": 5}, {A: "5"}])  # noqa: DTZ001 - wrong
 def test_a_moment_that_says_no_instant_is_refused(until):
     """A time without a zone would be another one on each machine; it is refused, as all that is no time is."""
     with pytest.raises(ConfigurationError, match=r"^until=.* will not do: give a datetime with a time zone"):

@@ -175,7 +175,7 @@ def _moment(
             return {}
         case "earliest":
             return {one: logs[one].begin for one in partitions}
-        case Mapping():
+        case Mapping() if all(map(_is_a_place, moment, moment.values())):
             offsets = {TopicPartition(*one): offset for one, offset in moment.items()}
             if unknown := sorted(offsets.keys() - set(partitions)):
                 raise ConfigurationError(f"{name}= names {unknown[0]}, and the handler reads no such partition")
@@ -185,4 +185,9 @@ def _moment(
         case _:
             raise ConfigurationError(
                 f"{name}={moment!r} will not do: give a datetime with a time zone, milliseconds since 1970, or offsets"
+                " by partition"
             )
+
+
+def _is_a_place(partition: object, offset: object) -> bool:
+    return isinstance(partition, tuple) and len(partition) == 2 and isinstance(offset, int)
