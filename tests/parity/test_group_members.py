@@ -210,6 +210,21 @@ async def test_what_a_role_does_wrong_is_told(kafka, group):
     assert (await as_the_broker_has_it(kafka, group))[3] == set()
 
 
+async def test_a_role_cannot_stop_its_member(kafka, group):
+    """Its method would wait for itself: refused at once, and whoever else stops the member does so."""
+    stopped = []
+
+    class Leaves(Election):
+        async def on_joined(self, _generation):
+            with pytest.raises(ConsumerStateError, match="another task"):
+                await one.stop()
+            stopped.append(asyncio.create_task(one.stop()))
+
+    async with member(kafka, group, Leaves()) as one, asyncio.timeout(10):
+        await until(lambda: bool(stopped))
+        await stopped[0]
+
+
 def test_a_role_that_lacks_something_cannot_be_built():
     """The error names all that is missing; so does one for metadata that are no bytes, and for no protocol at all."""
 

@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 from penstock.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from penstock.consumer.group_dialect import Generation, GroupDialect, GroupRole
 from penstock.consumer.group_requests import GroupRequests, outcome_of
+from penstock.consumer.ownership import called_back, in_callback
 from penstock.consumer.supervisor import Supervisor
 from penstock.consumer.wake import Wake
 from penstock.core.classic import ClassicMember
@@ -100,7 +101,13 @@ class GroupMember:
         await self._supervisor.start()
 
     async def stop(self) -> None:
-        """Leave the group and close all connections, within ``stop_timeout_ms``."""
+        """Leave the group and close all connections, within ``stop_timeout_ms``.
+
+        Raises:
+            ConsumerStateError: it is called by the role, which has to return first.
+        """
+        if self._membership is not None and in_callback(self._membership):
+            raise ConsumerStateError("stop() in a role's method would wait for itself - let another task call it")
         if self._supervisor is not None and self._membership is not None:
             await self._supervisor.stop(self._membership.stop_timeout_s)
 
@@ -300,10 +307,11 @@ class _Membership:
         if callback is None:
             return
         try:
-            async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
-                answer = callback(generation)
-                if inspect.isawaitable(answer):
-                    await answer
+            with called_back(self):
+                async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
+                    answer = callback(generation)
+                    if inspect.isawaitable(answer):
+                        await answer
         except Exception as error:
             raise RebalanceError(f"{name}() of the group's role raised {type(error).__name__}: {error}") from error
 

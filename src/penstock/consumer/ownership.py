@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,7 @@ from penstock.observe.events import (
 from penstock.observe.hooks import Observer
 from penstock.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Ownership", "in_callback"]
+__all__ = ["Ownership", "called_back", "in_callback"]
 
 Partitions = frozenset[TopicPartition]
 
@@ -64,6 +64,18 @@ def in_callback(owner: object) -> bool:
     while callback is not None and (callback.is_over or callback.owner is not owner):
         callback = callback.outer
     return callback is not None
+
+
+@contextlib.contextmanager
+def called_back(owner: object) -> Iterator[None]:
+    """Run the user's code as a callback of ``owner``."""
+    callback = _Callback(owner, _callback.get())
+    token = _callback.set(callback)
+    try:
+        yield
+    finally:
+        callback.is_over = True
+        _callback.reset(token)
 
 
 class Ownership:
@@ -304,11 +316,11 @@ class Ownership:
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
         deadline_s = self._config.max_poll_interval_ms / 1000
-        callback, deadline = _Callback(self._consumer, _callback.get()), asyncio.timeout(deadline_s)
-        token = _callback.set(callback)
+        deadline = asyncio.timeout(deadline_s)
         try:
-            async with deadline:
-                return await _awaited(function(*arguments))
+            with called_back(self._consumer):
+                async with deadline:
+                    return await _awaited(function(*arguments))
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
                 raise
@@ -317,9 +329,6 @@ class Ownership:
                     f"{name} was not done within max_poll_interval_ms ({deadline_s:.0f} s) and was cancelled"
                 ) from error
             raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
-        finally:
-            callback.is_over = True
-            _callback.reset(token)
 
 
 async def _awaited(result: Mapping[TopicPartition, int] | Awaitable[Any] | None) -> Any:  # noqa: ANN401
