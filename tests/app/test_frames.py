@@ -56,3 +56,24 @@ async def test_a_failure_says_where_it_came_from(recorder, function, text):
     wanted = None if text is None else f"test_frames.py:{line_of(text)} in {function.__name__}"
     assert {one.where for one in told} == {wanted}
     assert len(told) == (1 if text is None else 2)
+
+
+async def test_a_letter_has_the_last_failure_alone():
+    """The one before it, in whose wake it was raised, is no part of it; what the handler had caught itself is."""
+    app, attempts = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=3)), []
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        attempts.append(value)
+        await asyncio.sleep(0)
+        try:
+            {}[len(attempts)]
+        except KeyError:
+            raise ValueError(len(attempts))  # noqa: B904 - that is the matter
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"x")
+        (letter,) = kafka.dead_letters("t")
+
+    told = [line for line in letter.traceback.splitlines() if line.startswith(("KeyError", "ValueError"))]
+    assert told == ["KeyError: 3", "ValueError: 3"]

@@ -55,7 +55,7 @@ class Failures:
             try:
                 await line.attempt(record)
             except Exception as again:  # noqa: BLE001 - whatever a handler raises
-                failed = again
+                failed = _alone(again, error)
             else:
                 return
 
@@ -64,3 +64,12 @@ class Failures:
         self._observer.tell(
             HandlerFailed(self._name, partition, record.offset, failures, said(error), SAID[step], where)
         )
+
+
+def _alone(error: Exception, before: Exception) -> Exception:
+    """The error of an attempt, without that of the first one, in whose wake Python sees all others."""
+    one: BaseException = error
+    while one.__context__ is not None and one.__context__ is not before:
+        one = one.__context__
+    one.__context__ = None
+    return error
