@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions
 from crew import until
 from recorder import Recorder
 
@@ -18,6 +19,7 @@ from penstock import (
     ConsumerStateError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
+    SharedCluster,
     TopicPartition,
     UnknownTopicError,
 )
@@ -321,3 +323,23 @@ async def test_partitions_added_later_are_read_whole(kafka_server, new_topic, ne
         found = [await one.getone(timeout_ms=15_000) for one in (member, alone)]
 
     assert [(record.partition, record.offset) for record in found] == [(1, 0), (1, 0)]
+
+
+async def test_what_another_consumer_reads_is_not_known_to_have_grown(kafka_server, new_topic, new_consumer, witness):
+    """On a shared cluster, too, a topic's partitions are those that there were when this consumer subscribed."""
+    topic, other = new_topic(), new_topic()
+    options = {"bootstrap_servers": kafka_server.bootstrap_servers, "metadata_max_age_ms": 300}
+
+    async with (
+        SharedCluster(**options) as cluster,
+        new_consumer(topic, cluster=cluster) as one,
+        new_consumer(other, cluster=cluster) as two,
+        asyncio.timeout(40),
+    ):
+        grown = witness.admin.create_partitions([NewPartitions(topic, 2)])
+        await asyncio.to_thread(grown[topic].result, 20)
+        await until(lambda: len(one.assignment()) == 2)
+        witness.produce(topic, [b"0"], partition=1)
+        await two.subscribe(topic)
+
+        assert await two.position(TopicPartition(topic, 1)) == 1

@@ -23,7 +23,8 @@ class SharedCluster:
     """A cluster to give to consumers: ``async with SharedCluster(bootstrap_servers=…) as cluster``.
 
     ``Consumer("orders", cluster=cluster)`` takes the cluster's options where it says nothing else, and leaves it open
-    when it stops.
+    when it stops. What is about the cluster itself is as the cluster says, whatever a consumer does: its addresses,
+    security, connections, retries, the age of its picture, ``exclude_internal_topics``.
 
     Args:
         options: those of a Consumer that are about the cluster and its security.

@@ -137,16 +137,19 @@ class Subject:
         Raises:
             UnknownTopicError: a topic does not.
         """
-        await self._see(self.topics - self._optional, timeout_s)
+        await self._see(self.topics - self._optional, self._pattern, timeout_s)
 
-    async def _see(self, topics: frozenset[str], timeout_s: float) -> None:
-        """See that topics exist, and remember how large they are."""
+    async def _see(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
+        """See that topics exist, and remember how large they are, or all that a pattern may match."""
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
             timeout_s=min(timeout_s, TOPIC_GRACE_S),
             what="looking for the topics",
         )
-        self._rooms.policy.saw(self._cluster.topology.topics)
+        found = self._cluster.topology.topics
+        self._rooms.policy.saw(
+            found if pattern is not None else {name: found[name] for name in topics if name in found}
+        )
 
     async def run_membership(self) -> None:
         """Be a member of the group for as long as there is one to be a member of."""
@@ -207,7 +210,7 @@ class Subject:
         try:
             # Also for a pattern: what it matches is not in the picture before.
             await self._cluster.retrying(self._cluster.refresh, timeout_s=timeout_s, what="looking for the topics")
-            await self._see(topics, timeout_s)
+            await self._see(topics, pattern, timeout_s)
             self._rooms.watch(wanted)
         finally:
             self._cluster.unwatch(token)
