@@ -293,7 +293,7 @@ async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quic
 async def test_an_assignment_begun_anew_waits_for_no_leader_for_ever(witness_of, group):
     """reset_offset_on_start: where the leader is silent, assign() ends after default_api_timeout_ms."""
     topic = witness_of.topic_with(5)
-    options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 1_000}
+    options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 5_000}
 
     async with witness_of.consumer(**options) as consumer, asyncio.timeout(30):
         with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 
 import pytest
+from crew import until
 
 from penstock import ConfigurationError, ConsumerStateError, ConsumerTimeoutError, TopicPartition
 
@@ -177,6 +178,7 @@ async def test_a_stream_waits_as_other_loops_do(new_topic, new_consumer, witness
         await consumer.reconfigure(consumer_timeout_ms=300, when_timed_out="stop")
         first = [record.offset async for record in stream]
         witness.fill(topic, 1, 1)
+        await until(lambda: bool(consumer.statistics().buffered_bytes))
         second = [record.offset async for record in stream]
         await consumer.reconfigure(when_timed_out="raise")
         with pytest.raises(ConsumerTimeoutError):
