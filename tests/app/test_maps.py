@@ -99,6 +99,9 @@ async def test_batches_that_overtake_a_poisoned_key_are_in_the_map(new_app, new_
             while decode(await witness.metadata(group, topic), 0).offset_map != OffsetMap(0, 8, (0, 1)):  # noqa: ASYNC110 - the broker's view
                 await asyncio.sleep(0.1)
 
+    assert await witness.committed(group, topic, 1) == {0: 0}
+    assert decode(await witness.metadata(group, topic), 0).offset_map == OffsetMap(0, 8, (0, 1))
+
 
 async def test_a_handlers_record_is_done_when_it_returns(new_app, new_topic):
     """There is nobody to acknowledge it by hand, so that is refused at the start."""

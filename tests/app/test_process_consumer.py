@@ -513,6 +513,8 @@ async def test_what_is_no_record_is_in_nobodys_hand(kafka_server, new_pool, new_
             while await witness.committed(group, topic, 2) != {0: 6, 1: 6}:
                 await pool.commit()
 
+    assert await witness.committed(group, topic, 2) == {0: 6, 1: 6}
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_of_a_topic_that_is_made_anew_nothing_is_done(  # noqa: PLR0917 - fixtures
@@ -637,5 +639,7 @@ async def test_automatic_commits_by_number(new_pool, new_topic, group, witness, 
     async with new_pool(topic, workers=1, layout=layout, **by_number) as pool:
         await taken(pool, 30)
         async with asyncio.timeout(20):
-            while (await witness.committed(group, topic, 1)).get(0, 0) < 20:  # noqa: ASYNC110 - it tells nobody
+            while (committed := (await witness.committed(group, topic, 1)).get(0, 0)) < 20:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
+
+    assert 20 <= committed <= 30
