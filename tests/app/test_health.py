@@ -37,7 +37,6 @@ def vitals(**what: object) -> Vitals:
         ({"was_assigned": False, "broker_error": "no broker answers"}, "starting", True, False),
         ({"broker_error": "no broker answers"}, "degraded", True, True),
         ({"is_rebalancing": True}, "ok", True, True),
-        ({"lag": 10**9}, "ok", True, True),
         ({"waiting": 1}, "degraded", True, True),
         ({"slowest_handler": "charge", "slowest_handler_s": 299.0}, "ok", True, True),
         ({"slowest_handler": "charge", "slowest_handler_s": 301.0}, "failed", False, False),
@@ -76,7 +75,6 @@ def test_what_is_wrong_is_told():
             slowest_handler_s=400.0,
             broker_error="no broker answers",
             waiting=3,
-            lag=1_204,
         )
     )
 
@@ -88,7 +86,7 @@ def test_what_is_wrong_is_told():
         "group": ("ok", ""),
         "records": (
             "degraded",
-            "3 failed for good and are tried again now and then, what is behind them waits; 1204 behind",
+            "3 failed for good and are tried again now and then, what is behind them waits",
         ),
     }
 
@@ -97,7 +95,6 @@ HEALS_ITSELF = {
     "broker_error": st.sampled_from(["", "no broker answers"]),
     "is_rebalancing": st.booleans(),
     "waiting": st.integers(0, 3),
-    "lag": st.none() | st.integers(0, 10**9),
     "is_started": st.booleans(),
     "was_assigned": st.booleans(),
 }

@@ -74,8 +74,6 @@ class Vitals:
     is_rebalancing: bool = False
     waiting: int = 0
     """Records that failed for good and wait, with their lane behind them, as nobody takes them."""
-    lag: int | None = None
-    """Records that are there and not done; None while nobody knows."""
 
 
 def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
@@ -132,8 +130,7 @@ def _group(vitals: Vitals, *, require_broker: bool) -> Check:
 
 
 def _records(vitals: Vitals) -> Check:
-    lag = "" if vitals.lag is None else f"{vitals.lag} behind"
-    if vitals.waiting:
-        waiting = f"{vitals.waiting} failed for good and are tried again now and then, what is behind them waits"
-        return Check("records", "degraded", f"{waiting}; {lag}" if lag else waiting)
-    return Check("records", "ok", lag)
+    if not vitals.waiting:
+        return Check("records", "ok")
+    detail = f"{vitals.waiting} failed for good and are tried again now and then, what is behind them waits"
+    return Check("records", "degraded", detail)
