@@ -12,30 +12,30 @@ from benchmarks.consume import consume
 from benchmarks.handlers import handlers
 from benchmarks.lanes import lanes
 from benchmarks.rebalance import rebalance
-from penstock import PenstockError
+from tailrace import TailraceError
 
 RESULTS = Path(__file__).parent / "results"
 
 _CONSUME = """\
-Read the same records with penstock, aiokafka, confluent-kafka and FastStream.
+Read the same records with tailrace, aiokafka, confluent-kafka and FastStream.
 
 One broker is started and one topic of 4 partitions filled. In each round each
 client reads it, as a new group from the earliest offset, in a process of its
 own; its clock starts at its first record and covers CPU time of all of its
 threads. Shown are medians over the rounds, and written as JSON.
 
-It takes about two minutes on two cores, and fails (exit code 1) if penstock is
+It takes about two minutes on two cores, and fails (exit code 1) if tailrace is
 not at least 3 times as fast as aiokafka, both by `async for`.
 """
 
 _HANDLERS = """\
-Bring the same records to handlers that do nothing, by penstock and FastStream:
+Bring the same records to handlers that do nothing, by tailrace and FastStream:
 of bytes, and of 100 B of JSON as a msgspec Struct here and a pydantic model
 there. FastStream does it twice: as it does by default, where what was fetched
-is committed whether it was handled or not, and at least once, as penstock
+is committed whether it was handled or not, and at least once, as tailrace
 always does.
 
-It takes about a minute on two cores, and fails (exit code 1) if penstock is not
+It takes about a minute on two cores, and fails (exit code 1) if tailrace is not
 at least 40 times as fast with typed values and 60 times with bytes, both at
 least once.
 """
@@ -123,7 +123,7 @@ def main() -> int:
         return BENCHMARKS[options.pop("name")].run(**options)
     except KeyboardInterrupt:
         return 130
-    except PenstockError as error:
+    except TailraceError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
 

@@ -41,15 +41,15 @@ class Run:
         self.cpu_s = time.process_time() - self.began[1]
 
 
-async def penstock_async_for(run: Run) -> None:
-    from penstock import Consumer
+async def tailrace_async_for(run: Run) -> None:
+    from tailrace import Consumer
 
     async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
         await _async_for(consumer, run)
 
 
-async def penstock_getmany(run: Run) -> None:
-    from penstock import Consumer
+async def tailrace_getmany(run: Run) -> None:
+    from tailrace import Consumer
 
     async with Consumer(run.topic, bootstrap_servers=run.bootstrap_servers, group_id=run.group) as consumer:
         seen = 0
@@ -63,8 +63,8 @@ async def penstock_getmany(run: Run) -> None:
         run.end()
 
 
-async def penstock_handler(run: Run) -> None:
-    from penstock import App
+async def tailrace_handler(run: Run) -> None:
+    from tailrace import App
 
     app = App(bootstrap_servers=run.bootstrap_servers, group_id=run.group)
     all_read = asyncio.Event()
@@ -85,10 +85,10 @@ async def penstock_handler(run: Run) -> None:
         await all_read.wait()
 
 
-async def penstock_typed(run: Run) -> None:
+async def tailrace_typed(run: Run) -> None:
     import msgspec
 
-    from penstock import App
+    from tailrace import App
 
     class Order(msgspec.Struct):
         customer: str
@@ -246,9 +246,9 @@ class Client(NamedTuple):
 
 
 CLIENTS = [
-    Client("penstock", "async for", penstock_async_for),
-    Client("penstock", f"getmany({MANY})", penstock_getmany),
-    Client("penstock", "handler", penstock_handler),
+    Client("tailrace", "async for", tailrace_async_for),
+    Client("tailrace", f"getmany({MANY})", tailrace_getmany),
+    Client("tailrace", "handler", tailrace_handler),
     Client("aiokafka", "async for", aiokafka_async_for),
     Client("aiokafka", f"getmany({MANY})", aiokafka_getmany),
     Client("confluent-kafka", f"consume({MANY})", confluent_consume),
@@ -257,8 +257,8 @@ CLIENTS = [
 
 
 HANDLERS = [
-    Client("penstock", "typed handler", penstock_typed, reads="json"),
-    Client("penstock", "bytes handler", penstock_handler),
+    Client("tailrace", "typed handler", tailrace_typed, reads="json"),
+    Client("tailrace", "bytes handler", tailrace_handler),
     Client("faststream", "typed handler", faststream_typed, most=50_000, reads="json"),
     Client("faststream", "bytes handler", faststream_handler, most=50_000),
     Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, most=5_000, reads="json"),

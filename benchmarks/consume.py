@@ -9,10 +9,10 @@ from pathlib import Path
 from benchmarks.clients import CLIENTS
 from benchmarks.report import table
 from benchmarks.rounds import PARTITIONS, Reading, fill, in_turns, machine, row
-from penstock.cli.broker import local_broker
-from penstock.cli.screen import Screen
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen
 
-OURS, THEIRS, PROMISED = "penstock async for", "aiokafka async for", 3.0
+OURS, THEIRS, PROMISED = "tailrace async for", "aiokafka async for", 3.0
 
 
 def consume(*, records: int, size: int, rounds: int, path: Path) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.clients import HANDLERS, Client
 from benchmarks.report import table
 from benchmarks.rounds import PARTITIONS, Reading, fill, in_turns, machine, row
-from penstock.cli.broker import local_broker
-from penstock.cli.screen import Screen
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen
 
 SIZE = 100
 PROMISES = {"typed": 40.0, "bytes": 60.0}
@@ -45,9 +45,9 @@ def handlers(*, records: int, rounds: int, path: Path) -> int:
         {
             "handler": how,
             "at_least": promised,
-            "measured": (ratio := speeds[f"penstock {how} handler"] / speeds[f"faststream {how}, acknowledged"]),
+            "measured": (ratio := speeds[f"tailrace {how} handler"] / speeds[f"faststream {how}, acknowledged"]),
             "holds": ratio >= promised,
-            "by_default": speeds[f"penstock {how} handler"] / speeds[f"faststream {how} handler"],
+            "by_default": speeds[f"tailrace {how} handler"] / speeds[f"faststream {how} handler"],
         }
         for how, promised in PROMISES.items()
     ]

@@ -15,9 +15,9 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.rounds import PARTITIONS, machine
-from penstock import App, Record
-from penstock.cli.broker import local_broker
-from penstock.cli.screen import Screen, count
+from tailrace import App, Record
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen, count
 
 KEYS, SLEEP_S, PROMISED = 64, 0.005, 0.95
 

@@ -26,9 +26,9 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.rounds import machine
-from penstock import Consumer, Record, TopicPartition
-from penstock.cli.broker import local_broker
-from penstock.cli.screen import Screen
+from tailrace import Consumer, Record, TopicPartition
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen
 
 SHORTEST_BOUND_S, QUIET_TIMES = 0.1, 2
 """A gap may be as long as the first, or so many times the quiet one."""

@@ -21,7 +21,7 @@ def table(rows: list[dict], compared_with: str) -> Table:
             short(row["records_per_cpu_s"]),
             f"{row['max_rss_bytes'] / 1e6:.0f} MB",
             f"{row['records_per_s'] / base:.2f}",
-            style="bold" if row["client"].startswith("penstock") else None,
+            style="bold" if row["client"].startswith("tailrace") else None,
         )
     return shown
 

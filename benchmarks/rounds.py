@@ -18,8 +18,8 @@ from typing import NamedTuple
 from confluent_kafka import Producer
 
 from benchmarks.clients import Client
-from penstock import PenstockError
-from penstock.cli.screen import Screen, count, megabytes
+from tailrace import TailraceError
+from tailrace.cli.screen import Screen, count, megabytes
 
 PARTITIONS = 4
 _KEYS = 1_000
@@ -62,7 +62,7 @@ def fill(screen: Screen, reading: Reading, value: bytes) -> None:
                 producer.poll(0)
                 progress.update(bar, completed=number, note=f"{count(number)} of {count(records)}")
         if left := producer.flush(60):
-            raise PenstockError(f"{left} records were not taken by the broker within a minute - is the disk full?")
+            raise TailraceError(f"{left} records were not taken by the broker within a minute - is the disk full?")
     took = time.monotonic() - began
     screen.say("topic", f"{count(records)} records of {size} B, {megabytes(records * size)}, in {took:.1f} s")
 
@@ -92,12 +92,12 @@ def one_run(client: Client, reading: Reading) -> dict:
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
-        raise PenstockError(f"{client.name} did not read {records} records in {_LONGEST_S} s") from None
+        raise TailraceError(f"{client.name} did not read {records} records in {_LONGEST_S} s") from None
     if done.returncode:
-        raise PenstockError(f"{client.name} failed:\n{done.stderr[-2_000:]}")
+        raise TailraceError(f"{client.name} failed:\n{done.stderr[-2_000:]}")
     figures = json.loads(done.stdout.splitlines()[-1])
     if client.reads == "bytes" and figures["read_bytes"] < records * reading.size:
-        raise PenstockError(f"{client.name} read {figures['read_bytes']} bytes of {records * reading.size}")
+        raise TailraceError(f"{client.name} read {figures['read_bytes']} bytes of {records * reading.size}")
     return figures | {"records": records}
 
 

@@ -19,11 +19,11 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.rounds import PARTITIONS, Reading, fill, machine
-from penstock import App
-from penstock.cli.broker import local_broker
-from penstock.cli.screen import Screen, count
-from penstock.spark import SparkPipeline, spark_session
-from penstock.spark.records import columns_for
+from tailrace import App
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen, count
+from tailrace.spark import SparkPipeline, spark_session
+from tailrace.spark.worker.records import columns_for
 
 PROMISED = 0.8
 
@@ -64,7 +64,7 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
             ways: dict[str, Callable[[], int]] = {
                 "mapInArrow": partial(plain, *columns_for(topic)),
                 "of values": partial(plain, "value"),
-                "penstock": ours,
+                "tailrace": ours,
             }
             runs: list[dict[str, float]] = []
             for number in range(rounds + 1):
@@ -79,17 +79,17 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
                 runs.append(figures)
         kafka = server.version
     # The first round warms the session and its workers.
-    ratio, of_values = (median(one["penstock"] / one[name] for one in runs[1:]) for name in ("mapInArrow", "of values"))
+    ratio, of_values = (median(one["tailrace"] / one[name] for one in runs[1:]) for name in ("mapInArrow", "of values"))
     result = {
         "benchmark": "spark",
         "runs": runs,
         "promise": {
-            "ratio": "penstock / mapInArrow",
+            "ratio": "tailrace / mapInArrow",
             "at_least": PROMISED,
             "measured": ratio,
             "holds": ratio >= PROMISED,
         },
-        "beside": {"ratio": "penstock / mapInArrow of the value alone", "measured": of_values},
+        "beside": {"ratio": "tailrace / mapInArrow of the value alone", "measured": of_values},
         "settings": {"records": records, "size": 100, "partitions": PARTITIONS, "rounds": rounds},
         "machine": machine() | {"kafka": kafka},
     }
@@ -120,11 +120,11 @@ def _plainly(batches: Iterable) -> Iterator:
 
 def _table(runs: list[dict[str, float]]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    for name in ("round", "mapInArrow/s", "of values/s", "penstock/s", "ratio"):
+    for name in ("round", "mapInArrow/s", "of values/s", "tailrace/s", "ratio"):
         shown.add_column(name, justify="right")
     for number, one in enumerate(runs):
-        ratio = one["penstock"] / one["mapInArrow"]
+        ratio = one["tailrace"] / one["mapInArrow"]
         label = "warm up" if not number else str(number)
-        figures = (count(round(one[name])) for name in ("mapInArrow", "of values", "penstock"))
+        figures = (count(round(one[name])) for name in ("mapInArrow", "of values", "tailrace"))
         shown.add_row(label, *figures, f"{ratio:.2f}")
     return shown

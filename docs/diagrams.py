@@ -12,26 +12,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.core import classic, reconciling
+from tailrace.core.group.classic import member as classic
+from tailrace.core.group.kip848 import member as kip848
 
 PAGE = Path(__file__).parent / "explanation" / "group-membership.md"
-TABLES = {"classic": classic.TABLE, "consumer": reconciling.TABLE}
+TABLES = {"classic": classic.TABLE, "consumer": kip848.TABLE}
 
 
 def is_drawn(state: str, event: str) -> bool:
     """Left out is what leads from every state the same way: a failure, and a stop but from where it is usual."""
-    return event != "Failed" and (event != "Stop" or state == "STABLE")
+    return event != "MembershipFailed" and (event != "StopMembership" or state == "STABLE")
 
 
 def diagram(table: Mapping[tuple[Any, type], Any]) -> str:
     """The table as Mermaid reads it."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, event), rule in table.items():
-        for then in (rule.then, *rule.elsewhere):
+        for then in (rule.then, *rule.exceptions):
             if then is not state and is_drawn(state.name, event.__name__):
                 arrows.setdefault((state.name, then.name), []).append(event.__name__)
     states = list(dict.fromkeys(state for state, _ in table)) + [
-        then for rule in table.values() for then in (rule.then, *rule.elsewhere)
+        then for rule in table.values() for then in (rule.then, *rule.exceptions)
     ]
     lines = ["stateDiagram-v2", "    [*] --> IDLE"]
     lines += [f"    {state.name}: {state.value}" for state in dict.fromkeys(states)]

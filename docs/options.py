@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.config import ConsumerConfig
+from tailrace.config import ConsumerConfig
 
 MARKS = {"live": "live", "object": "as_is", "classic": "classic"}
 PAGE = Path(__file__).parent / "options.md"
@@ -18,7 +18,7 @@ OPENING = """\
 # Options
 
 Of `Consumer`, `App` and every command. How they are given: [connect](howto/connect.md). What an `App` alone takes, and
-its handlers, stands in `help(penstock.App)` and `help(penstock.App.handler)`.
+its handlers, stands in `help(tailrace.App)` and `help(tailrace.App.handler)`.
 
 *Live* ones may be set anew while a consumer runs, by `await consumer.reconfigure(…)`; *object* are those that no text
 can give, and so no environment; *classic* those that the broker decides with `group_protocol="consumer"`.

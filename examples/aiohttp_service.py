@@ -1,6 +1,6 @@
 """A web service with aiohttp: orders come over HTTP, go through Kafka, and invoices come of them, in one process.
 
-penstock kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
 python examples/aiohttp_service.py                    # in another, after that export
 curl localhost:8080/orders -d '{"customer": "ann", "total": 5}'
 curl localhost:8080/readyz
@@ -14,9 +14,9 @@ import os
 import msgspec
 from aiohttp import web
 
-from penstock import App, PublishError
+from tailrace import App, PublishError
 
-# penstock logs as any library does: what becomes of it is for the program to say.
+# tailrace logs as any library does: what becomes of it is for the program to say.
 logging.basicConfig(level=logging.INFO)
 
 

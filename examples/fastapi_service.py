@@ -1,6 +1,6 @@
 """A web service with FastAPI: orders come over HTTP, go through Kafka, and a handler in the same process charges them.
 
-penstock kafka --topic orders:6                       # in one terminal; it prints what to export
+tailrace kafka --topic orders:6                       # in one terminal; it prints what to export
 uvicorn examples.fastapi_service:web                  # in another, after that export
 curl localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ann", "total": 5}'
 curl localhost:8000/customers/ann
@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager, closing
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
-from penstock import App, PublishError
+from tailrace import App, PublishError
 
-# penstock logs as any library does: what becomes of it is for the program to say.
+# tailrace logs as any library does: what becomes of it is for the program to say.
 logging.basicConfig(level=logging.INFO)
 
 
@@ -78,5 +78,5 @@ def charged(customer: str) -> dict[str, int]:
     return {"charged": sums.fetchone()[0] or 0}
 
 
-# /livez and /readyz. It stands last, as it answers whatever no route above does.
-web.mount("/", billing.health_app)
+web.add_route("/livez", billing.health_app)
+web.add_route("/readyz", billing.health_app)

@@ -1,8 +1,8 @@
 """A shop: orders are charged, invoices come of it, and what cannot be charged is a dead letter.
 
-penstock kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
 python examples/shop.py order ann 5                   # in another, after that export: a few orders
-penstock run examples.shop:billing                    # charges them, until Ctrl-C
+tailrace run examples.shop:billing                    # charges them, until Ctrl-C
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock import App, Key, Reject, Retry
+from tailrace import App, Key, Reject, Retry
 
 billing = App(group_id="billing", dead_letter="{topic}.{group}.dead")
 

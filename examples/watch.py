@@ -1,6 +1,6 @@
 """Print what is written to a topic from now on, one line a record.
 
-penstock kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
+tailrace kafka --topic orders:6 --topic invoices      # in one terminal; it prints what to export
 python examples/watch.py orders                       # in another, after that export
 python examples/shop.py order ann 5                   # in a third: something to see
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import sys
 
-import penstock
-from penstock import Consumer
+import tailrace
+from tailrace import Consumer
 
 
 async def watch(topic: str) -> None:
@@ -25,4 +25,4 @@ async def watch(topic: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        penstock.run(watch(sys.argv[1]))
+        tailrace.run(watch(sys.argv[1]))

@@ -1,6 +1,6 @@
 """What each customer bought in each five minutes: a handler makes rows of orders, and Spark adds them up.
 
-penstock kafka --topic sales-orders:2                      # in one terminal; it prints what to export
+tailrace kafka --topic sales-orders:2                      # in one terminal; it prints what to export
 python examples/windows_on_spark.py order ann 250          # in another, after that export: somebody buys something
 python examples/windows_on_spark.py /tmp/sums              # follows the topic, until Ctrl-C
 python examples/windows_on_spark.py /tmp/sums available_now    # handles what is there, shows the sums, and ends
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from aiokafka import AIOKafkaProducer
 
-from penstock import App, Key
-from penstock.spark import SparkPipeline, overwritten_folders, spark_session
+from tailrace import App, Key
+from tailrace.spark import SparkPipeline, overwritten_folders, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ class Sale(msgspec.Struct):
 
 @sales.handler("sales-orders")
 async def sold(order: Order, customer: Annotated[str, Key]) -> Sale | None:
-    """Not a word of Spark in here: `penstock run` runs it as well. What was given away is no row."""
+    """Not a word of Spark in here: `tailrace run` runs it as well. What was given away is no row."""
     return Sale(customer, order.cents, order.at) if order.cents else None
 
 
@@ -77,7 +77,7 @@ def main(folder: str, trigger: str = "10 seconds") -> None:
 
 async def order(customer: str, cents: int) -> None:
     """Write an order, as the program at the till would: it is no member of the group, so it is not in Spark's way."""
-    async with AIOKafkaProducer(bootstrap_servers=os.environ["PENSTOCK_BOOTSTRAP_SERVERS"]) as till:
+    async with AIOKafkaProducer(bootstrap_servers=os.environ["TAILRACE_BOOTSTRAP_SERVERS"]) as till:
         bought = msgspec.json.encode(Order(cents, datetime.now(UTC)))
         await till.send_and_wait("sales-orders", bought, key=customer.encode())
 

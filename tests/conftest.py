@@ -1,11 +1,20 @@
-"""What holds for every test."""
+"""Settings of every test, and fixtures that name topics and groups of a test's own on the shared broker."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import uuid
+from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
+
+# Before their import: assertions of support code are explained like those of tests.
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support.event_recorder import EventRecorder  # noqa: E402
+from tests.support.witness import Witness  # noqa: E402
 
 # A run is the same as the one before; `pytest --hypothesis-profile=explore` looks further.
 settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
@@ -20,3 +29,39 @@ def pytest_configure() -> None:
     # Who runs in the background, or is to outlive a terminal, is started with these ignored, and hands that down.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic name of the test's own."""
+    return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def group() -> str:
+    """A group id of the test's own."""
+    return f"g-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def witness(kafka_server) -> Witness:
+    """Clients that are not tailrace's, on the shared broker."""
+    return Witness(kafka_server.bootstrap_servers)
+
+
+@pytest.fixture
+def new_topic(kafka_server) -> Callable[..., str]:
+    """Create a topic with a name of its own on the shared broker; keywords are its configuration."""
+
+    def make(partitions: int = 1, **config: object) -> str:
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        kafka_server.create_topic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
+        return name
+
+    return make
+
+
+@pytest.fixture
+def recorder() -> EventRecorder:
+    """A hook that keeps events, and waits for them."""
+    return EventRecorder()

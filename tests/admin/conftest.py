@@ -10,25 +10,9 @@ from functools import partial
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from tooling import KafkasTool, Reached, commit_to
-from witness import Witness
 
-from penstock.config import resolve
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def group() -> str:
-    return f"g-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def witness(kafka_server) -> Witness:
-    return Witness(kafka_server.bootstrap_servers)
+from tailrace.config import resolve
+from tests.support.admin_tools import KafkaTool, Reached, commit_to
 
 
 @pytest.fixture
@@ -45,8 +29,8 @@ def reached(kafka_server) -> Callable[..., Reached]:
 
 
 @pytest.fixture
-def kafkas_tool(kafka_server) -> KafkasTool:
-    return KafkasTool(kafka_server.bootstrap_servers)
+def kafkas_tool(kafka_server) -> KafkaTool:
+    return KafkaTool(kafka_server.bootstrap_servers)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from commands import penstock
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -16,9 +15,8 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from tooling import Reached, commit_to
 
-from penstock import (
+from tailrace import (
     Consumer,
     GroupAuthorizationFailedError,
     NotAConsumerGroupError,
@@ -26,13 +24,14 @@ from penstock import (
     TopicPartition,
     UnknownGroupError,
 )
-from penstock.admin.groups import describe_group, describe_groups, list_groups
-from penstock.admin.lag import group_lag
-from penstock.admin.offsets import LATEST, committed_offsets, delete_offsets, list_offsets
-from penstock.config import resolve
-from penstock.core.offset_map import OffsetMap, encode
-from penstock.errors import GroupNotEmptyError
-from penstock.messages import (
+from tailrace.admin.groups import describe_group, describe_groups, list_groups
+from tailrace.admin.lag import group_lag
+from tailrace.admin.offsets import LATEST, committed_offsets, delete_offsets, list_offsets
+from tailrace.config import resolve
+from tailrace.core.offset_map import OffsetMap, encode_metadata
+from tailrace.errors import GroupNotEmptyError
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.messages import (
     CommitOffset,
     ConsumerGroupDescribeRequest,
     DescribeGroupsRequest,
@@ -44,8 +43,9 @@ from penstock.messages import (
     SyncGroupAssignment,
     SyncGroupRequest,
 )
-from penstock.net.cluster import Cluster
-from penstock.testing import KafkaServer
+from tailrace.testing import KafkaServer
+from tests.support.admin_tools import Reached, commit_to
+from tests.support.commands import tailrace
 
 PROTOCOLS = ["classic", "consumer"]
 QUICK = {"heartbeat_interval_ms": 200}
@@ -182,7 +182,7 @@ async def test_many_groups_are_described_in_one_request(counting, group):
         described = await describe_groups(cluster, listed)
 
     assert [(one.group_id, one.state) for one in described] == [(name, "Empty") for name in names]
-    assert len(counting.proxy.requests(DescribeGroupsRequest, client_id="penstock")) == 1
+    assert len(counting.proxy.requests(DescribeGroupsRequest, client_id="tailrace")) == 1
     assert not counting.proxy.requests(ConsumerGroupDescribeRequest)
 
 
@@ -202,7 +202,7 @@ async def test_a_group_that_is_not_there_is_told_at_once(reached, group):
     async with reached() as cluster:
         began = time.monotonic()
         for ask in (describe_group, group_lag):
-            with pytest.raises(UnknownGroupError, match=rf"there is no group '{group}'.*penstock groups list"):
+            with pytest.raises(UnknownGroupError, match=rf"there is no group '{group}'.*tailrace groups list"):
                 await ask(cluster, group)
 
         assert time.monotonic() - began < 20
@@ -310,7 +310,7 @@ async def test_a_topic_that_went_has_no_end(reached, kafka_server, new_topic, me
 async def test_the_text_beside_an_offset_is_read(reached, new_topic, commit, group):
     """The user's own text, and how much is finished beyond the offset, whoever wrote it."""
     topic = new_topic(3, records=10)
-    ours = encode(OffsetMap(4, 9, (4, 6)), "the café's", 4096, writer="billing-1").text
+    ours = encode_metadata(OffsetMap(4, 9, (4, 6)), "the café's", 4096, writer="billing-1").text
     commit(group, topic, {2: 5})
 
     async with reached() as cluster:
@@ -344,8 +344,8 @@ async def test_many_partitions_take_one_request(counting):
         found = await group_lag(cluster, "wide")
 
     assert (len(found.partitions), found.total) == (300, 0)
-    assert len(counting.proxy.requests(ListOffsetsRequest, client_id="penstock")) == 2
-    assert len(counting.proxy.requests(OffsetFetchRequest, client_id="penstock")) == 1
+    assert len(counting.proxy.requests(ListOffsetsRequest, client_id="tailrace")) == 2
+    assert len(counting.proxy.requests(OffsetFetchRequest, client_id="tailrace")) == 1
 
 
 @pytest.mark.slow
@@ -374,7 +374,7 @@ async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
                 again = await list_groups(cluster)
                 described = await describe_groups(cluster, again)
         lag = await group_lag(cluster, names[0])
-        told = await asyncio.to_thread(penstock, "lag", names[0], "--bootstrap-servers", brokers.bootstrap_servers)
+        told = await asyncio.to_thread(tailrace, "lag", names[0], "--bootstrap-servers", brokers.bootstrap_servers)
 
     assert sorted(ends) == partitions
     assert [one.group_id for one in listings] == [one.group_id for one in again] == names

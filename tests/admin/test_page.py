@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.cli import entry
+from tailrace.cli import entry
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/inspect-and-reset-groups.md").read_text()
 
@@ -35,11 +35,11 @@ async def test_the_program_of_the_page_resets_a_group(kafka_server, witness, new
 
 def test_the_commands_of_the_page_are_ones():
     """Each command line of the page is one that its parser takes."""
-    lines = re.findall(r"^\$ penstock (.*)$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^\$ tailrace (.*)$", PAGE, re.MULTILINE)
     for line in lines:
         name, *arguments = shlex.split(line.partition(" | ")[0], comments=True)
-        command = __import__(f"penstock.cli.{name}", fromlist=["arguments"])
-        parser = entry._parser(f"penstock {name}")
+        command = __import__(f"tailrace.cli.{name}", fromlist=["arguments"])
+        parser = entry._parser(f"tailrace {name}")
         command.arguments(parser)
         parser.parse_args(arguments)
 

@@ -13,10 +13,8 @@ from typing import Annotated
 
 import msgspec
 import pytest
-from commands import environment
-from crew import until
 
-from penstock import (
+from tailrace import (
     App,
     ConfigurationError,
     Consumer,
@@ -30,7 +28,9 @@ from penstock import (
     Reject,
     Retry,
 )
-from penstock.observe.events import HandlerFailed, RecordBuried, RecordSkipped
+from tailrace.observe.events import HandlerFailed, RecordBuried, RecordSkipped
+from tests.support.commands import environment
+from tests.support.consumer_group import until
 
 QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
 
@@ -154,8 +154,8 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
     (letter,) = await read_all(kafka_server, f"{topic}.{group}.dead", 1)
     headers = dict(letter.headers)
     assert (letter.value, letter.key, attempts) == (b"3", b"k3", 3)
-    assert headers["penstock-error-type"] == b"ValueError"
-    assert headers["penstock-attempts"] == b"3"
+    assert headers["tailrace-error-type"] == b"ValueError"
+    assert headers["tailrace-attempts"] == b"3"
     assert [n for n in handled if n % 5 == 3] == [n for n in range(100) if n % 5 == 3 and n != 3]
     assert handled.index(8) > handled.index(99)
     assert len(recorder.of(RecordBuried)) == 1
@@ -163,7 +163,7 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
 
 
 async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_topic, witness, kafka_server, group):
-    """`penstock dead-letters replay` sends it to the group's own replay topic, which the handler reads too."""
+    """`tailrace dead-letters replay` sends it to the group's own replay topic, which the handler reads too."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
@@ -180,9 +180,9 @@ async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_top
         await until(lambda: app.health().status == "ok")
         await read_all(kafka_server, dead, 1)
         is_fixed = True
-        command = [sys.executable, "-m", "penstock", "dead-letters", "replay", dead, "--all", "--yes"]
+        command = [sys.executable, "-m", "tailrace", "dead-letters", "replay", dead, "--all", "--execute"]
         replay = await asyncio.create_subprocess_exec(
-            *command, env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers)
+            *command, env=environment(TAILRACE_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers)
         )
         assert await replay.wait() == 0
         await until(lambda: handled)

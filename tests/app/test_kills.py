@@ -11,16 +11,16 @@ import textwrap
 from collections import Counter
 
 import pytest
-from commands import environment
-from crew import until
 
-from penstock import App, Record
-from penstock.core.offset_map import decode
-from penstock.observe.events import FinishedSkipped, PartitionsAssigned
-from penstock.testing import KafkaServer
+from tailrace import App, Record
+from tailrace.core.offset_map import decode_metadata
+from tailrace.observe.events import FinishedSkipped, PartitionsAssigned
+from tailrace.testing import KafkaServer
+from tests.support.commands import environment
+from tests.support.consumer_group import until
 
 PROGRAM = """
-    import asyncio, os, random, sys, threading, penstock
+    import asyncio, os, random, sys, threading, tailrace
 
     # It does not outlive the test, whatever becomes of that.
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(3)), daemon=True).start()
@@ -43,10 +43,10 @@ PROGRAM = """
 """
 
 APP = """
-    app = penstock.App(**options)
+    app = tailrace.App(**options)
 
     @app.handler(topic, order_by="key", concurrency=32)
-    async def handle(record: penstock.Record):
+    async def handle(record: tailrace.Record):
         await work(record)
 
     asyncio.run(app.run())
@@ -55,7 +55,7 @@ APP = """
 BY_HAND = """
     async def main():
         room = asyncio.Semaphore(32)
-        async with penstock.Consumer(topic, ack="manual", **options) as consumer, asyncio.TaskGroup() as tasks:
+        async with tailrace.Consumer(topic, ack="manual", **options) as consumer, asyncio.TaskGroup() as tasks:
 
             async def handle(record):
                 await work(record, room.release)
@@ -116,7 +116,7 @@ async def finished(witness, group, topic, partitions):
     done = set()
     for partition, offset in (await witness.committed(group, topic, partitions)).items():
         done |= {(partition, one) for one in range(offset)}
-        found = decode(await witness.metadata(group, topic, partition), offset).offset_map
+        found = decode_metadata(await witness.metadata(group, topic, partition), offset).offset_map
         if found is not None:
             done |= {(partition, one) for one in range(offset, found.limit) if found.is_finished(one)}
     return done

@@ -15,14 +15,12 @@ from itertools import pairwise
 import psutil
 import pytest
 from confluent_kafka import Producer
-from crew import until
-from turns import Turns
 
-from penstock import App, Consumer, Record, Retry
-from penstock.config import resolve
-from penstock.messages import LeaveGroupRequest, LeavingMember
-from penstock.net.cluster import Cluster
-from penstock.observe.events import GroupAnswered, GroupJoined, OffsetsCommitted, PartitionsLost
+from tailrace import App, Consumer, Record, Retry
+from tailrace.observe.events import GroupAnswered, GroupJoined, OffsetsCommitted, PartitionsLost
+from tests.support.consumer_group import until
+from tests.support.expulsion import expel
+from tests.support.loop_turns import LoopTurns
 
 HASTY = {"rebalance_drain_ms": 500, "stop_timeout_ms": 60_000}
 """Handlers have half a second to end; what comes after it, as the last commit, has all the time that it needs."""
@@ -125,17 +123,6 @@ async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness,
         await until(lambda: app.health().status == "ok")
 
     assert await witness.committed(group, topic, 2) == {0: 50, 1: 50}
-
-
-async def expel(bootstrap_servers: str, group: str, member_id: str) -> None:
-    """Throw a member out, as an admin can."""
-    cluster = Cluster(resolve({"bootstrap_servers": bootstrap_servers}))
-    await cluster.bootstrap()
-    coordinator = await cluster.coordinator(group)
-    answer = await coordinator.send(LeaveGroupRequest(group, LeavingMember(member_id)))
-    assert not answer.error_code
-    cluster.close()
-    await asyncio.sleep(0)
 
 
 # ---- handlers that take long ---------------------------------------------------------------------------------------
@@ -260,7 +247,7 @@ async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, g
 
     async with app:
         await until(lambda: bool(attempts))
-        with Turns() as turns:
+        with LoopTurns() as turns:
             await until(lambda: len(attempts) >= 5)
 
     assert good == [b"good"]
@@ -308,7 +295,7 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
         gc.collect()
         counted = Counter(str(type(one).__module__).partition(".")[0] for one in gc.get_objects())
         return Counter(
-            objects=counted["penstock"] + counted["aiokafka"],
+            objects=counted["tailrace"] + counted["aiokafka"],
             tasks=len(asyncio.all_tasks()),
             threads=threading.active_count(),
             files=psutil.Process().num_fds(),

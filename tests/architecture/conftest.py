@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: ``from penstock.core.buffer import Buffer`` is ``penstock.core.buffer`` and ``Buffer``."""
+    """One imported name, such as ``tailrace.core.fetch.buffer`` and ``FetchBuffer``."""
 
     module: str
     name: str | None
@@ -37,12 +37,12 @@ class Module:
 
     @property
     def where(self) -> str:
-        """As it is named in a failure: ``penstock/core/buffer.py``."""
+        """As it is named in a failure: ``tailrace/core/fetch/buffer.py``."""
         return self.file.relative_to(SOURCE).as_posix()
 
     @property
     def name(self) -> str:
-        """As it is imported: ``penstock.core.buffer``, and ``penstock.core`` for its ``__init__``."""
+        """As it is imported: ``tailrace.core.fetch.buffer``, and ``tailrace.core`` for its ``__init__``."""
         parts = self.file.relative_to(SOURCE).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

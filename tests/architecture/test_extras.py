@@ -11,14 +11,14 @@ import pytest
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What is used where it happens to be there, and done without where it is not; py4j comes with pyspark.
-BESIDE = {"penstock", "py4j", "rich"}
+BESIDE = {"tailrace", "py4j", "rich"}
 
 
 @pytest.mark.parametrize(
     ("extra", "places"),
     [
-        ("spark", ("penstock/spark/", "penstock/embedded/jars.py", "penstock/embedded/java.py")),
-        ("testing", ("penstock/embedded/", "penstock/testing/")),
+        ("spark", ("tailrace/spark/", "tailrace/embedded/jars.py", "tailrace/embedded/java.py")),
+        ("testing", ("tailrace/embedded/", "tailrace/testing/")),
     ],
 )
 def test_an_extra_brings_what_its_code_imports(modules, extra, places):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from pathlib import Path
 
 MOST_LINES = 500
 
 # Lists of names and fields, looked up and not read.
-TABLES = {"penstock/error_codes.py", "penstock/observe/events.py"}
+TABLES = {"tailrace/error_codes.py", "tailrace/observe/events.py"}
 
 # asyncio calls these; it says what they mean.
 CALLBACKS = {
@@ -44,7 +45,7 @@ def test_every_public_thing_says_what_it_promises(modules):
 def speaks_for_itself(module, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     decorators = {ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list}
     if isinstance(node, ast.ClassDef):
-        return module.name.startswith("penstock.messages.") and "dataclass" in decorators
+        return module.name.startswith("tailrace.protocol.messages.") and "dataclass" in decorators
     return is_stub(node) or node.name in CALLBACKS | stubs_of(module) or bool(decorators & {"override", "setter"})
 
 
@@ -120,3 +121,13 @@ def test_a_file_can_be_read_at_a_sitting(modules):
     long = {m.where: lines for m in modules if (lines := m.text.count("\n") - lines_of_imports(m)) > MOST_LINES}
 
     assert long.keys() <= TABLES, long
+
+
+def test_the_module_map_names_modules_that_exist(modules):
+    """Every module that the contributors' map answers a question with is there."""
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "module-map.md"
+
+    answers = re.findall(r"\? \| `([\w/]+\.py)` \|", page.read_text(encoding="utf-8"))
+
+    assert len(answers) == 20
+    assert {f"tailrace/{answer}" for answer in answers} <= {module.where for module in modules}

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 import pytest
 
-import penstock
-from penstock import errors
-from penstock.config import ConsumerConfig, ConsumerOptions
-from penstock.records import TopicPartition
+import tailrace
+from tailrace import errors
+from tailrace.config import ConsumerConfig, ConsumerOptions
+from tailrace.records import TopicPartition
 
-# The names that the documentation, examples and tests of penstock rely on, by where they are imported from.
+# The names that the documentation, examples and tests of tailrace rely on, by where they are imported from.
 SURFACE = {
-    "penstock": {
+    "tailrace": {
         "App",
         "Consumer",
         "ConsumerOptions",
@@ -39,8 +39,8 @@ SURFACE = {
         "TopicPartition",
         "run",
     },
-    "penstock.spark": {"SparkPipeline", "spark_session"},
-    "penstock.testing": {"FaultProxy", "KafkaCluster", "KafkaServer", "TestApp"},
+    "tailrace.spark": {"SparkPipeline", "spark_session"},
+    "tailrace.testing": {"FaultProxy", "KafkaCluster", "KafkaServer", "TestApp"},
 }
 
 CONSUMER = """
@@ -68,12 +68,12 @@ def test_public_names_come_from_the_front_page(front, modules):
         return  # the room is still empty
 
     assert wanted <= set(importlib.import_module(front).__all__)
-    assert wanted or front != "penstock"
+    assert wanted or front != "tailrace"
 
 
 def test_a_consumer_has_no_second_spelling_of_anything():
     """Every public method of Consumer is one of those that are documented."""
-    public = {name for name, _ in inspect.getmembers(penstock.Consumer) if not name.startswith("_")}
+    public = {name for name, _ in inspect.getmembers(tailrace.Consumer) if not name.startswith("_")}
 
     assert public <= set(CONSUMER.split())
     assert {"start", "stop", "getone", "getmany", "commit", "seek", "pause", "resume"} <= public
@@ -139,7 +139,7 @@ def drawn_tree() -> dict[str, str | None]:
 
 def test_the_drawn_tree_of_errors_is_the_real_one():
     """The picture in errors.py shows every error where it is; of the classes of codes, some and an ellipsis."""
-    real = {one.__name__: one.__base__.__name__ if one is not errors.PenstockError else None for one in ERRORS}
+    real = {one.__name__: one.__base__.__name__ if one is not errors.TailraceError else None for one in ERRORS}
     drawn = drawn_tree()
 
     assert drawn.items() <= real.items()
@@ -148,13 +148,13 @@ def test_the_drawn_tree_of_errors_is_the_real_one():
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_every_error_is_exported(error):
-    """Who may meet an error can import it: from penstock, and those of the embedded broker from penstock.testing."""
-    front = importlib.import_module("penstock.testing") if error in OF_TESTING else penstock
+    """Who may meet an error can import it: from tailrace, and those of the embedded broker from tailrace.testing."""
+    front = importlib.import_module("tailrace.testing") if error in OF_TESTING else tailrace
 
     assert getattr(front, error.__name__, None) is error
     assert error.__name__ in front.__all__
     assert error.__name__.endswith("Error")
-    assert issubclass(error, errors.PenstockError)
+    assert issubclass(error, errors.TailraceError)
 
 
 def test_every_error_stands_in_one_file(modules):
@@ -164,7 +164,7 @@ def test_every_error_stands_in_one_file(modules):
         for module in modules
         for name, node in module.public_definitions()
         if isinstance(node, ast.ClassDef) and name.endswith(("Error", "Exception", "Warning"))
-        if module.name != "penstock.errors" and is_an_exception(module.name, name)
+        if module.name != "tailrace.errors" and is_an_exception(module.name, name)
     ]
 
     assert not elsewhere, "\n".join(elsewhere)
@@ -174,7 +174,7 @@ def is_an_exception(module: str, name: str) -> bool:
     return issubclass(getattr(importlib.import_module(module), name), BaseException)
 
 
-def made(error: type[errors.PenstockError]) -> errors.PenstockError:
+def made(error: type[errors.TailraceError]) -> errors.TailraceError:
     """One of its kind, as the code raises it."""
     if issubclass(error, errors.BrokerError):
         return error(3, "orders: no such topic")

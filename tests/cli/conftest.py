@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from commands import environment
-from tooling import Kafka
+
+from tests.support.admin_tools import Kafka
+from tests.support.commands import environment
 
 
 @pytest.fixture
 def kafka(kafka_server, monkeypatch, capsys) -> Kafka:
-    monkeypatch.setattr("os.environ", environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers))
+    monkeypatch.setattr("os.environ", environment(TAILRACE_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers))
     return Kafka(kafka_server, capsys)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
 
-pytestmark = pytest.mark.timeout(270)
+from tests.support.commands import environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(270)]
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,6 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_clients_are_compared(tmp_path):
     """Each client has its row, the ratios are those of the rows, and the exit code says whether the promise holds."""
     path = tmp_path / "deep" / "consume.json"
@@ -31,24 +31,23 @@ def test_clients_are_compared(tmp_path):
 
     result = json.loads(path.read_text())
     speeds = {row["client"]: row["records_per_s"] for row in result["rows"]}
-    ratio = speeds["penstock async for"] / speeds["aiokafka async for"]
+    ratio = speeds["tailrace async for"] / speeds["aiokafka async for"]
     assert set(speeds) == {
-        "penstock async for",
-        "penstock getmany(5000)",
-        "penstock handler",
+        "tailrace async for",
+        "tailrace getmany(5000)",
+        "tailrace handler",
         "aiokafka async for",
         "aiokafka getmany(5000)",
         "confluent-kafka consume(5000)",
         "faststream handler",
     }
-    assert result["ratios"]["penstock async for / aiokafka async for"] == pytest.approx(ratio)
+    assert result["ratios"]["tailrace async for / aiokafka async for"] == pytest.approx(ratio)
     assert all(row["cpu_s"] > 0 and row["max_rss_bytes"] > 10e6 and row["records"] == 5_000 for row in result["rows"])
     assert done.returncode == (0 if ratio >= 3 else 1)
     assert done.stdout.splitlines()[-1].startswith(f"ratio     {ratio:.1f} times aiokafka")
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-@pytest.mark.slow
 def test_handlers_are_compared(tmp_path):
     """Typed and bytes handlers of both have a row each; the promise is judged between those that are at least once."""
     path = tmp_path / "handlers.json"
@@ -60,20 +59,19 @@ def test_handlers_are_compared(tmp_path):
     assert set(speeds) == {
         f"{framework} {how}"
         for framework, hows in {
-            "penstock": ["typed handler", "bytes handler"],
+            "tailrace": ["typed handler", "bytes handler"],
             "faststream": ["typed handler", "bytes handler", "typed, acknowledged", "bytes, acknowledged"],
         }.items()
         for how in hows
     }
     for one in result["promises"]:
-        ours = speeds[f"penstock {one['handler']} handler"]
+        ours = speeds[f"tailrace {one['handler']} handler"]
         assert one["measured"] == pytest.approx(ours / speeds[f"faststream {one['handler']}, acknowledged"])
         assert one["by_default"] == pytest.approx(ours / speeds[f"faststream {one['handler']} handler"])
     assert done.returncode == (0 if all(one["holds"] for one in result["promises"]) else 1)
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-@pytest.mark.slow
 def test_lanes_are_compared_with_bare_tasks(tmp_path):
     """Each round has both rates, keys stay in order, and the exit code is that of the ratio."""
     path = tmp_path / "lanes.json"
@@ -87,7 +85,6 @@ def test_lanes_are_compared_with_bare_tasks(tmp_path):
     assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
 
 
-@pytest.mark.slow
 def test_kept_partitions_are_watched(tmp_path):
     """Each protocol has its gaps, with and without a slow member, and the exit code is that of the figures."""
     path = tmp_path / "rebalance.json"

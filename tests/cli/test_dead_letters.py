@@ -13,23 +13,24 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 import pytest
-from commands import environment, penstock
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Message, Producer
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock import BrokerError, Record
-from penstock.app.dead_letters import DeadLetter, Failure, Letter, dead_letter, read_dead_letter, replay_letter
-from penstock.cli import main
-from penstock.cli.dead_letters.choosing import Choice, Place, parse_place, parse_since
-from penstock.cli.dead_letters.reading import Letters
-from penstock.cli.dead_letters.replay import make_topics, plan_replay
-from penstock.config import resolve
-from penstock.net.cluster import Cluster
+from tailrace import BrokerError, Record
+from tailrace.app.failures.dead_letters import DeadLetter, Failure, Letter, dead_letter, read_dead_letter, replay_letter
+from tailrace.cli import main
+from tailrace.cli.dead_letters.reading import Letters
+from tailrace.cli.dead_letters.replay import DeadLetterTopic, make_topics, plan_replay
+from tailrace.cli.dead_letters.selection import LetterPlace, LetterSelection, parse_place, parse_since
+from tailrace.config import resolve
+from tailrace.net.cluster import Cluster
+from tests.support.commands import environment, tailrace
 
 NOON = 1_760_000_000_000
 MINUTE = 60_000
+OF_ORDERS = DeadLetterTopic("orders.billing.dead")
 
 
 # ---- what is in the topics -----------------------------------------------------------------------------------------
@@ -148,8 +149,8 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def call(world, monkeypatch, capsys) -> Callable[..., Done]:
-    """`penstock dead-letters …` on the world's topic, in this process, on a screen of 80 columns."""
-    monkeypatch.setattr("os.environ", environment(PENSTOCK_BOOTSTRAP_SERVERS=world.bootstrap_servers))
+    """`tailrace dead-letters …` on the world's topic, in this process, on a screen of 80 columns."""
+    monkeypatch.setattr("os.environ", environment(TAILRACE_BOOTSTRAP_SERVERS=world.bootstrap_servers))
 
     def run(action: str, *arguments: str, topic: str | None = None) -> Done:
         # In a thread of its own, as it runs an event loop of its own: pytest-asyncio's is not to be disturbed.
@@ -224,7 +225,27 @@ def test_an_empty_topic_has_no_letters(call):
     assert "letters   none in" in call("list").out
     assert call("list", "--json") == Done(0, "", "")
     assert "letters   none in" in call("show").out
-    assert "letters   none in" in call("replay", "--all", "--yes").out
+    assert "letters   none in" in call("replay", "--all", "--execute").out
+
+
+def test_an_app_and_set_say_where_the_letters_are(world, tmp_path):
+    """--app, --set and --timeout are those of the other tools; what an app says of its group counts for nothing."""
+    world.write(world.letter())
+    (tmp_path / "letter_shop.py").write_text(
+        "from tailrace import App\n"
+        f"options = dict(group_id='billing', bootstrap_servers={world.bootstrap_servers!r})\n"
+        "billing = App(reset_offset_on_start=True, **options)\n"
+    )
+    listing, brokers = ("dead-letters", "list", world.dead), f"bootstrap_servers={world.bootstrap_servers}"
+    by_app = tailrace(*listing, "--app", "letter_shop:billing", "--json", PYTHONPATH=str(tmp_path))
+    by_set = tailrace(*listing, "--set", brokers, "--timeout", "20")
+    wrong = tailrace(*listing, "--set", "bootstrap_server=x:1")
+
+    assert (by_app.returncode, by_app.stderr) == (0, "")
+    assert '"count":1' in by_app.stdout
+    assert "letters   1 in" in by_set.stdout
+    assert wrong.returncode == 1
+    assert "Traceback" not in wrong.stderr
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -233,9 +254,9 @@ def test_an_empty_topic_has_no_letters(call):
 def test_looking_leaves_nothing_behind(world, call, monkeypatch):
     """Whatever the environment says of a group, none is joined or made, nothing is committed, no topic appears."""
     world.write(world.letter())
-    monkeypatch.setenv("PENSTOCK_GROUP_ID", f"{world.origin}-app")
-    monkeypatch.setenv("PENSTOCK_GROUP_INSTANCE_ID", "pod-1")
-    monkeypatch.setenv("PENSTOCK_AUTO_OFFSET_RESET", "latest")
+    monkeypatch.setenv("TAILRACE_GROUP_ID", f"{world.origin}-app")
+    monkeypatch.setenv("TAILRACE_GROUP_INSTANCE_ID", "pod-1")
+    monkeypatch.setenv("TAILRACE_AUTO_OFFSET_RESET", "latest")
     before = world.topics()
 
     assert [call(*what).code for what in (("list",), ("show",), ("replay", "--all"))] == [0, 0, 0]
@@ -284,7 +305,7 @@ async def test_what_comes_later_is_left_alone(world):
     cluster = Cluster(resolve(options, {}))
     await cluster.bootstrap()
 
-    found = [one.origin.offset async for one in Later(cluster, world.dead, options).read()]
+    found = [one.origin.offset async for one in Later(cluster, world.dead, options, 30.0).read()]
 
     cluster.close()
     await asyncio.sleep(0)
@@ -420,7 +441,7 @@ def test_only_what_is_needed_is_read(world, call):
     for place in ("0:50", "1:0", "7:1"):
         missed = call("show", "--offset", place)
         assert (missed.code, missed.out) == (1, "")
-        assert f"{world.dead} has no dead letter at {place} - `penstock dead-letters list" in missed.errors
+        assert f"{world.dead} has no dead letter at {place} - `tailrace dead-letters list" in missed.errors
 
 
 # ---- replay --------------------------------------------------------------------------------------------------------
@@ -435,7 +456,7 @@ def test_without_yes_nothing_is_sent(world, call):
     assert done.code == 0
     assert fits(done)
     assert f"replay 2 letters of {world.dead} to {world.replay} (3 partitions, to be made)" in done.words
-    assert "dry run nothing was sent - the same with --yes sends them" in done.words
+    assert "dry run nothing was sent - the same with --execute sends them" in done.words
     assert [one["sent"] for one in call("replay", "--all", "--json").lines] == [False, False]
     assert world.replay not in world.topics()
 
@@ -445,7 +466,7 @@ def test_a_replay_is_the_record_as_it_was(world, call):
     own = [("content-type", b"application/json"), ("none", None)]
     world.write(world.letter(17, partition=2, headers=own), world.letter(18, partition=1, key=None, value=b"\xff"))
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert done.code == 0
     assert f"made {world.replay}, 3 partitions sent 2 letters, all acknowledged by the brokers" in done.words
@@ -455,12 +476,12 @@ def test_a_replay_is_the_record_as_it_was(world, call):
     assert (second.partition(), second.key(), second.value()) == (1, None, b"\xff")
     assert first.headers()[:2] == own
     assert dict(first.headers()[2:]) == {
-        "penstock-deaths": b"1",
-        "penstock-replays": b"1",
-        "penstock-origin-topic": world.origin.encode(),
-        "penstock-origin-partition": b"2",
-        "penstock-origin-offset": b"17",
-        "penstock-origin-timestamp": str(NOON - MINUTE).encode(),
+        "tailrace-deaths": b"1",
+        "tailrace-replays": b"1",
+        "tailrace-origin-topic": world.origin.encode(),
+        "tailrace-origin-partition": b"2",
+        "tailrace-origin-offset": b"17",
+        "tailrace-origin-timestamp": str(NOON - MINUTE).encode(),
     }
     assert world.end(world.origin) == 0
 
@@ -472,7 +493,7 @@ def test_records_of_a_partition_go_in_their_order(world, call):
     world.write(*reversed(letters[::2]), partition=1)
     world.write(*reversed(letters[1::2]), partition=0)
 
-    assert call("replay", "--all", "--yes").code == 0
+    assert call("replay", "--all", "--execute").code == 0
 
     sent = [(one.partition(), int(one.value().split()[0])) for one in world.read(world.replay, 450)]
     assert sent == sorted((n % 3, n) for n in sizes)
@@ -482,7 +503,7 @@ def test_a_line_for_each_that_was_acknowledged(world, call):
     """For programs, each letter says where it is now, and a witness finds it there."""
     world.write(*(world.letter(n, partition=n % 3, value=b"%d" % n) for n in range(9)))
 
-    lines = call("replay", "--all", "--yes", "--json").lines
+    lines = call("replay", "--all", "--execute", "--json").lines
 
     there = {(one.partition(), one.offset()): one.value() for one in world.read(world.replay, 9)}
     assert {(one["partition"], one["offset"]): b"%d" % one["origin"]["offset"] for one in lines} == there
@@ -494,7 +515,7 @@ def test_a_topic_that_is_there_is_used(world, call, kafka_server):
     kafka_server.create_topic(world.replay, 1)
     world.write(world.letter(1, partition=2), world.letter(2, partition=0))
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert f"to {world.replay} (1 partition)" in done.words
     assert "made" not in done.words
@@ -510,7 +531,7 @@ def test_only_the_chosen_are_sent(world, call):
         return sorted(one["origin"]["offset"] for one in call("replay", "--json", *arguments).lines)
 
     assert chosen("--error-type", "ConnectionError") == [1, 4, 7]
-    assert chosen("--error-type", "BrokerError") == chosen("--error-type", "penstock.errors.BrokerError") == [2, 5, 8]
+    assert chosen("--error-type", "BrokerError") == chosen("--error-type", "tailrace.errors.BrokerError") == [2, 5, 8]
     assert chosen("--error-type", "Broker") == []
     assert chosen("--since", "2025-10-09T08:59:20") == chosen("--since", "2025-10-09T10:59:20+02:00") == [6, 7, 8]
     assert chosen("--offset", "0:3", "--offset", "0:5") == [3, 5]
@@ -526,20 +547,20 @@ def test_a_record_that_died_twice_is_sent_once(world, call):
     second = dead_letter(record, Failure(KeyError("second"), 3, "charge", "billing", NOON + MINUTE))
     world.write(first, second, world.letter(2))
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert done.code == 0
     assert f"replay 2 letters of {world.dead}" in done.words
     assert "left out 1 letter: their records died again later" in done.words
-    sent = {dict(one.headers())["penstock-origin-offset"]: dict(one.headers()) for one in world.read(world.replay, 2)}
-    assert (sent[b"1"]["penstock-deaths"], sent[b"1"]["penstock-replays"]) == (b"2", b"2")
+    sent = {dict(one.headers())["tailrace-origin-offset"]: dict(one.headers()) for one in world.read(world.replay, 2)}
+    assert (sent[b"1"]["tailrace-deaths"], sent[b"1"]["tailrace-replays"]) == (b"2", b"2")
 
 
 def test_the_origin_is_a_choice_with_a_warning(world, call):
     """To the origin goes only what was asked to, and who asks is told that other groups will see it."""
     world.write(world.letter(1, partition=2))
 
-    for more in ([], ["--yes"]):
+    for more in ([], ["--execute"]):
         done = call("replay", "--all", "--to-origin", *more)
         assert done.code == 0
         assert f"warning every group that reads {world.origin} handles them again, not one alone" in done.words
@@ -550,9 +571,9 @@ def test_the_origin_is_a_choice_with_a_warning(world, call):
 
 def test_a_letter_that_says_too_little_is_left_out(world, call):
     """One without an origin or a group cannot go anywhere: the others do, and the exit code is 1."""
-    world.write(Letter(b"k", b"v", (("penstock-error-type", b"Boom"),)), world.letter(1))
+    world.write(Letter(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert done.code == 1
     assert "left out 1 letter: it does not say where it came from, or of which group it is (0:0)" in done.words
@@ -563,14 +584,16 @@ def test_a_letter_that_says_too_little_is_left_out(world, call):
     ]
 
 
-def test_an_origin_that_is_gone_is_told(world, call):
+def test_an_origin_that_is_gone_is_told(world, call, kafka_server):
     """A replay goes on without the origin, as large as the dead letters' topic; to the origin nothing can go."""
-    world.write(letter(1, topic=f"{world.origin}-gone", group="billing"))
+    dead = f"{world.origin}-gone.billing.dead"
+    kafka_server.create_topic(dead, 2)
+    world.write(letter(1, topic=f"{world.origin}-gone", group="billing"), topic=dead)
 
-    gone = call("replay", "--all", "--yes", "--to-origin")
+    gone = call("replay", "--all", "--execute", "--to-origin", topic=dead)
     assert (gone.code, f"topic {world.origin}-gone is no more - leave --to-origin out" in gone.words) == (1, True)
 
-    assert call("replay", "--all", "--yes").code == 0
+    assert call("replay", "--all", "--execute", topic=dead).code == 0
     assert world.partitions(f"{world.origin}-gone.billing.replay") == 2
 
 
@@ -584,14 +607,15 @@ def test_what_was_not_acknowledged_is_named(world, call, kafka_server):
         world.letter(4, partition=2),
     )
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert done.code == 1
     assert "sent" not in done.words
     assert "MESSAGE_TOO_LARGE" in done.errors
     assert "letters are acknowledged, the others are not" in done.errors
-    assert "replay them again: --offset 0:1" in done.errors
-    assert world.end(world.replay) in {2, 3}
+    assert "3 of 4 letters are acknowledged" in done.errors
+    assert "replay them again: --offset 0:1\n" in done.errors
+    assert world.end(world.replay) == 3
 
 
 def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
@@ -599,7 +623,7 @@ def test_a_topic_that_cannot_be_made_is_told(world, call, kafka_server):
     kafka_server.create_topic(world.replay.replace(".", "_"))  # which the broker takes for the same
     world.write(world.letter(1))
 
-    done = call("replay", "--all", "--yes")
+    done = call("replay", "--all", "--execute")
 
     assert done.code == 1
     assert f"{world.replay} is not there and cannot be made - make it with 3 partitions" in done.errors
@@ -622,7 +646,8 @@ def test_letters_of_several_groups_go_each_to_its_own():
     """In a topic that groups share, each letter goes back to its group, and one record to each that failed it."""
     letters = [stood(letter(1, group="billing"), 0), stood(letter(1, group="stock"), 1)]
 
-    plan = plan_replay(letters, {"orders": 6}, to_origin=False, otherwise=1)
+    shared = DeadLetterTopic("x.dead", "x.dead")
+    plan = plan_replay(letters, {"orders": 6}, dead_topic=shared, to_origin=False, otherwise=1)
 
     assert plan.to_make == {"orders.billing.replay": 6, "orders.stock.replay": 6}
     assert plan.outlived == ()
@@ -633,10 +658,60 @@ def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
     before = letter(5, value=b"before")
     made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
     after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
-    plan = plan_replay([stood(before, 0), stood(after, 1)], {"orders": 6}, to_origin=False, otherwise=1)
+    plan = plan_replay(
+        [stood(before, 0), stood(after, 1)], {"orders": 6}, dead_topic=OF_ORDERS, to_origin=False, otherwise=1
+    )
 
     assert [one.letter.value for one in plan.sendings] == [b"before", b"after"]
     assert plan.outlived == ()
+
+
+@pytest.mark.parametrize("to_origin", [False, True])
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        ({"topic": "payments"}, "whose dead letters are in 'payments.billing.dead'"),
+        ({"group": "stock"}, "whose dead letters are in 'orders.stock.dead'"),
+        ({"topic": "pay ments"}, "no topic's name has ' '"),
+        ({"topic": "\x1b[2J"}, "no topic's name has"),
+        ({"topic": "o" * 300}, "1 to 249 characters"),
+    ],
+)
+def test_a_letter_steers_no_replay(forged, why, to_origin):
+    """One that claims a topic or group that is not its dead-letter topic's is left out by name, and the others go."""
+    letters = [stood(letter(1), 0), stood(letter(2, **forged), 1), stood(letter(3), 2)]
+
+    plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, otherwise=1)
+
+    assert [one.letter for one in plan.sendings] == [letters[0], letters[2]]
+    assert {one.topic for one in plan.sendings} == {"orders" if to_origin else "orders.billing.replay"}
+    ((left_out, reason),) = plan.left_out
+    assert (left_out, why in reason) == (letters[1], True)
+
+
+def test_an_illegal_letter_is_reported_and_the_others_are_sent(world, call):
+    """A name that no topic may have, or another topic's, does not end a replay of all."""
+    world.write(world.letter(1), letter(2, topic="no topic\x1b[2J"), letter(3, topic="payments"), world.letter(4))
+
+    done = call("replay", "--all", "--execute")
+
+    assert done.code == 1
+    assert "sent 2 letters, all acknowledged" in done.words
+    assert "(0:1)" in done.words
+    assert "(0:2)" in done.words
+    assert "\x1b[2J" not in done.out
+    assert "payments" not in world.topics()
+
+
+def test_letters_of_an_app_with_a_template_of_its_own_are_replayed(world, call, kafka_server):
+    """Its dead_letter= says which topic and group the name of the dead-letter topic stands for."""
+    dead = f"dlq-{world.origin}"
+    kafka_server.create_topic(dead, 1)
+    world.write(world.letter(1), topic=dead)
+
+    assert call("replay", "--all", "--execute", topic=dead).code == 1
+    assert call("replay", "--all", "--execute", "--dead-letter", "dlq-{topic}", topic=dead).code == 0
+    assert world.end(world.replay) == 1
 
 
 # ---- how it is called ----------------------------------------------------------------------------------------------
@@ -647,9 +722,9 @@ def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
     [
         ([], "ACTION"),
         (["lst"], "invalid choice: 'lst'"),
-        (["list"], "which topic? - give it, such as orders.billing.dead, or set PENSTOCK_DEAD_LETTER_TOPIC"),
+        (["list"], "which topic? - give it, such as orders.billing.dead, or set TAILRACE_DEAD_LETTER_TOPIC"),
         (["replay", "t"], "which letters? - choose with --offset, --since, --error-type, or take them --all"),
-        (["replay", "t", "--yes"], "which letters?"),
+        (["replay", "t", "--execute"], "which letters?"),
         (["replay", "t", "--limit", "3"], "which letters?"),
         (["replay", "t", "--all", "--error-type", "X"], "--all means every letter"),
         (["show", "t", "--offset", "3"], "write PARTITION:OFFSET, such as 0:17"),
@@ -657,7 +732,7 @@ def test_records_of_a_topic_that_was_made_again_are_not_those_of_before():
         (["show", "t", "--since", "yesterday"], "write how long ago, such as 90s, 30m, 2h, 3d, or when"),
         (["show", "t", "--since", "9999999w"], "is no time"),
         (["show", "t", "--limit", "0"], "give a whole number, 1 or more"),
-        (["list", "t", "--yes"], "unrecognized arguments: --yes"),
+        (["list", "t", "--execute"], "unrecognized arguments: --execute"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
 )
@@ -675,27 +750,27 @@ def test_a_wrong_call_is_told_what_is_right(arguments, hint, capsys, monkeypatch
 @pytest.mark.parametrize("action", ["list", "show", "replay"])
 def test_each_action_teaches(action):
     """Its help fits on a screen, says what it does and has examples."""
-    done = penstock("dead-letters", action, "--help")
+    done = tailrace("dead-letters", action, "--help")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
-    assert f"  penstock dead-letters {action}" in done.stdout.partition("examples:")[2]
+    assert f"  tailrace dead-letters {action}" in done.stdout.partition("examples:")[2]
 
 
 def test_the_environment_names_brokers_and_topic(world, call, monkeypatch):
-    """As a command of its own it takes both from PENSTOCK_ variables, and arguments go before them."""
+    """As a command of its own it takes both from TAILRACE_ variables, and arguments go before them."""
     world.write(world.letter(1))
-    variables = {"PENSTOCK_BOOTSTRAP_SERVERS": world.bootstrap_servers, "PENSTOCK_DEAD_LETTER_TOPIC": world.dead}
+    variables = {"TAILRACE_BOOTSTRAP_SERVERS": world.bootstrap_servers, "TAILRACE_DEAD_LETTER_TOPIC": world.dead}
 
-    done = penstock("dead-letters", "list", **variables)
-    monkeypatch.setenv("PENSTOCK_DEAD_LETTER_TOPIC", world.dead)
+    done = tailrace("dead-letters", "list", **variables)
+    monkeypatch.setenv("TAILRACE_DEAD_LETTER_TOPIC", world.dead)
     other = call("list", topic=world.origin)
     nowhere = call("list", "--bootstrap-servers", "127.0.0.1:1")
 
     assert (done.returncode, done.stderr, f"letters   1 in {world.dead}" in done.stdout) == (0, "", True)
     assert f"none in {world.origin}" in other.out
     assert nowhere.code == 1
-    assert nowhere.errors.startswith("penstock dead-letters: no broker answers: 127.0.0.1:1: connection refused - ")
+    assert nowhere.errors.startswith("tailrace dead-letters: no broker answers: 127.0.0.1:1: connection refused - ")
     assert nowhere.errors.count("\n") == 1
 
 
@@ -721,7 +796,7 @@ def test_how_long_ago_is_a_time(text, seconds):
 def test_places_and_choices_are_what_they_say():
     """What is said twice is meant once, and every condition has to hold."""
     letters = [stood(letter(n, at_ms=NOON - n), n) for n in range(4)]
-    choice = Choice((parse_place("0:1"), parse_place("0:1"), Place(0, 3)), NOON - 2, ("ValueError",))
+    choice = LetterSelection((parse_place("0:1"), parse_place("0:1"), LetterPlace(0, 3)), NOON - 2, ("ValueError",))
 
     assert [one.record.offset for one in letters if choice.takes(one)] == [1]
-    assert [one.record.offset for one in Choice(limit=2).first(letters)] == [3, 2]
+    assert [one.record.offset for one in LetterSelection(limit=2).first(letters)] == [3, 2]

@@ -14,22 +14,22 @@ from importlib.metadata import distribution
 from itertools import islice
 
 import pytest
-from commands import end, penstock, read_until, running
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
 from confluent_kafka.admin import AdminClient
-from witness import Witness
 
-from penstock.admin.groups import delete_group
-from penstock.admin.topics import delete_topic
-from penstock.cli.demo.flights import TOTAL, airports, flights
-from penstock.cli.demo.play import PARTITIONS, Demo
-from penstock.cli.demo.report import verdict
-from penstock.cli.demo.tally import Tally
-from penstock.cli.screen import Screen
-from penstock.config import resolve
-from penstock.net.cluster import Cluster
-from penstock.records import Record
+from tailrace.admin.groups import delete_group
+from tailrace.admin.topics import delete_topic
+from tailrace.cli.demo.counts import HandledFlights
+from tailrace.cli.demo.flights import TOTAL, airports, flights
+from tailrace.cli.demo.report import verdict
+from tailrace.cli.demo.steps import PARTITIONS, Demo
+from tailrace.cli.screen import Screen
+from tailrace.config import resolve
+from tailrace.net.cluster import Cluster
+from tailrace.records import Record
+from tests.support.commands import end, read_until, running, tailrace
+from tests.support.witness import Witness
 
 
 def rows(limit: int) -> list[dict[str, str]]:
@@ -153,7 +153,7 @@ def test_it_leaves_nothing_on_the_brokers_of_others(kafka_server):
     """On brokers that are not its own it ends with 0, a proof that fits on the screen, and no topic or group."""
     servers = kafka_server.bootstrap_servers
 
-    done = penstock("demo", "--limit", "2000", "--bootstrap-servers", servers)
+    done = tailrace("demo", "--limit", "2000", "--bootstrap-servers", servers)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "proved    all 2,000 records were handled, each once, and are committed" in done.stdout
@@ -184,7 +184,7 @@ def test_it_brings_its_own_broker():
     """Without anything, it starts a broker and plays all flights, within a minute."""
     began = time.monotonic()
 
-    done = penstock("demo", timeout=110)
+    done = tailrace("demo", timeout=110)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert f"all {TOTAL:,} records were handled, each once, and are committed" in done.stdout
@@ -203,7 +203,7 @@ def test_spark_shows_the_same_routes(kafka_server):
     servers = kafka_server.bootstrap_servers
     asked = ["demo", "--limit", "20000", "--bootstrap-servers", servers]
 
-    here, there = penstock(*asked), penstock(*asked, "--engine", "spark", timeout=120)
+    here, there = tailrace(*asked), tailrace(*asked, "--engine", "spark", timeout=120)
 
     assert (here.returncode, there.returncode) == (0, 0), there.stderr
     assert len(routes_in(there.stdout)) == 10
@@ -221,7 +221,7 @@ def routes_in(said: str) -> list[str]:
 
 def test_spark_does_not_read_as_records_come():
     """A pace and Spark do not go together, and one sentence says so before anything is started."""
-    done = penstock("demo", "--engine", "spark", "--rate", "10")
+    done = tailrace("demo", "--engine", "spark", "--rate", "10")
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "--rate is for reading while records come" in done.stderr
@@ -235,8 +235,8 @@ def record(partition: int, offset: int) -> Record:
     return Record("t", partition, offset, None, b"", 0)
 
 
-def tally_of(*handled: tuple[int, int]) -> Tally:
-    tally = Tally(partitions=2, members=2)
+def tally_of(*handled: tuple[int, int]) -> HandledFlights:
+    tally = HandledFlights(partitions=2, members=2)
     for partition, offset in handled:
         tally.take(0, record(partition, offset), "A-B", 1)
     return tally
@@ -289,7 +289,7 @@ def test_a_topic_without_records_needs_no_commit():
 
 def test_routes_with_few_flights_do_not_count():
     """A route is shown with a hundred flights that arrived; those that did not are no delay."""
-    tally = Tally(partitions=1, members=1)
+    tally = HandledFlights(partitions=1, members=1)
     for offset in range(99):
         tally.take(0, record(0, offset), "A-B", 1_000)
     for offset in range(99, 300):

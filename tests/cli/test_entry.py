@@ -7,11 +7,12 @@ import sys
 import types
 
 import pytest
-from commands import environment, penstock
 
-from penstock import PenstockError
-from penstock.cli import entry, main
-from penstock.errors import ConfigurationError
+from tailrace import TailraceError
+from tailrace.cli import entry, main
+from tailrace.errors import ConfigurationError
+from tailrace.extras import install_hint
+from tests.support.commands import environment, tailrace
 
 HELPS = [["--help"], *([name, "--help"] for name in entry.COMMANDS)]
 
@@ -21,7 +22,7 @@ def test_help_fits_and_teaches_and_waits_for_nothing(arguments):
     """It has 80 columns, shows how the command is called, and is there at once, without a client, a loop, a screen."""
     program = f"""
 import sys
-from penstock.cli import main
+from tailrace.cli import main
 try:
     main({arguments})
 finally:
@@ -33,24 +34,24 @@ finally:
 
     imported = set(eval(done.stderr))
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
-    assert arguments == ["--help"] or f"  penstock {arguments[0]}" in done.stdout.partition("examples:")[2]
-    assert "penstock" in imported
+    assert arguments == ["--help"] or f"  tailrace {arguments[0]}" in done.stdout.partition("examples:")[2]
+    assert "tailrace" in imported
     assert imported & {"aiokafka", "anyio", "asyncio", "msgspec", "rich", "structlog"} == set()
 
 
 def test_help_lists_every_command():
-    """Each command stands in `penstock --help` with a line about what it does."""
-    lines = penstock("--help").stdout.splitlines()
+    """Each command stands in `tailrace --help` with a line about what it does."""
+    lines = tailrace("--help").stdout.splitlines()
 
     for name, listed in entry.COMMANDS.items():
         assert any(line.split()[:1] == [name] and line.endswith(listed.summary) for line in lines)
 
 
 def test_it_tells_its_version():
-    """`penstock --version` is the version of the package."""
+    """`tailrace --version` is the version of the package."""
     from importlib.metadata import version  # noqa: PLC0415
 
-    assert penstock("--version").stdout == f"penstock {version('penstock')}\n"
+    assert tailrace("--version").stdout == f"tailrace {version('tailrace')}\n"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,8 @@ def test_it_tells_its_version():
         ([], "commands:"),
         (["dmeo"], "did you mean 'demo'?"),
         (["zzz"], "demo, kafka"),
-        (["--frobnicate"], "penstock --help"),
-        (["--limit", "demo"], "its options come after it: penstock demo --limit"),
+        (["--frobnicate"], "tailrace --help"),
+        (["--limit", "demo"], "its options come after it: tailrace demo --limit"),
         (["demo", "--limit", "none"], "invalid number value: 'none'"),
         (["demo", "--limit", "0"], "more than 0"),
         (["demo", "--rate", "nan"], "more than 0"),
@@ -70,7 +71,7 @@ def test_it_tells_its_version():
 )
 def test_a_wrong_call_is_told_what_is_right(arguments, hint):
     """Called wrongly it says how to call it, on stderr, and ends with 2."""
-    done = penstock(*arguments)
+    done = tailrace(*arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
@@ -85,7 +86,7 @@ def command(monkeypatch):
     """Makes a command of one function, called `thing`."""
 
     def make(run) -> None:
-        module = types.ModuleType("penstock.cli.thing")
+        module = types.ModuleType("tailrace.cli.thing")
         module.arguments, module.run = lambda _parser: None, run
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setitem(entry.COMMANDS, "thing", entry._Listed("does it", "demo"))
@@ -112,29 +113,29 @@ def test_the_exit_code_is_the_commands(command, code):
     ("error", "told"),
     [
         (ConfigurationError("a - b"), ["a - b"]),
-        (ExceptionGroup("tasks", [PenstockError("a"), ExceptionGroup("more", [PenstockError("b")])]), ["a", "b"]),
-        (ExceptionGroup("tasks", [PenstockError("a"), PenstockError("a")]), ["a"]),
+        (ExceptionGroup("tasks", [TailraceError("a"), ExceptionGroup("more", [TailraceError("b")])]), ["a", "b"]),
+        (ExceptionGroup("tasks", [TailraceError("a"), TailraceError("a")]), ["a"]),
         (
             ModuleNotFoundError("No module named 'rich'", name="rich"),
-            ["rich is missing - pip install 'penstock[demo]'"],
+            [f"rich is not installed - {install_hint('demo')}"],
         ),
     ],
     ids=["one", "several", "the same twice", "an extra"],
 )
 def test_an_error_of_ours_is_a_sentence(command, capsys, error, told):
-    """Whatever penstock raises, alone or from several tasks, is told in a line each, without a traceback."""
+    """Whatever tailrace raises, alone or from several tasks, is told in a line each, without a traceback."""
     command(raising(error))
 
     assert main(["thing"]) == 1
-    assert capsys.readouterr().err.splitlines() == [f"penstock thing: {line}" for line in told]
+    assert capsys.readouterr().err.splitlines() == [f"tailrace thing: {line}" for line in told]
 
 
 @pytest.mark.parametrize(
     "error",
     [
         ValueError("a bug"),
-        ExceptionGroup("tasks", [PenstockError("a"), ValueError("a bug")]),
-        ModuleNotFoundError("No module named 'penstock.lost'", name="penstock.lost"),
+        ExceptionGroup("tasks", [TailraceError("a"), ValueError("a bug")]),
+        ModuleNotFoundError("No module named 'tailrace.lost'", name="tailrace.lost"),
     ],
     ids=["one", "among ours", "a module of ours"],
 )
@@ -155,20 +156,20 @@ def test_ctrl_c_ends_with_130(command):
 
 def test_an_extra_that_is_missing_is_named():
     """Without rich, a command says in one sentence what to install."""
-    program = "import sys; sys.modules['rich'] = None; from penstock.cli import main; sys.exit(main(['demo']))"
+    program = "import sys; sys.modules['rich'] = None; from tailrace.cli import main; sys.exit(main(['demo']))"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
     )
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "penstock demo: rich is missing - pip install 'penstock[demo]'\n"
+    assert done.stderr == f"tailrace demo: rich is not installed - {install_hint('demo')}\n"
 
 
 def test_a_broker_that_is_not_there_is_told_at_once():
     """An address where nobody listens is one sentence and exit code 1."""
-    done = penstock("demo", "--bootstrap-servers", "127.0.0.1:1")
+    done = tailrace("demo", "--bootstrap-servers", "127.0.0.1:1")
 
     assert done.returncode == 1
-    assert done.stderr.startswith("penstock demo: no broker answers: 127.0.0.1:1: connection refused - ")
+    assert done.stderr.startswith("tailrace demo: no broker answers: 127.0.0.1:1: connection refused - ")
     assert done.stderr.count("\n") == 1

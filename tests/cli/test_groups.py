@@ -1,4 +1,4 @@
-"""`penstock groups`: what others see of groups, for people and for programs."""
+"""`tailrace groups`: what others see of groups, for people and for programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from penstock.cli.tools.groups import ranges
-from penstock.records import TopicPartition
+from tailrace.cli.tools.groups import ranges
+from tailrace.records import TopicPartition
 
 
 def test_groups_are_listed(kafka):
@@ -62,22 +62,26 @@ def test_groups_are_deleted_all_or_none(kafka):
     other = f"{kafka.group}-other"
     kafka.commit(topic, {0: 0}, group=other)
     with kafka.member(topic):
-        refused = kafka.call("groups", "delete", other, kafka.group)
-        unknown = kafka.call("groups", "delete", other, f"{kafka.group}-nowhere")
+        refused = kafka.call("groups", "delete", other, kafka.group, "--execute")
+        unknown = kafka.call("groups", "delete", other, f"{kafka.group}-nowhere", "--execute")
         assert {other, kafka.group} <= kafka.groups()
-    done = kafka.call("groups", "delete", other, kafka.group)
+    shown = kafka.call("groups", "delete", other, kafka.group)
+    still = kafka.call("groups", "show", other)
+    done = kafka.call("groups", "delete", other, kafka.group, "--execute")
 
     assert (refused.code, unknown.code, done.code) == (1, 1, 0)
     assert "1 live member: north at 127.0.0.1 - stop them" in refused.errors
     assert "there is no group" in unknown.errors
     assert f"deleted {other}, with 1 committed offset" in done.words
+    assert "dry run nothing was changed - the same with --execute deletes 2 groups" in shown.words
+    assert still.code == 0
     assert not {other, kafka.group} & kafka.groups()
 
 
 def test_the_cluster_may_come_from_anywhere(kafka, monkeypatch):
     """An option of the command, a setting, or the environment says where the brokers are."""
     assert kafka.call("groups", "--json").code == 0
-    monkeypatch.delitem(os.environ, "PENSTOCK_BOOTSTRAP_SERVERS")
+    monkeypatch.delitem(os.environ, "TAILRACE_BOOTSTRAP_SERVERS")
     for arguments in (
         ["--bootstrap-servers", kafka.bootstrap_servers],
         ["--set", f"bootstrap_servers={kafka.bootstrap_servers}"],
@@ -86,7 +90,7 @@ def test_the_cluster_may_come_from_anywhere(kafka, monkeypatch):
     nowhere = kafka.call("groups")
 
     assert nowhere.code == 1
-    assert "PENSTOCK_BOOTSTRAP_SERVERS" in nowhere.errors
+    assert "TAILRACE_BOOTSTRAP_SERVERS" in nowhere.errors
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_a_wrong_call_is_told(kafka, arguments, code, said):
 def test_without_rich_tables_are_plain(kafka, monkeypatch):
     """The tables need no extra: where rich is missing they are text in columns."""
     kafka.commit(kafka.topic(), {0: 0})
-    monkeypatch.setitem(__import__("sys").modules, "penstock.cli.screen", None)
+    monkeypatch.setitem(__import__("sys").modules, "tailrace.cli.screen", None)
 
     done = kafka.call("groups")
 

@@ -1,4 +1,4 @@
-"""`penstock kafka`: a broker for as long as somebody wants it."""
+"""`tailrace kafka`: a broker for as long as somebody wants it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import socket
 import subprocess
 
 import pytest
-from commands import end, penstock, read_until, running
 from confluent_kafka import Producer
 
-from penstock.embedded.ports import free_ports
+from tailrace.embedded.ports import free_ports
+from tests.support.commands import end, read_until, running, tailrace
 
 
 def test_a_broker_until_ctrl_c():
@@ -20,7 +20,7 @@ def test_a_broker_until_ctrl_c():
     with running("kafka", "--port", str(port), "--topic", "orders:6", "--topic", "bills") as process:
         assert f"127.0.0.1:{port}" in read_until(process, "broker")
         assert read_until(process, "topics") == "orders (6), bills (1)"
-        assert read_until(process, "use") == f"export PENSTOCK_BOOTSTRAP_SERVERS=127.0.0.1:{port}"
+        assert read_until(process, "use") == f"export TAILRACE_BOOTSTRAP_SERVERS=127.0.0.1:{port}"
         read_until(process, "end")
         producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
         made = {name: len(topic.partitions) for name, topic in producer.list_topics(timeout=20).topics.items()}
@@ -37,7 +37,7 @@ def test_a_broker_until_ctrl_c():
 @pytest.mark.parametrize("topic", ["", ":3", "orders:", "orders:none", "orders:0"])
 def test_a_topic_that_is_none_is_told(topic):
     """How a topic is written is told before anything is started."""
-    done = penstock("kafka", "--topic", topic)
+    done = tailrace("kafka", "--topic", topic)
 
     assert done.returncode == 2
     assert "give a name, or name:6 for six partitions" in done.stderr
@@ -51,14 +51,14 @@ def test_a_broker_that_dies_is_told():
         out, errors = process.communicate(timeout=60)
 
     assert (process.returncode, out.strip(), "Traceback" in errors) == (1, "", False)
-    assert errors.startswith("penstock kafka: the broker has ended by itself.")
+    assert errors.startswith("tailrace kafka: the broker has ended by itself.")
 
 
 def test_a_port_in_use_is_told():
     """A port that somebody has is one sentence, before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = penstock("kafka", "--port", str(port))
+        done = tailrace("kafka", "--port", str(port))
 
     assert done.returncode == 1
     assert f"port {port} is in use" in done.stderr
@@ -67,10 +67,10 @@ def test_a_port_in_use_is_told():
 
 def test_it_does_not_pass_another_broker_off_as_its_own():
     """With the variable that names the brokers of tests there is nothing to start."""
-    done = penstock("kafka", PENSTOCK_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    done = tailrace("kafka", TAILRACE_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
 
     assert done.returncode == 1
-    assert done.stderr.startswith("penstock kafka: PENSTOCK_TEST_BOOTSTRAP_SERVERS names brokers that run already - ")
+    assert done.stderr.startswith("tailrace kafka: TAILRACE_TEST_BOOTSTRAP_SERVERS names brokers that run already - ")
 
 
 def broker_of(pid: int) -> int:

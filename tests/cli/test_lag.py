@@ -1,16 +1,24 @@
-"""`penstock lag`: how far a group is behind, once or again and again."""
+"""`tailrace lag`: how far a group is behind, once or again and again."""
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 
 import pytest
-from commands import COMMAND, end, environment
+from rich.console import Console
+
+from tailrace import TopicPartition
+from tailrace.admin.lag import PartitionLag
+from tailrace.admin.offsets import GroupOffset
+from tailrace.cli.tools.lag import _COLUMNS, _fitting
+from tailrace.cli.tools.tables import drawn
+from tests.support.commands import COMMAND, end, environment
 
 APP = """
-from penstock import App
+from tailrace import App
 
 billing = App(group_id="{group}", bootstrap_servers="{servers}")
 audit = App(bootstrap_servers="{servers}")
@@ -68,12 +76,12 @@ def test_the_group_may_be_an_apps(kafka, behind, tmp_path, monkeypatch):
     """--app says brokers and group; of several groups one has to be named; the environment may say it, too."""
     (tmp_path / "shop_of_lag.py").write_text(APP.format(group=kafka.group, servers=kafka.bootstrap_servers))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(__import__("os").environ, "PENSTOCK_BOOTSTRAP_SERVERS")
+    monkeypatch.delitem(__import__("os").environ, "TAILRACE_BOOTSTRAP_SERVERS")
 
     done = kafka.call("lag", "--app", "shop_of_lag:billing", "--json")
     several = kafka.call("lag", "--app", "shop_of_lag:audit")
     named = kafka.call("lag", kafka.group, "--app", "shop_of_lag:audit", "--json")
-    monkeypatch.setitem(__import__("os").environ, "PENSTOCK_GROUP_ID", kafka.group)
+    monkeypatch.setitem(__import__("os").environ, "TAILRACE_GROUP_ID", kafka.group)
     environs = kafka.call("lag", "--bootstrap-servers", kafka.bootstrap_servers, "--json")
 
     assert [one["lag"] for one in done.lines] == [one["lag"] for one in named.lines] == [3, None]
@@ -91,7 +99,7 @@ def test_it_is_watched_until_a_signal(kafka, behind):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka.bootstrap_servers),
+            env=environment(TAILRACE_BOOTSTRAP_SERVERS=kafka.bootstrap_servers),
         ) as process:
             rounds = [json.loads(process.stdout.readline()) for _ in range(4)]
             ended, rest = end(process, number)
@@ -108,3 +116,21 @@ def test_unknown_groups_and_other_kinds_are_refused(kafka):
 
     assert (done.code, done.out) == (1, "")
     assert "there is no group" in done.errors
+
+
+def test_a_narrow_screen_keeps_what_tells_rows_apart():
+    """Names go on in the next line; of more partitions than there are lines, those with the greatest lag are drawn."""
+    names = [f"{'a-long-name-of-a-topic-' * 4}{end}" for end in ("first", "second")]
+    console = Console(width=80, height=24, file=io.StringIO())
+    console.print(drawn(_COLUMNS, [[name, "0", "1,000", "2,000", "1,000", f"{name} at 10.0.0.1"] for name in names]))
+    lines = console.file.getvalue().splitlines()
+    topics = "".join(line[: lines[0].index("partition")].strip() for line in lines[2:])
+
+    assert "…" not in console.file.getvalue()
+    assert topics == "".join(names)
+
+    lags = [PartitionLag(TopicPartition("t", n), GroupOffset(TopicPartition("t", n), 0), 0, n) for n in range(40)]
+    shown, note = _fitting(lags, 10)
+    assert [one.lag for one in shown] == list(range(39, 29, -1))
+    assert "30 partitions more" in note
+    assert _fitting(lags, 40) == (lags, "")

@@ -1,4 +1,4 @@
-"""`penstock offsets`: what a group has committed, shown, set anew, forgotten."""
+"""`tailrace offsets`: what a group has committed, shown, set anew, forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from penstock.cli.tools.times import Start, iso, parse_duration, parse_start, parse_time, when
+from tailrace.cli.entry import main
+from tailrace.cli.tools.times import TailStart, iso, parse_duration, parse_start, parse_time, when
 
 NOON_MS = 1_760_000_000_000
 
@@ -156,7 +157,7 @@ def test_a_new_group_is_made(kafka, topic):
         (["--topic", "x", "--to-datetime", "tomorrow"], 2, "is no time"),
         (["--topic", "x", "--to-datetime", "1066-10-14"], 2, "is no time"),
         (["--topic", "there-is-no-such-topic", "--to-latest"], 1, "there is no topic"),
-        (["--topic", "no/topic", "--to-latest"], 1, "INVALID_TOPIC_EXCEPTION"),
+        (["--topic", "no/topic", "--to-latest"], 2, "is no name of a topic"),
         (["--all-topics", "--to-latest"], 1, "has committed nothing yet"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -222,6 +223,16 @@ def test_durations_are_read(text, seconds):
     assert parse_duration(text) == seconds
 
 
+@pytest.mark.parametrize("action", [["reset", "--to-earliest"], ["delete"]])
+def test_an_illegal_topic_name_is_refused_before_the_broker_is_asked(action, capsys):
+    """The error names the topic, although no broker listens at the address."""
+    name, *target = action
+    with pytest.raises(SystemExit, match="2"):
+        main(["offsets", name, "billing", "--topic", "bad topic", *target, "--bootstrap-servers", "127.0.0.1:1"])
+
+    assert "'bad topic' is no name of a topic" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "P1DT", "1", "h", "1x", "-1h", "1m1h", "P1H", "1 h", "one hour", "1e3s"]
 )
@@ -234,14 +245,14 @@ def test_what_is_no_duration_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("earliest", Start("earliest")),
-        ("latest", Start("latest")),
-        ("0", Start("offset", 0)),
-        ("1200", Start("offset", 1_200)),
-        ("-10", Start("last", 10)),
-        ("1h", Start("ago", 3_600)),
-        ("2025-10-09T08:53:20", Start("time", NOON_MS)),
-        ("2025-10-09T10:53:20+02:00", Start("time", NOON_MS)),
+        ("earliest", TailStart("earliest")),
+        ("latest", TailStart("latest")),
+        ("0", TailStart("offset", 0)),
+        ("1200", TailStart("offset", 1_200)),
+        ("-10", TailStart("last", 10)),
+        ("1h", TailStart("ago", 3_600)),
+        ("2025-10-09T08:53:20", TailStart("time", NOON_MS)),
+        ("2025-10-09T10:53:20+02:00", TailStart("time", NOON_MS)),
     ],
 )
 def test_starts_are_read(text, start):

@@ -1,4 +1,4 @@
-"""`penstock run`: an app from a module, until SIGTERM."""
+"""`tailrace run`: an app from a module, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import subprocess
 import uuid
 
 import pytest
-from commands import COMMAND, environment, penstock
 from confluent_kafka import Consumer, Producer
 
+from tests.support.commands import COMMAND, environment, tailrace
+
 SHOP = """
-from penstock import App
+from tailrace import App
 
 billing = App(group_id="billing")
 
@@ -64,6 +65,8 @@ def test_it_runs_until_sigterm(shop, kafka_server):
     ("arguments", "said"),
     [
         (["nowhere:app"], "there is no module 'nowhere'"),
+        (["shop.py:billing"], "did you mean shop:billing?"),
+        (["./shop.py:billing"], "did you mean shop:billing?"),
         (["json:loads"], "'loads' of json is no App - it has no App at all"),
         (["json"], "write MODULE:APP"),
         (["json:x", "--set", "session_timeout_ms"], "is no App"),
@@ -71,10 +74,38 @@ def test_it_runs_until_sigterm(shop, kafka_server):
 )
 def test_what_is_no_app_is_told(arguments, said):
     """One sentence on stderr, and exit code 1."""
-    done = penstock("run", *arguments)
+    done = tailrace("run", *arguments)
 
     assert done.returncode == 1
     assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["run"], 1), (["offsets", "show", "g", "--app"], 1), (["spark", "backfill"], 2)]
+)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise RuntimeError('no such queue')", "RuntimeError: no such queue at broken.py:1 in <module>"),
+        ("def (:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told(tmp_path, arguments, code, text, said):
+    """One sentence with the error, its line and the way to the whole traceback."""
+    (tmp_path / "broken.py").write_text(text)
+    done = subprocess.run(
+        [*COMMAND, *arguments, "broken:app"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "python -c 'import broken'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -92,3 +123,27 @@ def test_settings_are_checked(shop):
 
     assert done.returncode == 1
     assert "session_timeout_ms" in done.stderr
+
+
+def test_a_wrong_port_is_told_after_the_first_round(shop):
+    """A warning names the address and the reason at once, while the start goes on trying; the end is a sentence."""
+    folder, _ = shop
+    with subprocess.Popen(
+        [*COMMAND, "run", "shop:billing", "--set", "bootstrap_servers=127.0.0.1:1", "--set", "start_timeout_ms=120000"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            first = process.stderr.readline()
+            is_trying = process.poll() is None
+        finally:
+            process.terminate()
+            rest = process.stderr.read()
+
+    assert "broker unreachable" in first
+    assert "127.0.0.1:1: connection refused" in first
+    assert is_trying
+    assert "Traceback" not in rest

@@ -1,4 +1,4 @@
-"""`penstock run --workers` and `--reload`: processes as a user starts them, and how they end."""
+"""`tailrace run --workers` and `--reload`: processes as a user starts them, and how they end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import COMMAND, environment
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+
+from tests.support.commands import COMMAND, environment
+
+pytestmark = pytest.mark.slow
 
 PARTITIONS = 4
 
@@ -27,7 +30,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from penstock import App, Record
+from tailrace import App, Record
 
 LEDGER = Path(__file__).parent / "ledger"
 PRICE = 1
@@ -113,7 +116,7 @@ class Shop:
 
 
 class Pool:
-    """A running `penstock run`."""
+    """A running `tailrace run`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

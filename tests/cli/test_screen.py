@@ -8,9 +8,9 @@ import re
 import subprocess
 
 import pytest
-from commands import COMMAND, environment
 
-from penstock.cli.screen import count, megabytes, per_second
+from tailrace.cli.screen import count, megabytes, per_second
+from tests.support.commands import COMMAND, environment
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""`penstock tail`: records of a topic, from anywhere in it, for people, programs and pipes."""
+"""`tailrace tail`: records of a topic, from anywhere in it, for people, programs and pipes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 import subprocess
 
 import pytest
-from commands import COMMAND, end, environment
 
-from penstock.cli.tools.filters import matcher, parse_condition
-from penstock.cli.tools.lines import writer_of
-from penstock.records import Record
+from tailrace.cli.tools.filters import matcher, parse_condition
+from tailrace.cli.tools.record_lines import writer_of
+from tailrace.records import Record
+from tests.support.commands import COMMAND, end, environment
 
 NOON_MS = 1_760_000_000_000
 
@@ -42,7 +42,7 @@ def tail(kafka, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka.bootstrap_servers),
+        env=environment(TAILRACE_BOOTSTRAP_SERVERS=kafka.bootstrap_servers),
     )
 
 
@@ -122,8 +122,8 @@ def test_a_table_fits_and_steers_no_terminal(kafka):
 
 def test_looking_leaves_nothing_behind(kafka, topic, monkeypatch):
     """Whatever the environment says of a group, none is joined, made or committed for."""
-    monkeypatch.setitem(__import__("os").environ, "PENSTOCK_GROUP_ID", kafka.group)
-    monkeypatch.setitem(__import__("os").environ, "PENSTOCK_ENABLE_AUTO_COMMIT", "true")
+    monkeypatch.setitem(__import__("os").environ, "TAILRACE_GROUP_ID", kafka.group)
+    monkeypatch.setitem(__import__("os").environ, "TAILRACE_ENABLE_AUTO_COMMIT", "true")
 
     done = kafka.call("tail", topic, "--from", "earliest", "--no-follow")
 

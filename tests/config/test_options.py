@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ConfigurationError, Consumer
-from penstock.config import ConsumerConfig, check_names, resolve, split_address
-from penstock.config.resolution import OLD_SPELLINGS
+from tailrace import ConfigurationError, Consumer
+from tailrace.config import ConsumerConfig, check_names, resolve, split_address
+from tailrace.config.resolution import OLD_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)
@@ -47,7 +47,7 @@ def words_of(error: BaseException | None) -> str:
 
 def test_an_argument_wins_over_the_environment():
     """What the program says is not changed from outside, not even where it says None."""
-    environ = {"PENSTOCK_GROUP_ID": "from outside", "PENSTOCK_CLIENT_ID": "from outside"}
+    environ = {"TAILRACE_GROUP_ID": "from outside", "TAILRACE_CLIENT_ID": "from outside"}
 
     config = resolve({"group_id": None, "client_id": "mine"}, environ)
 
@@ -55,19 +55,19 @@ def test_an_argument_wins_over_the_environment():
 
 
 def test_a_variable_wins_over_a_mounted_file(tmp_path):
-    """PENSTOCK_X is nearer than PENSTOCK_X_FILE, which is not even read then."""
-    environ = {"PENSTOCK_CLIENT_ID": "variable", "PENSTOCK_CLIENT_ID_FILE": str(tmp_path / "absent")}
+    """TAILRACE_X is nearer than TAILRACE_X_FILE, which is not even read then."""
+    environ = {"TAILRACE_CLIENT_ID": "variable", "TAILRACE_CLIENT_ID_FILE": str(tmp_path / "absent")}
 
     assert resolve({}, environ).client_id == "variable"
 
 
 def test_a_mounted_file_wins_over_the_default(tmp_path):
-    """PENSTOCK_X_FILE is read, without the line's end that editors write; spaces belong to a password."""
+    """TAILRACE_X_FILE is read, without the line's end that editors write; spaces belong to a password."""
     (tmp_path / "password").write_bytes(b" open sesame \r\n")
     (tmp_path / "timeout").write_text("6000\n")
     environ = {
-        "PENSTOCK_SASL_PLAIN_PASSWORD_FILE": str(tmp_path / "password"),
-        "PENSTOCK_SESSION_TIMEOUT_MS_FILE": str(tmp_path / "timeout"),
+        "TAILRACE_SASL_PLAIN_PASSWORD_FILE": str(tmp_path / "password"),
+        "TAILRACE_SESSION_TIMEOUT_MS_FILE": str(tmp_path / "timeout"),
     }
 
     config = resolve({}, environ)
@@ -78,14 +78,14 @@ def test_a_mounted_file_wins_over_the_default(tmp_path):
 def test_what_nobody_says_has_its_default():
     """An empty environment and no arguments give a config all the same: every option has a default."""
     assert resolve({}, {}) == ConsumerConfig()
-    assert resolve({}, {"HOME": "/root", "PENSTOCK_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
+    assert resolve({}, {"HOME": "/root", "TAILRACE_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
 
 
 def test_the_environment_is_that_of_the_process(monkeypatch):
     """Without another, the variables are those of the process, read when the options are resolved."""
-    monkeypatch.setenv("PENSTOCK_CLIENT_RACK", "eu-1a")
+    monkeypatch.setenv("TAILRACE_CLIENT_RACK", "eu-1a")
     assert resolve({}).client_rack == "eu-1a"
-    monkeypatch.setenv("PENSTOCK_CLIENT_RACK", "eu-1b")
+    monkeypatch.setenv("TAILRACE_CLIENT_RACK", "eu-1b")
     assert resolve({}).client_rack == "eu-1b"
 
 
@@ -96,8 +96,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(ConfigurationError, match=rf"PENSTOCK_SASL_PLAIN_PASSWORD_FILE: .*{re.escape(str(path))}"):
-        resolve({}, {"PENSTOCK_SASL_PLAIN_PASSWORD_FILE": str(path)})
+    with pytest.raises(ConfigurationError, match=rf"TAILRACE_SASL_PLAIN_PASSWORD_FILE: .*{re.escape(str(path))}"):
+        resolve({}, {"TAILRACE_SASL_PLAIN_PASSWORD_FILE": str(path)})
 
 
 def test_a_config_does_not_change():
@@ -178,7 +178,7 @@ def test_text_from_outside_becomes_what_the_option_is(text, name, value):
     """A variable is read as the option's own type: numbers, truth values, lists, addresses; a text stays as it is."""
     options = {"group_id": "billing"} if name == "enable_auto_commit" else {}
 
-    assert getattr(resolve(options, {f"PENSTOCK_{name.upper()}": text}), name) == value
+    assert getattr(resolve(options, {f"TAILRACE_{name.upper()}": text}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_a_wrong_text_from_outside_names_its_variable(tmp_path):
     """Who set the variable reads its name, not that of an argument that nobody gave."""
     (tmp_path / "count").write_text("many")
 
-    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_CHECK_CRCS: 'yes' .* True or False$"):
-        resolve({}, {"PENSTOCK_CHECK_CRCS": "yes"})
-    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_MAX_QUEUED_RECORDS_FILE: 'many' .* a whole number$"):
-        resolve({}, {"PENSTOCK_MAX_QUEUED_RECORDS_FILE": str(tmp_path / "count")})
-    with pytest.raises(ConfigurationError, match=r"^PENSTOCK_LOCAL_ADDR: 'here:x' is no address"):
-        resolve({}, {"PENSTOCK_LOCAL_ADDR": "here:x"})
+    with pytest.raises(ConfigurationError, match=r"^TAILRACE_CHECK_CRCS: 'yes' .* True or False$"):
+        resolve({}, {"TAILRACE_CHECK_CRCS": "yes"})
+    with pytest.raises(ConfigurationError, match=r"^TAILRACE_MAX_QUEUED_RECORDS_FILE: 'many' .* a whole number$"):
+        resolve({}, {"TAILRACE_MAX_QUEUED_RECORDS_FILE": str(tmp_path / "count")})
+    with pytest.raises(ConfigurationError, match=r"^TAILRACE_LOCAL_ADDR: 'here:x' is no address"):
+        resolve({}, {"TAILRACE_LOCAL_ADDR": "here:x"})
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -231,8 +231,8 @@ def test_numbers_have_bounds(name):
 @pytest.mark.parametrize("name", OBJECTS)
 def test_python_objects_come_as_arguments_only(name):
     """A callback, a hook or a TLS context cannot be written down in a variable, and the error says so."""
-    with pytest.raises(ConfigurationError, match=f"PENSTOCK_{name.upper()}: .* give it as an argument"):
-        resolve({}, {f"PENSTOCK_{name.upper()}": "os.system"})
+    with pytest.raises(ConfigurationError, match=f"TAILRACE_{name.upper()}: .* give it as an argument"):
+        resolve({}, {f"TAILRACE_{name.upper()}": "os.system"})
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -289,7 +289,7 @@ def test_a_slip_of_the_pen_is_answered_with_a_guess():
     """An unknown name close to one of ours is asked about; one like none of them is told where all are listed."""
     with pytest.raises(ConfigurationError, match="no option 'session_timout_ms' - did you mean 'session_timeout_ms'"):
         check_names({"session_timout_ms": 1})
-    with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(penstock.ConsumerOptions\)"):
+    with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.ConsumerOptions\)"):
         check_names({"zookeeper_connect": 1})
 
 
@@ -382,7 +382,7 @@ def test_no_secret_in_any_repr():
 def test_no_secret_in_any_error(name, tmp_path):
     """A secret of the wrong type, in an unreadable file, or beside another mistake is in no error's words."""
     (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
-    variable = f"PENSTOCK_{name.upper()}"
+    variable = f"TAILRACE_{name.upper()}"
     for options, environ in [
         ({name: SECRET.encode()}, {}),
         ({name: [SECRET]}, {}),

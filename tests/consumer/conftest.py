@@ -1,34 +1,15 @@
-"""Topics and groups of a test's own on the shared broker, and consumers that are stopped with the test."""
+"""Brokers behind fault proxies, a broker that tests may kill, and consumers of the shared broker."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from proxied import ProxiedWitness
-from reconciled import QUICK, ReconcilingWitness
-from witness import Witness
 
-from penstock import Consumer
-from penstock.testing import KafkaServer
-
-
-@pytest.fixture
-def witness(kafka_server) -> Witness:
-    return Witness(kafka_server.bootstrap_servers)
-
-
-@pytest.fixture
-def new_topic(kafka_server) -> Callable[..., str]:
-    """Makes a topic with a name of its own."""
-
-    def make(partitions: int = 1, **config: object) -> str:
-        name = f"t-{uuid.uuid4().hex[:12]}"
-        kafka_server.create_topic(name, partitions, config={k.replace("_", "."): v for k, v in config.items()})
-        return name
-
-    return make
+from tailrace import Consumer
+from tailrace.testing import KafkaServer
+from tests.support.kip848_broker import QUICK, Kip848Broker
+from tests.support.proxied_broker import ProxiedBroker
 
 
 @pytest.fixture(scope="session")
@@ -47,15 +28,30 @@ def proxied_server(quick_server) -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def witness_of(proxied_server) -> ProxiedWitness:
+def witness_of(proxied_server) -> ProxiedBroker:
     """The broker behind the proxy, and members of the classic protocol."""
-    return ProxiedWitness(proxied_server)
+    return ProxiedBroker(proxied_server)
 
 
 @pytest.fixture
-def quick(proxied_server) -> ReconcilingWitness:
+def quick(proxied_server) -> Kip848Broker:
     """The same, and members of the consumer protocol."""
-    return ReconcilingWitness(proxied_server)
+    return Kip848Broker(proxied_server)
+
+
+@pytest.fixture(scope="session")
+def observed_server() -> Iterator[KafkaServer]:
+    """A broker behind a fault proxy, with Kafka's own defaults for groups."""
+    with KafkaServer(proxied=True) as server:
+        yield server
+
+
+@pytest.fixture
+def kafka(observed_server) -> Iterator[ProxiedBroker]:
+    """That broker and what a test needs of it; it sees its own frames only, and the proxy is restored after it."""
+    observed_server.proxy.frames.clear()
+    yield ProxiedBroker(observed_server)
+    observed_server.proxy.restore()
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +68,6 @@ def own_server(killed_server) -> KafkaServer:
     if not killed_server.node.is_running:
         killed_server.restart()
     return killed_server
-
-
-@pytest.fixture
-def group() -> str:
-    return f"g-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

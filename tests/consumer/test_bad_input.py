@@ -7,9 +7,8 @@ import gc
 import time
 
 import pytest
-from crew import until
 
-from penstock import (
+from tailrace import (
     BrokerConnectionError,
     ConfigurationError,
     Consumer,
@@ -19,7 +18,8 @@ from penstock import (
     TopicPartition,
     UnknownTopicError,
 )
-from penstock.messages import MetadataRequest
+from tailrace.protocol.messages import MetadataRequest
+from tests.support.consumer_group import until
 
 
 async def test_an_unknown_topic_is_told_by_name(new_consumer, group):
@@ -97,9 +97,9 @@ def test_options_that_cannot_be_are_refused_when_they_are_given(options, said):
 
 async def test_nothing_to_connect_to_is_told(monkeypatch):
     """Without bootstrap_servers, start() says how to give it."""
-    monkeypatch.delenv("PENSTOCK_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.delenv("TAILRACE_BOOTSTRAP_SERVERS", raising=False)
 
-    with pytest.raises(ConfigurationError, match="PENSTOCK_BOOTSTRAP_SERVERS"):
+    with pytest.raises(ConfigurationError, match="TAILRACE_BOOTSTRAP_SERVERS"):
         await Consumer("t").start()
 
 

@@ -7,8 +7,8 @@ import asyncio
 import anyio
 import pytest
 
-from penstock import ConsumerStateError, PenstockError
-from penstock.consumer.supervisor import Supervisor
+from tailrace import ConsumerStateError, TailraceError
+from tailrace.consumer.supervisor import Supervisor
 
 
 class Body:
@@ -73,7 +73,7 @@ async def test_a_body_that_does_not_end_is_told():
     body = Body(stubborn=100)
     supervisor = await started(body)
 
-    with pytest.raises(PenstockError, match="a body has not ended"):
+    with pytest.raises(TailraceError, match="a body has not ended"):
         async with asyncio.timeout(20):
             await supervisor.stop(0, ending_s=0.1)
 

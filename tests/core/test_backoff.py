@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.backoff import Backoff
+from tailrace.core.backoff import Backoff
 
 CHANCE = st.floats(0, 1, exclude_max=True)
 EVEN = 0.5

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import zlib
 from base64 import b64encode
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.offset_map import Decoded, Envelope, OffsetMap, decode, encode
+from tailrace.core.offset_map import DecodedMetadata, EncodedMetadata, OffsetMap, decode_metadata, encode_metadata
 
 LIMIT = 4_096
 BASE = 5_000_000_000
@@ -26,7 +28,13 @@ def offset_maps(draw):
     for length, gap in runs:
         unfinished += range(at, at + length)
         at += length + gap
-    return OffsetMap(base, at + draw(st.integers(0, 3)) + (not runs), tuple(unfinished))
+    return OffsetMap(
+        base,
+        at + draw(st.integers(0, 3)) + (not runs),
+        unfinished,
+        topic_id=draw(st.none() | st.uuids()),
+        leader_epoch=draw(st.integers(-1, 2**31 - 1)),
+    )
 
 
 def scattered(count: int, among: int) -> OffsetMap:
@@ -57,64 +65,68 @@ def test_a_map_is_in_order(wrong):
 
 @given(offset_maps(), st.text(max_size=200), st.text(max_size=30))
 @example(OffsetMap(0, 1), "", "")
-@example(OffsetMap(0, 9, tuple(range(8))), "penstock:1:", "a:b")
+@example(OffsetMap(0, 9, tuple(range(8))), "omap:1:", "a:b")
 def test_what_is_written_is_read(offset_map, user_text, writer):
     """Any map that fits, with any text of the user's and any writer, in ASCII."""
-    envelope = encode(offset_map, user_text, 100_000, writer=writer)
+    envelope = encode_metadata(offset_map, user_text, 100_000, writer=writer)
 
     assert envelope.text.isascii()
     assert not envelope.is_map_dropped
-    assert decode(envelope.text, offset_map.base) == Decoded(offset_map, user_text, writer=writer)
+    assert decode_metadata(envelope.text, offset_map.base) == DecodedMetadata(offset_map, user_text, writer=writer)
 
 
 @given(offset_maps(), st.text(max_size=60), st.text(max_size=10), st.integers(0, 400))
 def test_the_limit_is_kept(offset_map, user_text, writer, limit):
     """No text is longer, unless the user's alone is; whatever is left out, the user's text is there."""
-    envelope = encode(offset_map, user_text, limit, writer=writer)
-    decoded = decode(envelope.text, offset_map.base)
+    envelope = encode_metadata(offset_map, user_text, limit, writer=writer)
+    decoded = decode_metadata(envelope.text, offset_map.base)
 
-    assert len(envelope.text.encode()) <= max(limit, len(encode(None, user_text, 0).text.encode()))
+    assert len(envelope.text.encode()) <= max(limit, len(encode_metadata(None, user_text, 0).text.encode()))
     assert decoded.user_text == user_text
     assert decoded.offset_map == (None if envelope.is_map_dropped else offset_map)
     assert envelope.is_map_dropped == (envelope.fill > 1)
 
 
 @given(st.text())
-@example("penstock:")
-@example("penstock:1:00000000:::")
+@example("omap:")
+@example("omap:1:00000000:::")
 def test_a_text_alone_goes_as_it_is(user_text):
     """As every client writes it; unless it looks like ours, then it is wrapped and comes back all the same."""
-    envelope = encode(None, user_text, LIMIT)
-    is_ours = user_text.startswith("penstock:")
+    envelope = encode_metadata(None, user_text, LIMIT)
+    is_ours = user_text.startswith("omap:")
 
     assert (envelope.text == user_text) is not is_ours
-    assert envelope == Envelope(envelope.text)
-    assert decode(envelope.text, 5) == Decoded(user_text=user_text, is_foreign=bool(user_text) and not is_ours)
+    assert envelope == EncodedMetadata(envelope.text)
+    assert decode_metadata(envelope.text, 5) == DecodedMetadata(
+        user_text=user_text, is_foreign=bool(user_text) and not is_ours
+    )
 
 
 def test_nothing_to_say_is_nothing():
     """A commit of records that were finished in order carries no text."""
-    assert encode(None, "", LIMIT) == Envelope("")
-    assert decode("", 5) == Decoded()
+    assert encode_metadata(None, "", LIMIT) == EncodedMetadata("")
+    assert decode_metadata("", 5) == DecodedMetadata()
 
 
 def test_it_says_who_wrote_it():
     """Whoever reads it with other tools sees whose it is, and the user's text."""
-    text = encode(SMALL, "half-way: ok", LIMIT, writer="billing-3").text
+    text = encode_metadata(SMALL, "half-way: ok", LIMIT, writer="billing-3").text
 
-    assert text.startswith("penstock:1:")
+    assert text.startswith("omap:1:")
     assert text.endswith(":half-way: ok")
     assert text.split(":")[3] == "billing-3"
-    without_map = encode(None, "text", LIMIT, writer="billing-3")
-    assert decode(without_map.text, 5) == Decoded(user_text="text", writer="billing-3")
+    without_map = encode_metadata(None, "text", LIMIT, writer="billing-3")
+    assert decode_metadata(without_map.text, 5) == DecodedMetadata(user_text="text", writer="billing-3")
 
 
 def test_what_is_committed_once_can_be_read_for_ever():
     """These texts stand in groups' offsets, whatever is written from now on."""
-    bits, gaps = "penstock:1:cf0d9004:billing-3:b42LjBAA:half-way: ok", "penstock:1:d49fa84e::gW8PE8I9xDzMA:\\u00fc:\\n"
+    bits = "omap:1:ac4d9e38:billing-3:AAAAAAAAAAAAAAAAAAAABw.12:b42LjBAA:half-way: ok"
+    gaps = "omap:1:cac5b0b9:::gW8PE8I9xDzMA:\\u00fc:\\n"
 
-    assert decode(bits, 10) == Decoded(SMALL, "half-way: ok", writer="billing-3")
-    assert decode(gaps, 300) == Decoded(OffsetMap(300, 1_000, (300, 555)), "\xfc:\n")
+    small = OffsetMap(10, 16, (10, 13), topic_id=UUID(int=7), leader_epoch=12)
+    assert decode_metadata(bits, 10) == DecodedMetadata(small, "half-way: ok", writer="billing-3")
+    assert decode_metadata(gaps, 300) == DecodedMetadata(OffsetMap(300, 1_000, (300, 555)), "\xfc:\n")
 
 
 # ---- what fits -------------------------------------------------------------------------------------------------
@@ -134,16 +146,16 @@ def test_what_is_committed_once_can_be_read_for_ever():
 )
 def test_what_fits(offset_map, share):
     """A stuck record before ten millions, or two thousand in flight, leave room in what brokers allow by default."""
-    envelope = encode(offset_map, "", LIMIT)
+    envelope = encode_metadata(offset_map, "", LIMIT)
 
     assert envelope.fill < share
     assert not envelope.is_high
-    assert decode(envelope.text, BASE).offset_map == offset_map
+    assert decode_metadata(envelope.text, BASE).offset_map == offset_map
 
 
 def test_above_three_quarters_it_is_high():
     """There is still room for this one, but no new records should be begun."""
-    envelope = encode(scattered(2_000, 500_000), "", LIMIT)
+    envelope = encode_metadata(scattered(2_000, 500_000), "", LIMIT)
 
     assert 0.75 < envelope.fill < 1
     assert envelope.is_high
@@ -152,7 +164,7 @@ def test_above_three_quarters_it_is_high():
 
 def test_what_does_not_fit_is_left_out():
     """The offset is committed all the same, with the user's text."""
-    envelope = encode(scattered(5_000, 500_000), "mine", LIMIT)
+    envelope = encode_metadata(scattered(5_000, 500_000), "mine", LIMIT)
 
     assert envelope.is_map_dropped
     assert envelope.is_high
@@ -161,26 +173,28 @@ def test_what_does_not_fit_is_left_out():
 
 def test_the_users_text_takes_its_room_first():
     """The map has what it leaves; where that is nothing, no map."""
-    spacious, narrow = (encode(SMALL, "x" * size, LIMIT) for size in (0, 4_050))
+    spacious, narrow = (encode_metadata(SMALL, "x" * size, LIMIT) for size in (0, 4_050))
 
     assert narrow.fill > 20 * spacious.fill
-    assert encode(SMALL, "x" * LIMIT, LIMIT) == Envelope("x" * LIMIT, is_map_dropped=True, fill=float("inf"))
+    assert encode_metadata(SMALL, "x" * LIMIT, LIMIT) == EncodedMetadata(
+        "x" * LIMIT, is_map_dropped=True, fill=float("inf")
+    )
 
 
 def test_a_users_text_is_never_cut():
     """One that is too long is the broker's to refuse, as with any client; the writer makes room for it."""
-    assert encode(None, "x" * 5_000, LIMIT, writer="w").text == "x" * 5_000
-    assert encode(None, "x" * 4_090, LIMIT, writer="w").text == "x" * 4_090
-    assert encode(None, "ü" * 2_048, LIMIT).text == "ü" * 2_048
-    with_map = encode(SMALL, "x" * 3_900, LIMIT, writer="w" * 200)
-    assert decode(with_map.text, 10) == Decoded(SMALL, "x" * 3_900)
+    assert encode_metadata(None, "x" * 5_000, LIMIT, writer="w").text == "x" * 5_000
+    assert encode_metadata(None, "x" * 4_090, LIMIT, writer="w").text == "x" * 4_090
+    assert encode_metadata(None, "ü" * 2_048, LIMIT).text == "ü" * 2_048
+    with_map = encode_metadata(SMALL, "x" * 3_900, LIMIT, writer="w" * 200)
+    assert decode_metadata(with_map.text, 10) == DecodedMetadata(SMALL, "x" * 3_900)
 
 
 def test_a_map_beyond_reason_is_left_out():
     """What nobody would read is not written, however well it deflates."""
-    envelope = encode(OffsetMap(0, 1 << 24, tuple(range(0, 1 << 24, 60))), "", LIMIT)
+    envelope = encode_metadata(OffsetMap(0, 1 << 24, tuple(range(0, 1 << 24, 60))), "", LIMIT)
 
-    assert envelope == Envelope("", is_map_dropped=True, fill=float("inf"))
+    assert envelope == EncodedMetadata("", is_map_dropped=True, fill=float("inf"))
 
 
 # ---- what others wrote, and what is damaged --------------------------------------------------------------------
@@ -189,10 +203,10 @@ def test_a_map_beyond_reason_is_left_out():
 @given(st.text(), st.integers(0, 100))
 def test_any_text_can_be_read(text, offset):
     """Whatever somebody commits by hand: no map, no error; what is not ours is the user's."""
-    decoded = decode(text, offset)
+    decoded = decode_metadata(text, offset)
 
     assert decoded.offset_map is None
-    assert decoded.is_foreign == (bool(text) and not text.startswith("penstock:"))
+    assert decoded.is_foreign == (bool(text) and not text.startswith("omap:"))
     if decoded.is_foreign:
         assert decoded.user_text == text
 
@@ -200,12 +214,12 @@ def test_any_text_can_be_read(text, offset):
 @given(offset_maps(), st.data())
 def test_what_is_damaged_gives_no_map(offset_map, data):
     """One character changed, or the end cut off: it is told, and no record is skipped for it."""
-    text = encode(offset_map, "text", 100_000, writer="me").text
-    at = data.draw(st.integers(len("penstock:"), len(text) - 1))
+    text = encode_metadata(offset_map, "text", 100_000, writer="me").text
+    at = data.draw(st.integers(len("omap:"), len(text) - 1))
     character = data.draw(st.characters(max_codepoint=0x2FF).filter(lambda one: one != text[at]))
 
     for damaged in (text[:at] + character + text[at + 1 :], text[:at]):
-        decoded = decode(damaged, offset_map.base)
+        decoded = decode_metadata(damaged, offset_map.base)
         assert decoded.offset_map is None
         assert decoded.problem
         assert not decoded.is_foreign
@@ -213,26 +227,26 @@ def test_what_is_damaged_gives_no_map(offset_map, data):
 
 def test_a_map_of_another_offset_is_ignored():
     """Somebody moved the group and left the text: it says nothing of where the group is now."""
-    decoded = decode(encode(SMALL, "text", LIMIT).text, 11)
+    decoded = decode_metadata(encode_metadata(SMALL, "text", LIMIT).text, 11)
 
-    assert decoded == Decoded(user_text="text", problem="the commit metadata is of offset 10, not of 11")
+    assert decoded == DecodedMetadata(user_text="text", problem="the commit metadata is of offset 10, not of 11")
 
 
 def test_a_later_version_is_told():
-    """After a step back to an older penstock the records are run again, and it is said why."""
-    decoded = decode("penstock:2:whatever", 5)
+    """After a step back to an older tailrace the records are run again, and it is said why."""
+    decoded = decode_metadata("omap:2:whatever", 5)
 
-    assert decoded == Decoded(problem="version '2' of the commit metadata is not known here")
+    assert decoded == DecodedMetadata(problem="version '2' of the commit metadata is not known here")
 
 
 def test_a_text_that_is_no_text_is_no_map():
     """Half a character cannot be written, so nobody of ours wrote it."""
-    assert decode("penstock:1:00000000:::\ud800", 5).problem
+    assert decode_metadata("omap:1:00000000::::\ud800", 5).problem
 
 
 def sealed(body: str) -> str:
     """With a checksum that holds."""
-    return f"penstock:1:{zlib.crc32(body.encode()):08x}:{body}"
+    return f"omap:1:{zlib.crc32(body.encode()):08x}:{body}"
 
 
 def deflated(kind: str, plain: bytes) -> str:
@@ -244,30 +258,82 @@ def deflated(kind: str, plain: bytes) -> str:
     "body",
     [
         "",
-        "::",
-        ':"+"::',
-        '::"',
-        "::\\u12",
-        "::\x01",
-        ":z:",
-        ":g:",
-        ":g*:",
-        ":gAAAA:",
-        f":{deflated('g', bytes([5, 6])).replace('=', '*=')}:",
-        f":{deflated('g', b'')}:",
-        f":{deflated('g', bytes([5]))}:",
-        f":{deflated('g', bytes([5, 200]))}:",
-        f":{deflated('g', bytes([255] * 11))}:",
-        f":{deflated('g', bytes([5, *([255] * 10), 1]))}:",
-        f":{deflated('x', bytes([5, 6]))}:",
-        f":{deflated('b', bytes([5, 2, 4]))}:",
-        f":{deflated('b', bytes(1 << 24))}:",
-        f":{deflated('g', bytes([5, *([1] * (1 << 20))]))}:",
+        ":::",
+        '::"+":',
+        ':::"',
+        ":::\\u12",
+        ":::\x01",
+        "::z:",
+        "::g:",
+        "::g*:",
+        "::gAAAA:",
+        f"::{deflated('g', bytes([5, 6])).replace('=', '*=')}:",
+        f"::{deflated('g', b'')}:",
+        f"::{deflated('g', bytes([5]))}:",
+        f"::{deflated('g', bytes([5, 200]))}:",
+        f"::{deflated('g', bytes([255] * 11))}:",
+        f"::{deflated('g', bytes([5, *([255] * 10), 1]))}:",
+        f"::{deflated('x', bytes([5, 6]))}:",
+        f"::{deflated('b', bytes([5, 2, 4]))}:",
+        f"::{deflated('b', bytes(1 << 24))}:",
+        f"::{deflated('g', bytes([5, *([1] * (1 << 20))]))}:",
+        f":x:{deflated('g', bytes([5, 6]))}:",
+        f":.99999999999:{deflated('g', bytes([5, 6]))}:",
+        f"::{deflated('g', bytes([5, *([255] * 9), 1]))}:",
     ],
 )
 def test_malice_is_no_map(body):
     """A checksum that holds proves nothing: whatever is inside, it is told, and fills no memory."""
-    decoded = decode(sealed(body), 5)
+    decoded = decode_metadata(sealed(body), 5)
 
     assert decoded.offset_map is None
-    assert bool(decoded.problem) is (body != "::")
+    assert bool(decoded.problem) is (body != ":::")
+
+
+# ---- maps of another log -----------------------------------------------------------------------------------------
+
+
+def test_a_map_beyond_the_end_of_the_log_contradicts_it():
+    """A forged map of all offsets to come, and one of a log that was truncated; an equal end is in order."""
+    offset_map = OffsetMap(10, 16, (10,))
+
+    assert not offset_map.contradiction("", 16)
+    assert "the log ends at 15" in offset_map.contradiction("", 15)
+
+
+def test_a_map_of_another_topic_contradicts_the_log():
+    """A topic that was deleted and created again has another id; where one of the two is unknown nothing is proven."""
+    offset_map = OffsetMap(10, 16, (10,), topic_id=UUID(int=7))
+
+    assert not offset_map.contradiction(str(UUID(int=7)), 100)
+    assert not offset_map.contradiction("", 100)
+    assert not OffsetMap(10, 16, (10,)).contradiction(str(UUID(int=8)), 100)
+    assert str(UUID(int=8)) in offset_map.contradiction(str(UUID(int=8)), 100)
+
+
+def test_a_batch_of_a_later_epoch_has_replaced_what_the_map_covers():
+    """After an unclean election the log grows past the map's limit again, under a later leader epoch."""
+    offset_map = OffsetMap(10, 16, (10,), leader_epoch=3)
+
+    assert not offset_map.is_rewritten_by(12, 3)
+    assert not offset_map.is_rewritten_by(16, 4)
+    assert offset_map.is_rewritten_by(12, 4)
+    assert not OffsetMap(10, 16, (10,)).is_rewritten_by(12, 4)
+
+
+def test_a_map_takes_little_memory():
+    """However few bytes it is written in, and however many offsets it covers: well below a megabyte."""
+    dense = f"::{deflated('b', bytes([5, 0xB8, 0xFF, 0x0F, *([255] * 32_700)]))}:"
+    sparse = f"::{deflated('g', bytes([5, 0, *([127] * 32_700)]))}:"
+    for body in dense, sparse:
+        text = sealed(body)
+        tracemalloc.start()
+        try:
+            offset_map = decode_metadata(text, 5).offset_map
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert offset_map is not None
+        assert offset_map.unfinished_count > 32_000
+        assert (len(text), peak) < (1_000, 2_000_000)
+        assert peak < 2_000_000

@@ -11,7 +11,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from witness import Witness
+
+from tests.support.witness import Witness
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 PACKAGES = {

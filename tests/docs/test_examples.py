@@ -12,8 +12,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from commands import environment
 from confluent_kafka import Consumer, Producer
+
+from tests.support.commands import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ def started(kafka_server):
         process = subprocess.Popen(
             [sys.executable, *command],
             cwd=ROOT,
-            env=environment(PENSTOCK_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers),
+            env=environment(TAILRACE_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -43,10 +44,10 @@ def started(kafka_server):
 
 @pytest.fixture
 def made(kafka_server):
-    """Makes the topics that an example's first lines have `penstock kafka` make, and no others."""
+    """Makes the topics that an example's first lines have `tailrace kafka` make, and no others."""
 
     def make(example: str) -> None:
-        (command,) = re.findall(r"^penstock kafka (.*?) +#", (ROOT / "examples" / example).read_text(), re.MULTILINE)
+        (command,) = re.findall(r"^tailrace kafka (.*?) +#", (ROOT / "examples" / example).read_text(), re.MULTILINE)
         for name, partitions in re.findall(r"--topic ([\w-]+)(?::(\d+))?", command):
             kafka_server.create_topic(name, int(partitions or 1))
 
@@ -63,7 +64,7 @@ def test_the_shop_charges_what_is_ordered(started, made, kafka_server):
 
     placed = started("examples/shop.py", "order", "ann", "5")
     assert (placed.wait(60), placed.stderr.read()) == (0, "")
-    charging = started("-m", "penstock", "run", "examples.shop:billing")
+    charging = started("-m", "tailrace", "run", "examples.shop:billing")
     message = next(one for _ in range(600) if (one := witness.poll(0.1)) is not None and not one.error())
     charging.send_signal(signal.SIGTERM)
     witness.close()

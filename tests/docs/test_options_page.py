@@ -7,7 +7,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from penstock.config import ConsumerConfig
+from tailrace.config import ConsumerConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 

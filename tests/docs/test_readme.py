@@ -95,7 +95,7 @@ def test_python_on_every_page_is_python(page):
 def test_files_that_pages_name_exist(page):
     """A file or folder that a page names in backquotes, with a known ending, is there."""
     named = re.findall(r"`((?:src/|tests/|docs/|scripts/|[a-z_]+/)[\w./-]+)`", page.read_text())
-    places = (ROOT, ROOT / "src" / "penstock", ROOT / "tests" / "consumer")
+    places = (ROOT, ROOT / "src" / "tailrace", ROOT / "tests" / "consumer")
     missing = [name for name in named if not any((place / name).exists() for place in places)]
 
     assert missing == []

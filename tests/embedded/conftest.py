@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.embedded import jars
+from tailrace.embedded import jars
 
 PATIENCE_S = 60
 
@@ -29,7 +29,7 @@ class Temporary:
 
     @property
     def run_folders(self) -> list[Path]:
-        return sorted(self.folder.glob("penstock-kafka-*/*"))
+        return sorted(self.folder.glob("tailrace-kafka-*/*"))
 
     @property
     def brokers(self) -> set[int]:
@@ -43,7 +43,7 @@ class Temporary:
 
     def assert_nothing_is_left(self) -> None:
         assert self.brokers == set()
-        assert [path for path in self.folder.rglob("*") if "penstock" in path.name] == []
+        assert [path for path in self.folder.rglob("*") if "tailrace" in path.name] == []
 
 
 class Child:
@@ -127,4 +127,4 @@ def empty_cache(monkeypatch, tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def no_external_broker(monkeypatch) -> None:
     """These tests are about brokers of our own."""
-    monkeypatch.delenv("PENSTOCK_TEST_BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.delenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", raising=False)

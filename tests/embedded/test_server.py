@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock import ConfigurationError
-from penstock.testing import KafkaCluster, KafkaServer, KafkaServerError
+from tailrace import ConfigurationError
+from tailrace.testing import KafkaCluster, KafkaServer, KafkaServerError
 
 pytestmark = pytest.mark.xdist_group("embedded-server")  # they share brokers
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from ways import Way
-from witness import Witness
 
-from penstock.testing import KafkaServer
+from tailrace.testing import KafkaServer
+from tests.support.net.security_setups import Way
+from tests.support.witness import Witness
 
 
 @pytest.fixture(scope="session")

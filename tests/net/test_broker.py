@@ -9,13 +9,12 @@ import time
 import weakref
 
 import pytest
-from opening import broker_at, configured, coordinated
-from peers import Peer, black_hole, hangs_up, nobody, opens_then
-from recorder import Recorder
-from sockets_seen import Sockets
 
-from penstock.errors import BrokerConnectionError, NodeNotConnectedError, RequestTimedOutError
-from penstock.messages import (
+from tailrace.errors import BrokerConnectionError, NodeNotConnectedError, RequestTimedOutError
+from tailrace.net.broker import Broker, Channel, ChannelKey
+from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import (
     BrokerMetadata,
     CommitOffset,
     FetchPartition,
@@ -30,9 +29,10 @@ from penstock.messages import (
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
-from penstock.net.broker import Broker, Channel, ChannelKey
-from penstock.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
-from penstock.observe.hooks import Observer
+from tests.support.event_recorder import EventRecorder
+from tests.support.net.open_connections import broker_at, configured, coordinated
+from tests.support.net.open_sockets import Sockets
+from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then
 
 NOTHING = MetadataRequest(())
 MAIN = ChannelKey(Channel.MAIN)
@@ -212,7 +212,7 @@ async def test_who_is_not_connected_says_so_at_once(direct):
 
 async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address):
     """``connected`` is False as soon as the other side has closed, and the next request opens a connection anew."""
-    events = Recorder()
+    events = EventRecorder()
     async with broker_at(address, events=events) as broker:
         await broker.connect()
         await broker.connect_offsets_channel()
@@ -231,7 +231,7 @@ async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address)
 async def test_a_broker_that_stopped_and_came_back(own_kafka, name):
     """Requests fail at once while it is gone and succeed when it is back; what was committed before is still there."""
     own_kafka.create_topic(name)
-    events = Recorder()
+    events = EventRecorder()
     async with broker_at(own_kafka.bootstrap_servers, events=events, reconnect_backoff_max_ms=50) as broker:
         await broker.connect()
         await coordinated(broker, name)
@@ -279,7 +279,7 @@ async def test_a_broker_that_cannot_be_reached_is_not_hammered():
 
 async def test_each_pause_before_the_next_try_is_longer():
     """Whoever asks again and again has the broker dialled no sooner than the pauses say, and is told each time."""
-    events, options = Recorder(), {"reconnect_backoff_ms": 100, "reconnect_backoff_max_ms": 60_000}
+    events, options = EventRecorder(), {"reconnect_backoff_ms": 100, "reconnect_backoff_max_ms": 60_000}
     async with Peer(hangs_up) as peer, broker_at(peer.address, events=events, **options) as broker:
         began = time.monotonic()
         with pytest.raises(BrokerConnectionError):
@@ -345,7 +345,7 @@ async def test_a_request_has_a_time_of_its_own(kafka, address, name):
 
 async def test_request_timeout_ms_is_for_all_that_say_nothing(kafka, address):
     """Without a time of its own a request waits for ``request_timeout_ms``; the connection is replaced after it."""
-    events = Recorder()
+    events = EventRecorder()
     async with broker_at(address, events=events, request_timeout_ms=300, fetch_max_wait_ms=100) as broker:
         await broker.connect()
         kafka.proxy.black_hole()
@@ -387,7 +387,7 @@ async def test_close_ends_the_dialling():
 
 async def test_nobody_listens():
     """A port without anybody fails at once, with what may be wrong, and is told once for each try."""
-    events = Recorder()
+    events = EventRecorder()
     with nobody() as address:
         async with broker_at(address, events=events) as broker:
             with pytest.raises(BrokerConnectionError, match="connection refused - is the broker running"):

@@ -9,34 +9,34 @@ import time
 from dataclasses import replace
 
 import pytest
-from opening import cluster_at
-from peers import Peer, black_hole, hangs_up, nobody, opens_then, says
-from recorder import Recorder
-from sockets_seen import Sockets
 
-from penstock.config import split_address
-from penstock.error_codes import ErrorCode
-from penstock.errors import (
+from tailrace.config import split_address
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import (
     BrokerConnectionError,
     BrokerError,
     ConfigurationError,
     MalformedMessageError,
     NodeNotConnectedError,
-    PenstockError,
     RequestTimedOutError,
+    TailraceError,
     UnknownTopicError,
     broker_error,
 )
-from penstock.messages import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
-from penstock.net.cluster import Cluster
-from penstock.observe.events import (
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import (
     ClusterRebootstrapped,
     ConnectionOpened,
     CoordinatorFound,
     CoordinatorLost,
     MetadataRefreshFailed,
 )
-from penstock.records import TopicPartition
+from tailrace.protocol.messages import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
+from tailrace.records import TopicPartition
+from tests.support.event_recorder import EventRecorder
+from tests.support.net.open_connections import cluster_at
+from tests.support.net.open_sockets import Sockets
+from tests.support.net.peers import Peer, black_hole, hangs_up, nobody, opens_then, says
 
 # ---- finding the cluster -------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ async def test_all_dead():
 async def test_no_address_at_all():
     """Without ``bootstrap_servers`` the error says where to give them."""
     async with cluster_at("") as cluster:
-        with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - give it.* PENSTOCK_BOOTSTRAP"):
+        with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - give it.* TAILRACE_BOOTSTRAP"):
             await cluster.bootstrap()
 
 
@@ -250,7 +250,7 @@ async def test_an_answer_without_a_cluster_changes_nothing(kafka, address, new_t
     """A broker that is starting knows nobody, one may want us to begin anew (KIP-1102): what is known is kept, and
     the cluster is found again by its bootstrap addresses.
     """
-    topic, events = new_topic(), Recorder()
+    topic, events = new_topic(), EventRecorder()
     async with cluster_at(address, events=events) as cluster:
         cluster.watch("me", [topic])
         await cluster.bootstrap()
@@ -282,7 +282,7 @@ async def test_when_all_known_brokers_are_gone_the_cluster_is_found_anew(own_kaf
     """After a move of the whole cluster the next refresh finds it by its bootstrap addresses (KIP-899); what was known
     of the old one, its coordinators too, is forgotten.
     """
-    events = Recorder()
+    events = EventRecorder()
     async with cluster_at(f"{own_kafka.bootstrap_servers},{direct}", events=events) as cluster:
         await cluster.bootstrap()
         old_id = cluster.topology.cluster_id
@@ -304,7 +304,7 @@ async def test_when_all_known_brokers_are_gone_the_cluster_is_found_anew(own_kaf
 
 async def test_callers_together_look_a_coordinator_up_once(kafka, address, name):
     """Ten who ask for a group's coordinator cost one request; after it was forgotten, one more."""
-    events = Recorder()
+    events = EventRecorder()
     async with cluster_at(address, client_id=name, events=events) as cluster:
         await cluster.bootstrap()
         await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=20, what="any coordinator")
@@ -437,7 +437,7 @@ async def test_the_deadline_ends_the_trying(failures, kind, told):
     """When the time is over the last failure is told, with what was tried and for how long, in a fitting class."""
     async with cluster_at("localhost") as cluster:
         began = time.monotonic()
-        with pytest.raises(PenstockError) as caught:
+        with pytest.raises(TailraceError) as caught:
             await cluster.retrying(Attempts(*failures), timeout_s=0.3, what="a test")
 
     assert time.monotonic() - began < 15
@@ -451,7 +451,7 @@ async def test_the_deadline_ends_the_trying(failures, kind, told):
 
 async def test_close_closes_every_connection(kafka, address, name):
     """After ``close`` no socket is left, and every call fails at once."""
-    events = Recorder()
+    events = EventRecorder()
     async with cluster_at(address, events=events, client_id=name) as cluster:
         sockets = Sockets(kafka.proxy.port)
         await cluster.bootstrap()

@@ -9,17 +9,16 @@ import time
 from dataclasses import replace
 
 import pytest
-from opening import dialled
-from peers import Peer, opens_then
 
-from penstock.errors import (
+from tailrace.errors import (
     BrokerConnectionError,
     MalformedMessageError,
     NodeNotConnectedError,
-    PenstockError,
     RequestTimedOutError,
+    TailraceError,
 )
-from penstock.messages import (
+from tailrace.net.connection import Connection
+from tailrace.protocol.messages import (
     FetchPartition,
     FetchRequest,
     FindCoordinatorRequest,
@@ -28,8 +27,10 @@ from penstock.messages import (
     MetadataRequest,
     MetadataTopic,
 )
-from penstock.net.connection import Connection
+from tests.support.net.open_connections import dialled
+from tests.support.net.peers import Peer, opens_then
 
+PROBES = ("TCP_KEEPIDLE", "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 NOTHING = MetadataRequest(())
 
 
@@ -45,9 +46,9 @@ async def described(connection: Connection, topic: str):
     return await connection.send(MetadataRequest((MetadataTopic(topic),)), 10)
 
 
-def lost_reasons(connection: Connection) -> list[PenstockError]:
+def lost_reasons(connection: Connection) -> list[TailraceError]:
     """Filled when the connection is lost."""
-    reasons: list[PenstockError] = []
+    reasons: list[TailraceError] = []
     connection.on_lost = reasons.append
     return reasons
 
@@ -55,6 +56,17 @@ def lost_reasons(connection: Connection) -> list[PenstockError]:
 async def ended(*tasks: asyncio.Task) -> list[BaseException]:
     """The errors that tasks end with."""
     return [await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 20) for task in tasks]
+
+
+@pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
+async def test_the_system_probes_an_idle_connection(direct, options):
+    """A peer that is gone without a word is noticed within a minute, not after the two hours that systems wait."""
+    async with dialled(direct, **options) as connection:
+        made = connection.frames.transport.get_extra_info("socket")
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        times = [made.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in PROBES if hasattr(socket, name)]
+        assert times
+        assert all(time <= 60 for time in times)
 
 
 # ---- pipelining ----------------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import BrokerConnectionError, MalformedMessageError
-from penstock.net.frames import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
+from tailrace.errors import BrokerConnectionError, MalformedMessageError
+from tailrace.net.frames import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
 
 
 class Reading:
@@ -57,6 +58,36 @@ def test_a_frame_is_received_in_place():
     (frame,) = reading.frames
     assert (len(first), len(second), len(frame)) == (100_000, 40_000, 100_000)
     assert frame.obj is first.obj is second.obj
+
+
+def test_a_length_takes_no_memory_before_its_bytes_arrive():
+    """A peer that claims a gigabyte gets the room of a few megabytes, and four times of what it has sent later on."""
+    reading = Reading()
+    reading.protocol.limit = LIMIT
+    tracemalloc.start()
+    try:
+        reading.feed(struct.pack(">i", LIMIT))
+        claimed = tracemalloc.get_traced_memory()[1]
+        reading.feed(bytes(10 << 20))
+        arrived = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert claimed < 9 << 20
+    assert arrived < 64 << 20
+    assert not reading.frames
+
+
+def test_a_frame_larger_than_its_first_buffer_comes_whole():
+    """The bytes that arrived before the buffer grew are those of the frame, and so is what comes behind it."""
+    reading = Reading()
+    reading.protocol.limit = LIMIT
+    body = b"0123456789abcdef" * (40 << 16) + b"end"
+
+    reading.feed(framed(body) + framed(b"next"), 3 << 20)
+
+    assert [len(frame) for frame in reading.frames] == [len(body), 4]
+    assert reading.frames[0] == body
 
 
 @pytest.mark.parametrize("size", [-1, -(1 << 31), 0, 3, OPENING_LIMIT + 1, (1 << 31) - 1])

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from opening import broker_at, coordinated
-
-from penstock.error_codes import ErrorCode
-from penstock.messages import (
+from tailrace.error_codes import ErrorCode
+from tailrace.net.broker import Broker
+from tailrace.protocol.encoding.member_metadata import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from tailrace.protocol.messages import (
     CommitOffset,
     FetchPartition,
     FetchRequest,
@@ -31,8 +36,7 @@ from penstock.messages import (
     SyncGroupAssignment,
     SyncGroupRequest,
 )
-from penstock.net.broker import Broker
-from penstock.wire.members import decode_assignment, decode_subscription, encode_assignment, encode_subscription
+from tests.support.net.open_connections import broker_at, coordinated
 
 SESSION_MS = 60_000
 

@@ -6,11 +6,16 @@ import logging
 
 import pytest
 import trustme
-from leaks import shown_by
-from opening import broker_at, cluster_at, configured
-from peers import Peer, nobody, silent
-from recorder import Recorder
-from ways import (
+
+from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
+from tailrace.net.dialer import Dialer
+from tailrace.observe.events import ConnectionOpened
+from tailrace.protocol.messages import FindCoordinatorRequest, OffsetFetchRequest
+from tests.support.event_recorder import EventRecorder
+from tests.support.net.open_connections import broker_at, cluster_at, configured
+from tests.support.net.peers import Peer, nobody, silent
+from tests.support.net.secrets_shown import shown_by
+from tests.support.net.security_setups import (
     MTLS,
     OAUTH,
     PASSWORD,
@@ -25,11 +30,6 @@ from ways import (
     refusal,
 )
 
-from penstock.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
-from penstock.messages import FindCoordinatorRequest, OffsetFetchRequest
-from penstock.net.dialer import Dialer
-from penstock.observe.events import ConnectionOpened
-
 
 async def no_token() -> str:
     return f"not.a.token-{WRONG}"
@@ -42,7 +42,7 @@ async def no_token() -> str:
 async def test_each_way_in(secured, caplog, name):
     """The options of ``client_options`` get in on every connection, and nothing shows a secret on the way."""
     caplog.set_level(logging.DEBUG)
-    events = Recorder()
+    events = EventRecorder()
 
     async with reached(secured, events=events) as cluster:
         await cluster.bootstrap()
@@ -163,7 +163,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
 async def test_each_mistake_is_told(secured, changed, kind, told, caplog):
     """What keeps us out is a typed error that says what to do, soon; and nothing shows what we tried to get in with."""
     caplog.set_level(logging.DEBUG)
-    events = Recorder()
+    events = EventRecorder()
 
     error = await refusal(secured, events=events, **changed)
 
@@ -232,7 +232,8 @@ async def test_a_certificate_of_another_host(tmp_path):
 
     async with Peer(silent, tls=context) as peer:
         with pytest.raises(
-            AuthenticationError, match=r"its certificate is another host's: .* ssl_check_hostname=False"
+            AuthenticationError,
+            match=r"its certificate is another host's: .* \(see the broker's advertised.listeners\)$",
         ):
             async with cluster_at(peer.address, **options) as cluster:
                 await cluster.bootstrap()

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from commands import environment
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
-from crew import until
-from proxied import ProxiedWitness
 
-from penstock.embedded.ports import free_ports
-from penstock.testing import KafkaServer
+from tailrace.embedded.ports import free_ports
+from tailrace.testing import KafkaServer
+from tests.support.commands import environment
+from tests.support.consumer_group import until
+from tests.support.proxied_broker import ProxiedBroker
 
 ROOT = Path(__file__).parents[2]
 TOPICS = ("orders", "invoices", "blocks", "fatal")
@@ -107,11 +107,11 @@ class Home:
 
     def __init__(self, kind: str, server: KafkaServer, folder: Path) -> None:
         self.kind, self.server, self._folder = kind, server, folder
-        self.witness = ProxiedWitness(server)
+        self.witness = ProxiedBroker(server)
         self.started: list[Service] = []
 
     def start(self, *, is_spoiled: bool = False, **variables: str) -> Service:
-        """The service as a process, with options of penstock's by their names."""
+        """The service as a process, with options of tailrace's by their names."""
         (port,) = free_ports(1)
         module = f"spoiled_{self.kind}" if is_spoiled else f"examples.{self.kind}_service"
         server = ["uvicorn", f"{module}:web", "--port", str(port)] if self.kind == "fastapi" else [module]
@@ -120,8 +120,8 @@ class Home:
             port,
             self._folder / f"{len(self.started)}.log",
             {
-                "PENSTOCK_BOOTSTRAP_SERVERS": self.server.bootstrap_servers,
-                "PENSTOCK_HEARTBEAT_INTERVAL_MS": "300",
+                "TAILRACE_BOOTSTRAP_SERVERS": self.server.bootstrap_servers,
+                "TAILRACE_HEARTBEAT_INTERVAL_MS": "300",
                 "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, Path(__file__).parent))),
                 "BILLING_DATABASE": str(self._folder / "billing.db"),
                 "PORT": str(port),

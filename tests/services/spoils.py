@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from penstock import Handlers, Retry
+from tailrace import Handlers, Retry
 
 spoils = Handlers()
 

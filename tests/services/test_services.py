@@ -8,12 +8,12 @@ import signal
 
 import httpx
 import pytest
-from crew import until
 
-from penstock.messages import FetchRequest, JoinGroupRequest
+from tailrace.protocol.messages import FetchRequest, JoinGroupRequest
+from tests.support.consumer_group import until
 
 TOTAL = 600
-LONG_TO_STOP = {"PENSTOCK_STOP_TIMEOUT_MS": "50000"}
+LONG_TO_STOP = {"TAILRACE_STOP_TIMEOUT_MS": "50000"}
 """What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
 SOON_S = 15
 
@@ -36,7 +36,7 @@ async def test_orders_go_round_before_and_after_an_outage(home):
     begin, end = (server.kill, server.restart) if home.kind == "fastapi" else (server.pause, server.resume)
     quick = {"DEFAULT_API_TIMEOUT_MS": "1000", "METADATA_MAX_AGE_MS": "500", "SESSION_TIMEOUT_MS": "3000"}
     with server.proxy.hold_answer(JoinGroupRequest, times=None) as held:
-        service = home.start(**{f"PENSTOCK_{name}": value for name, value in quick.items()})
+        service = home.start(**{f"TAILRACE_{name}": value for name, value in quick.items()})
         await asyncio.wait_for(held.took_place(), 90)
         await service.comes_to("/livez", 200)
         before = await service.http.get("/readyz")
@@ -104,7 +104,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
 
     # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
-    service = home.start(PENSTOCK_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
+    service = home.start(TAILRACE_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
     await until(lambda: home.how_many() > 20, 90)
     took_s = await service.end()
     kept.end()

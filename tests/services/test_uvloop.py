@@ -8,8 +8,8 @@ import uuid
 import pytest
 import uvloop
 
-from penstock import App, BrokerConnectionError, Consumer
-from penstock.testing import KafkaServer
+from tailrace import App, BrokerConnectionError, Consumer
+from tailrace.testing import KafkaServer
 
 
 @pytest.fixture(params=["PLAINTEXT", "SSL"])

@@ -1,6 +1,6 @@
 """One Spark session for all tests of this folder, and a ledger that workers write: files, one for each process.
 
-``PENSTOCK_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own. It runs
+``TAILRACE_TEST_SPARK_MASTER`` says where it runs, such as ``local-cluster[2,1,1024]``: executors of their own. It runs
 on the JRE that comes as a wheel, whatever Java the machine has; the drivers that tests start run on the machine's.
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from commands import SOON_OVER, without_java
 from confluent_kafka import Consumer, TopicPartition
-from witness import Witness
 
-from penstock import App, Record
-from penstock.spark import SparkPipeline, spark_session
+from tailrace import App, Record
+from tailrace.spark import SparkPipeline, spark_session
+from tests.support.commands import SOON_OVER, without_java
+from tests.support.witness import Witness
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def spark(tmp_path_factory):
         patch.setenv("PATH", hidden["PATH"])
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("SPARK_SUBMIT_OPTS", SOON_OVER)
-        session = spark_session(master=os.environ.get("PENSTOCK_TEST_SPARK_MASTER", "local[2]"))
+        session = spark_session(master=os.environ.get("TAILRACE_TEST_SPARK_MASTER", "local[2]"))
     with session:
         yield session
 

@@ -13,9 +13,9 @@ import sys
 
 import pyspark
 
-from penstock import App, TopicPartition
-from penstock.embedded.jars import class_path
-from penstock.spark import SparkPipeline, delta_table, spark_session
+from tailrace import App, TopicPartition
+from tailrace.embedded.jars import class_path
+from tailrace.spark import SparkPipeline, delta_table, spark_session
 
 _, BROKER, GROUP, TOPIC, FOLDER = sys.argv
 DELTA = f"io.delta:delta-spark_{'.'.join(pyspark.__version__.split('.')[:2])}_2.13:4.4.0"

@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from penstock import App, Record
-from penstock.spark import SparkPipeline, spark_session
+from tailrace import App, Record
+from tailrace.spark import SparkPipeline, spark_session
 
 _, BROKER, GROUP, TOPIC, FOLDER, MASTER, HOW, BATCH, AT = sys.argv
 
@@ -35,6 +35,8 @@ async def enter(record: Record) -> None:
         Path(FOLDER, "happened").touch()  # noqa: ASYNC240
         if HOW == "kill-executor":
             os.kill(executor(), signal.SIGKILL)
+        if HOW == "kill-worker":
+            os._exit(1)
         if HOW in {"hang", "stream"}:
             await asyncio.Event().wait()
     if os.getpid() not in files:

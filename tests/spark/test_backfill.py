@@ -9,8 +9,8 @@ import threading
 import pytest
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
 
-from penstock import HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
-from penstock.observe.events import OffsetReset
+from tailrace import HandlerFailedError, OffsetOutOfRangeError, Record, TopicPartition
+from tailrace.observe.events import OffsetReset
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 

@@ -13,19 +13,19 @@ import msgspec
 import pytest
 from pyspark.errors import PySparkException
 
-from penstock import App, ConfigurationError, OffsetOutOfRangeError, TopicPartition
-from penstock.app.elsewhere import outline_of
-from penstock.config import resolve
-from penstock.core.offset_map import OffsetMap
-from penstock.spark import SparkPipeline
-from penstock.spark.choosing import choose
-from penstock.spark.failures import line_of
-from penstock.spark.group_desk import remaining
-from penstock.spark.kafka_options import check_source_options, source_options
-from penstock.spark.places import Places, ends_at
-from penstock.spark.ranges import beginning, left_between, next_ends, offsets_of, spark_json
-from penstock.spark.shipping import pack, place_of, unpacked
-from penstock.spark.streaming import trigger_of
+from tailrace import App, ConfigurationError, OffsetOutOfRangeError, TopicPartition
+from tailrace.app.substitution import settings_of
+from tailrace.config import resolve
+from tailrace.core.offset_map import OffsetMap
+from tailrace.spark import SparkPipeline
+from tailrace.spark.error_lines import line_of
+from tailrace.spark.handler_selection import select_handlers
+from tailrace.spark.offsets.ranges import beginning, left_between, next_ends, offsets_of, spark_json
+from tailrace.spark.offsets.start_offsets import StartOffsets, ends_at
+from tailrace.spark.offsets.store import remaining
+from tailrace.spark.session.kafka_options import check_source_options, source_options
+from tailrace.spark.streaming import trigger_of
+from tailrace.spark.worker.shipment import pack, place_of, unpacked
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 
@@ -37,7 +37,7 @@ def app_with(function: Any, **options: Any) -> App:
 
 
 def packed(app: App, name: str) -> Any:
-    return pack(app, None, choose(app, name, "g"), resolve(app.options), has_sink=False)
+    return pack(app, None, select_handlers(app, name, "g"), resolve(app.options), has_sink=False)
 
 
 # ---- what is sent to workers -----------------------------------------------------------------------------------
@@ -100,7 +100,9 @@ def test_a_module_that_workers_lack_is_told():
     async def handle(value: bytes) -> None: ...
 
     app = app_with(handle)
-    shipment = pack(app, "no_such_shop:billing", choose(app, "handle", "g"), resolve(app.options), has_sink=False)
+    shipment = pack(
+        app, "no_such_shop:billing", select_handlers(app, "handle", "g"), resolve(app.options), has_sink=False
+    )
 
     with pytest.raises(ConfigurationError, match=r"workers cannot import .*'no_such_shop'.* spark\.submit\.pyFiles"):
         unpacked(shipment)
@@ -108,7 +110,7 @@ def test_a_module_that_workers_lack_is_told():
 
 SHOP = """
 from typing import Annotated
-from penstock import App, Depends
+from tailrace import App, Depends
 
 billing = App(group_id="g", security_protocol="SASL_SSL", sasl_plain_username="ann", sasl_plain_password="secret")
 
@@ -136,26 +138,28 @@ def shop(monkeypatch, tmp_path):
 
 
 def shipped(app: App) -> Any:
-    return pack(app, "shop_that_is_sent:billing", choose(app, "charge", "g"), resolve(app.options), has_sink=False)
+    return pack(
+        app, "shop_that_is_sent:billing", select_handlers(app, "charge", "g"), resolve(app.options), has_sink=False
+    )
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_workers_have_what_the_driver_has(shop, monkeypatch, protocol):
     """Overrides, options that were set back to defaults, and the driver's environment reach an app of a module."""
-    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "driver:1")
+    monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "driver:1")
     here = shop()
     here.billing.configure(security_protocol="PLAINTEXT", group_protocol=protocol)
     here.billing.override(here.open_bank, dict)
     shipment = shipped(here.billing)
-    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", "executor:1")
-    monkeypatch.setenv("PENSTOCK_CHECK_CRCS", "false")
+    monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "executor:1")
+    monkeypatch.setenv("TAILRACE_CHECK_CRCS", "false")
     there = shop()
 
     app = unpacked(shipment)
 
     config = resolve(app.options)
     assert app is there.billing is not here.billing
-    assert outline_of(app).overrides == {there.open_bank: dict}
+    assert settings_of(app).overrides == {there.open_bank: dict}
     assert (config.security_protocol, config.bootstrap_servers, config.check_crcs) == ("PLAINTEXT", ("driver:1",), True)
 
 
@@ -206,7 +210,7 @@ def test_an_unknown_handler_is_told_which_there_are():
         pass
 
     with pytest.raises(ConfigurationError, match=r"no handler 'chrage' - it has .*charge"):
-        choose(app_with(charge), "chrage", "g")
+        select_handlers(app_with(charge), "chrage", "g")
 
 
 def test_a_spark_connect_session_is_refused():
@@ -394,4 +398,4 @@ def test_a_map_goes_on_behind_a_later_offset():
 def test_a_moment_that_says_no_instant_is_refused(until):
     """A time without a zone would be another one on each machine; it is refused, as all that is no time is."""
     with pytest.raises(ConfigurationError, match=r"^until=.* will not do: give a datetime with a time zone"):
-        ends_at(None, Places({}, {}, {}, 0, {}), until)
+        ends_at(None, StartOffsets({}, {}, {}, 0, {}), until)

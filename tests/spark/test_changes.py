@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
 
-from penstock import (
+from tailrace import (
     BrokerConnectionError,
     CommitFailedError,
     ConfigurationError,
-    PenstockError,
     Record,
+    TailraceError,
     TopicPartition,
     UnknownTopicError,
 )
-from penstock.config import resolve
-from penstock.core.offset_map import OffsetMap
-from penstock.observe.events import CommitFailed, OffsetReset
-from penstock.observe.hooks import Observer
-from penstock.spark import streaming
-from penstock.spark.group_desk import Commit, GroupDesk
-from penstock.spark.kafka_options import check_source
+from tailrace.config import resolve
+from tailrace.core.offset_map import OffsetMap
+from tailrace.observe.events import CommitFailed, OffsetReset
+from tailrace.observe.hooks import Observer
+from tailrace.spark import streaming
+from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
+from tailrace.spark.session.kafka_options import check_source
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -51,8 +51,8 @@ def test_a_stream_honours_the_live_groups_map(world):
     """What the live group finished out of order is not handled again by a stream, in whichever batch it comes."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(20))
-    with GroupDesk(resolve(world.app().options), world.group, Observer()) as desk:
-        desk.commit({TopicPartition(world.topic, 0): Commit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
+    with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as desk:
+        desk.commit({TopicPartition(world.topic, 0): PartitionCommit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
 
     query = world.pipeline(world.entering()).start(
         "enter", trigger="available_now", options={"maxOffsetsPerTrigger": "6"}
@@ -81,7 +81,7 @@ def test_a_stream_goes_on_behind_what_retention_removed(world):
     world.until(begun.exists)
     remove_before(world, 17)
     go_on.touch()
-    with pytest.raises(PenstockError, match=r"\[0\] was removed before Spark had read it - start once more"):
+    with pytest.raises(TailraceError, match=r"\[0\] was removed before Spark had read it - start once more"):
         query.await_termination(120)
     at = world.committed[0]
     world.run_to_the_end(hooks=(told,))
@@ -153,7 +153,7 @@ def test_commits_that_fail_are_made_good(world, monkeypatch):
     """A query whose last commit nobody answers says so at its end; the next start commits what was through by then."""
     world.make_topic()
     world.produce([b"a"] * 20)
-    told, commit = Told(), GroupDesk.commit
+    told, commit = Told(), SparkOffsetStore.commit
 
     async def hang(record: Record) -> None:
         if record.offset >= 15:
@@ -164,13 +164,13 @@ def test_commits_that_fail_are_made_good(world, monkeypatch):
             raise BrokerConnectionError("nobody answers")
         commit(desk, offsets, said, **more)
 
-    monkeypatch.setattr(GroupDesk, "commit", only_begins)
+    monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
     app = world.entering(first=hang, hooks=(told,))
     query = world.pipeline(app).start("enter", options={"maxOffsetsPerTrigger": "5"})
     world.until(lambda: len(told.of(CommitFailed)) == 3)
     with pytest.raises(BrokerConnectionError, match="nobody answers"):
-        query.stop()
-    monkeypatch.setattr(GroupDesk, "commit", commit)
+        query.stop(grace_s=0)
+    monkeypatch.setattr(SparkOffsetStore, "commit", commit)
     committed = world.committed
 
     world.run_to_the_end()
@@ -186,7 +186,7 @@ def test_a_commit_that_failed_is_made_good_though_nothing_comes(world, monkeypat
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
     world.produce([b"a"] * 10)
-    failed, commit = [], GroupDesk.commit
+    failed, commit = [], SparkOffsetStore.commit
 
     def fail_once(desk, offsets, said: str, **more: bool) -> None:
         if not said.startswith("spark begins") and not failed:
@@ -194,7 +194,7 @@ def test_a_commit_that_failed_is_made_good_though_nothing_comes(world, monkeypat
             raise BrokerConnectionError("nobody answers")
         commit(desk, offsets, said, **more)
 
-    monkeypatch.setattr(GroupDesk, "commit", fail_once)
+    monkeypatch.setattr(SparkOffsetStore, "commit", fail_once)
     try:
         query = world.pipeline(world.entering()).start("enter")
         world.until(lambda: world.committed == {0: 10})
@@ -277,7 +277,7 @@ def test_a_topic_that_is_made_anew_ends_the_backfill(world):
             world.produce([b"b"] * 30)
 
     pipeline = world.pipeline(world.entering())
-    with pytest.raises(PenstockError, match=f"'{topic}' was made anew meanwhile, .* - start once more"):
+    with pytest.raises(TailraceError, match=f"'{topic}' was made anew meanwhile, .* - start once more"):
         pipeline.backfill("enter", max_records_per_batch=10, on_progress=make_anew)
     report = pipeline.backfill("enter")
 

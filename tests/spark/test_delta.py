@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
+
+from tests.support.commands import environment
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 

@@ -10,7 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from commands import environment, without_java
+
+from tests.support.commands import environment, without_java
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -104,6 +105,21 @@ def test_a_streams_driver_killed_in_mid_batch_loses_nothing(world):
     assert set(counts.values()) <= {1, 2}
     assert {n // 500 for (_, n), times in counts.items() if times > 1} <= {1}
     assert world.committed == {0: 1_500, 1: 1_500}
+
+
+def test_a_crashed_python_worker_does_not_end_the_query(world):
+    """In the session that comes by default, on this machine, the task of the worker that crashed runs again."""
+    world.make_topic()
+    world.produce([b"a"] * 1_500)
+
+    driver = started(world, how="kill-worker", master="")
+    out, _ = driver.communicate(timeout=_WAIT_S)
+
+    assert driver.returncode == 0, (world.folder / "stderr").read_text()
+    assert (world.folder / "happened").exists()
+    assert out.split() == ["1500"]
+    assert set(world.ledger.counts()) == {(0, n) for n in range(1_500)}
+    assert world.committed == {0: 1_500}
 
 
 def test_a_killed_executor_is_made_good_by_the_other(world):

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from penstock import Depends, HandlerFailedError, Handlers, Record, Retry
-from penstock.app.dead_letters import read_dead_letter
-from penstock.spark import SparkPipeline, overwritten_folders
-from penstock.spark.shipping import place_of
+from tailrace import Depends, HandlerFailedError, Handlers, Record, Retry
+from tailrace.app.failures.dead_letters import read_dead_letter
+from tailrace.spark import SparkPipeline, overwritten_folders
+from tailrace.spark.worker.shipment import place_of
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -74,6 +74,7 @@ def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
 
 
 @pytest.mark.parametrize("chosen", ["true", "value > 3"])
+@pytest.mark.slow
 def test_what_fails_when_it_is_run_again_for_the_sink_fails_the_batch(world, chosen):
     """Where the kept rows are lost, tasks run again for the sink; an error of theirs ends the batch uncommitted."""
     world.make_topic()
@@ -154,7 +155,7 @@ def test_rows_are_written_once_though_the_batch_is_handled_again(world):
 
 
 def test_a_dependency_is_opened_once_a_worker(world):
-    """What has the app's scope is opened once in each of Spark's Python workers, whatever the number of tasks."""
+    """What has the app's scope and no end is opened once in each of Spark's Python workers, for all its tasks."""
     world.make_topic(4)
     world.produce([b"%d" % n for n in range(400)], keys=[b"%d" % n for n in range(400)])
     folder, app = world.folder / "opened", world.app()
@@ -163,7 +164,7 @@ def test_a_dependency_is_opened_once_a_worker(world):
     async def opening():
         with Path(folder / str(os.getpid())).open("a") as file:  # noqa: ASYNC230 - a line
             file.write("opened\n")
-        yield os.getpid()
+        return os.getpid()
 
     @app.handler(world.topic)
     async def handle(record: Record, pid: Annotated[int, Depends(opening, scope="app")]) -> None:
@@ -259,7 +260,7 @@ def test_an_app_of_a_module_is_the_one_that_its_handlers_use(world, monkeypatch)
     world.produce([b"%d" % n for n in range(5)])
     (world.folder / f"{name}.py").write_text(
         f"""
-from penstock import App
+from tailrace import App
 billing = App(bootstrap_servers="{world.server.bootstrap_servers}", group_id="{world.group}")
 
 @billing.handler("{world.topic}")

@@ -9,11 +9,20 @@ import threading
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from penstock import App, ConfigurationError, GroupNotEmptyError, HandlerFailedError, Record, TopicPartition
-from penstock.config import resolve
-from penstock.core.offset_map import decode
-from penstock.observe.hooks import Observer
-from penstock.spark.group_desk import Commit, GroupDesk
+from tailrace import (
+    App,
+    ConfigurationError,
+    ConsumerStateError,
+    GroupNotEmptyError,
+    HandlerFailedError,
+    Record,
+    TopicPartition,
+)
+from tailrace.config import resolve
+from tailrace.core.offset_map import decode_metadata
+from tailrace.observe.hooks import Observer
+from tailrace.spark import SparkPipeline
+from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -69,7 +78,7 @@ def test_the_lag_falls_with_each_micro_batch(world):
     assert world.ledger.counts() == {(p, n): 1 for p, end in world.ends.items() for n in range(end)}
 
 
-def test_a_stop_with_grace_cuts_no_batch(world):
+def test_a_stop_cuts_no_batch(world):
     """The batch under way comes to its end and no other is begun, though there is more: all that was handled counts.
 
     Who only looks whether it has ended leaves it at work.
@@ -83,10 +92,31 @@ def test_a_stop_with_grace_cuts_no_batch(world):
     query = world.pipeline(world.entering(first=slow)).start("enter", max_records_per_batch=50)
     while not (last := sum(world.committed.values())):
         assert not query.await_termination(0)
-    query.stop(grace_s=60)
+    query.stop()
 
     assert 0 < last <= world.committed[0] < 1_000
     assert world.ledger.counts() == {(0, n): 1 for n in range(world.committed[0])}
+
+
+def test_nothing_starts_beside_a_running_query(world):
+    """A second start or a backfill is refused from whatever checkpoint, and the first query handles what comes."""
+    world.make_topic()
+    world.produce([b"a"])
+    pipeline = world.pipeline(world.entering())
+    query = pipeline.start("enter")
+    world.until(lambda: world.committed == {0: 1})
+
+    other, bare = world.pipeline(world.entering(), "other"), SparkPipeline(world.entering(), world.spark)
+    for again in (pipeline.start, pipeline.backfill, other.start, other.backfill, bare.backfill):
+        with pytest.raises(
+            ConsumerStateError, match=r"SparkQuery .*enter group=.* runs in this .* - stop\(\) it first"
+        ):
+            again("enter")
+    world.produce([b"b"])
+    world.until(lambda: world.committed == {0: 2})
+    query.stop()
+
+    assert world.ledger.counts() == {(0, 0): 1, (0, 1): 1}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -209,11 +239,11 @@ def test_a_driver_that_died_before_the_commit_is_made_good(world):
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
-    before = decode(world.metadata, 10).user_text
+    before = decode_metadata(world.metadata, 10).user_text
     world.produce([b"b"] * 5)
     world.run_to_the_end()
-    with GroupDesk(resolve(world.app().options), world.group, Observer()) as desk:
-        desk.commit({TopicPartition(world.topic, 0): Commit(10)}, before, may_go_back=True)
+    with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as desk:
+        desk.commit({TopicPartition(world.topic, 0): PartitionCommit(10)}, before, may_go_back=True)
 
     world.run_to_the_end()
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from penstock import (
+from tailrace import (
     App,
     ConfigurationError,
     Depends,
@@ -23,8 +23,8 @@ from penstock import (
     Reject,
     Retry,
 )
-from penstock.app.dead_letters import replay_letter
-from penstock.testing import TestApp
+from tailrace.app.failures.dead_letters import replay_letter
+from tailrace.testing import TestApp
 
 
 class Order(msgspec.Struct):
@@ -260,7 +260,7 @@ async def test_what_does_not_decode_dies_once():
         assert (letter.value, letter.attempts, letter.error_type) == (
             b'{"customer": 1}',
             1,
-            "penstock.errors.DecodeError",
+            "tailrace.errors.DecodeError",
         )
 
 

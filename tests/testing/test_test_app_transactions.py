@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from penstock import App, Record, Retry
-from penstock.testing import TestApp
+from tailrace import App, Record, Retry
+from tailrace.testing import TestApp
 
 
 def exactly_once(**options) -> App:

@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from fastapi import FastAPI
 
-import penstock
-from penstock import (
+import tailrace
+from tailrace import (
     App,
     ConfigurationError,
     ConsumerOptions,
@@ -22,10 +22,10 @@ from penstock import (
     Header,
     Key,
     Message,
-    PenstockError,
     Record,
     Reject,
     Retry,
+    TailraceError,
 )
 
 
@@ -51,7 +51,7 @@ def now() -> Iterator[float]:
     yield 0.0
 
 
-penstock.Ap()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+tailrace.Ap()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -159,12 +159,12 @@ async def live() -> None:
 
 def homes() -> None:
     fast = FastAPI(lifespan=billing.lifespan)
-    fast.mount("/", billing.health_app)
+    fast.mount("/health", billing.health_app)
     service = web.Application()
     service.cleanup_ctx.append(billing.cleanup_ctx)
 
 
-def errors(error: ConfigurationError) -> PenstockError:
+def errors(error: ConfigurationError) -> TailraceError:
     return error
 
 

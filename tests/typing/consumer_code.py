@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack, assert_type
 
-import penstock
-from penstock import Consumer, ConsumerOptions, ConsumerStatistics, OffsetAndMetadata, Record, TopicPartition
+import tailrace
+from tailrace import Consumer, ConsumerOptions, ConsumerStatistics, OffsetAndMetadata, Record, TopicPartition
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -116,5 +116,5 @@ async def offsets(consumer: Consumer, place: TopicPartition) -> None:
 
 
 def run(consumer: Consumer) -> None:
-    assert_type(penstock.run(read(consumer, 5)), str | None)
-    penstock.run(read)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(tailrace.run(read(consumer, 5)), str | None)
+    tailrace.run(read)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

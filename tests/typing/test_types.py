@@ -1,4 +1,4 @@
-"""What type checkers say of code that uses penstock: mypy and pyright, both strict."""
+"""What type checkers say of code that uses tailrace: mypy and pyright, both strict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import tailrace
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -30,8 +30,8 @@ def test_users_code_has_its_types(checker):
 
 
 def test_the_public_surface_is_typed():
-    """Of each name that users import from penstock, and all that it has, pyright knows the type without guessing."""
-    command = [sys.executable, "-m", "basedpyright", "--verifytypes", "penstock", "--ignoreexternal", "--outputjson"]
+    """Of each name that users import from tailrace, and all that it has, pyright knows the type without guessing."""
+    command = [sys.executable, "-m", "basedpyright", "--verifytypes", "tailrace", "--ignoreexternal", "--outputjson"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # In another folder, or it would not look for an installed package.
     done = subprocess.run(
@@ -39,7 +39,7 @@ def test_the_public_surface_is_typed():
     )
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
 
-    homes = {f"{getattr(penstock, name).__module__}.{name}" for name in penstock.__all__}
+    homes = {f"{getattr(tailrace, name).__module__}.{name}" for name in tailrace.__all__}
     public = [one for one in symbols if homes & {one["name"], one["name"].rpartition(".")[0]}]
     assert len(public) > 2 * len(homes)
     assert [one["name"] for one in public if not one["isTypeKnown"] or one["isTypeAmbiguous"]] == []

@@ -1,79 +1,16 @@
-"""A broker behind a proxy, who sees what it has committed, and apps that handle records exactly once."""
+"""A broker behind a proxy, what it has committed, and apps that handle records exactly once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from tests.support.transactional_broker import (
+    dead,
+    ledger,
+    mortal_server,
+    new_app,
+    own_server,
+    proxy,
+    quick_broker,
+    witness,
+)
 
-import pytest
-from ledger import Ledger
-from passing import IMPATIENT, QUICK_BROKER, direct
-from witness import Witness
-
-from penstock import App, Retry
-from penstock.testing import FaultProxy, KafkaServer
-
-
-@pytest.fixture(scope="session")
-def quick_broker() -> Iterator[KafkaServer]:
-    """A broker behind a proxy, which looks often for transactions that took too long."""
-    with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
-        yield started
-
-
-@pytest.fixture
-def own_server(quick_broker) -> KafkaServer:
-    """It, which all tests share; nothing is kept of what passed before this one."""
-    quick_broker.proxy.frames.clear()
-    return quick_broker
-
-
-@pytest.fixture
-def mortal_server() -> Iterator[KafkaServer]:
-    """A broker of the test's own, which it may kill: one that has many topics takes long to come back."""
-    with KafkaServer(config=QUICK_BROKER) as started:
-        yield started
-
-
-@pytest.fixture
-def proxy(own_server) -> FaultProxy:
-    return own_server.proxy
-
-
-@pytest.fixture
-def ledger(own_server) -> Ledger:
-    """It does not pass the proxy."""
-    return Ledger(direct(own_server))
-
-
-@pytest.fixture
-def witness(own_server) -> Witness:
-    """Nor does this one."""
-    return Witness(direct(own_server).bootstrap_servers)
-
-
-@pytest.fixture
-def new_app(own_server, group, recorder) -> Callable[..., App]:
-    def make(**options: object) -> App:
-        defaults = {
-            **IMPATIENT,
-            "bootstrap_servers": own_server.bootstrap_servers,
-            "group_id": group,
-            "hooks": [recorder],
-            "retry": Retry(attempts=2, backoff_ms=1, max_backoff_ms=50),
-            "delivery": "exactly_once",
-        }
-        return App(**{**defaults, **options})
-
-    return make
-
-
-@pytest.fixture
-def dead(own_server, ledger) -> Callable[[str], str]:
-    """Makes a topic with the name that is given, for dead letters."""
-
-    def make(name: str) -> str:
-        own_server.create_topic(name)
-        ledger._partitions[name] = 1
-        return name
-
-    return make
+__all__ = ["dead", "ledger", "mortal_server", "new_app", "own_server", "proxy", "quick_broker", "witness"]

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from penstock import App, Message, Record
+from tailrace import App, Message, Record
 
 
 def main(source: str, target: str, options: str) -> None:

@@ -10,10 +10,8 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from crew import until
-from passing import check, fill, passing_on, until_committed
 
-from penstock import (
+from tailrace import (
     App,
     ConfigurationError,
     Message,
@@ -21,8 +19,10 @@ from penstock import (
     Record,
     UnsupportedVersionError,
 )
-from penstock.messages import ApiVersionsRequest, ApiVersionsResponse
-from penstock.observe.events import TransactionAborted
+from tailrace.observe.events import TransactionAborted
+from tailrace.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from tests.support.consumer_group import until
+from tests.support.pipelines import check, fill, passing_on, until_committed
 
 INIT_PRODUCER_ID = 22
 
@@ -276,6 +276,7 @@ def test_options_that_will_not_do(options, said):
     ("options", "said"),
     [
         ({"isolation_level": "read_uncommitted"}, "isolation_level='read_uncommitted' contradicts"),
+        ({"offset_metadata_max_bytes": 0}, "offset_metadata_max_bytes=0 contradicts"),
         ({"enable_auto_commit": True}, "enable_auto_commit=True contradicts"),
         ({"group_id": None}, "no group"),
         ({"transactional_id": "{nobody}"}, "between braces it knows group, instance"),

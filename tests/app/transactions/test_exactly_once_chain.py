@@ -12,10 +12,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from commands import environment
-from ledger import Ledger
-from passing import direct, offsets_now
-from witness import Witness
+
+from tests.support.commands import environment
+from tests.support.committed_records import CommittedRecords
+from tests.support.pipelines import direct, offsets_now
+from tests.support.witness import Witness
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("eos_chain_program.py")
 PARTITIONS, KEYS = 4, 100
@@ -72,7 +75,7 @@ class Link:
         await self.start()
 
 
-async def fill(ledger: Ledger, topic: str, count: int) -> None:
+async def fill(ledger: CommittedRecords, topic: str, count: int) -> None:
     """So many records of some keys, numbered."""
     numbers = range(count)
     witness = Witness(ledger.server.bootstrap_servers)
@@ -81,7 +84,7 @@ async def fill(ledger: Ledger, topic: str, count: int) -> None:
     )
 
 
-async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float = 100) -> None:
+async def until_there(ledger: CommittedRecords, topic: str, count: int, timeout_s: float = 100) -> None:
     """Wait until so much of a topic may be read by readers of committed records, markers counted as well."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -90,7 +93,7 @@ async def until_there(ledger: Ledger, topic: str, count: int, timeout_s: float =
             await asyncio.sleep(0.05)
 
 
-async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: float = 100) -> None:
+async def until_through(ledger: CommittedRecords, link: Link, source: str, timeout_s: float = 100) -> None:
     """Wait until a link has committed that it has handled all of its topic."""
     async with asyncio.timeout(timeout_s):
         ends = {one: await ledger.stable_end(source, one) for one in range(PARTITIONS)}
@@ -102,7 +105,7 @@ async def until_through(ledger: Ledger, link: Link, source: str, timeout_s: floa
             await asyncio.sleep(0.05)
 
 
-async def until_owned(ledger: Ledger, group: str, partitions: int) -> None:
+async def until_owned(ledger: CommittedRecords, group: str, partitions: int) -> None:
     """Wait until one member has all partitions."""
     witness = Witness(ledger.server.bootstrap_servers)
     async with asyncio.timeout(30):
@@ -113,7 +116,7 @@ async def until_owned(ledger: Ledger, group: str, partitions: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def check(ledger: Ledger, topic: str, count: int) -> None:
+async def check(ledger: CommittedRecords, topic: str, count: int) -> None:
     """Each record is there once, and those of each key in order."""
     by_key = defaultdict(list)
     for one in await ledger.committed(topic):
@@ -123,7 +126,6 @@ async def check(ledger: Ledger, topic: str, count: int) -> None:
     assert sum(map(len, by_key.values())) == count
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("count", "kills", "first", "second"),
@@ -148,7 +150,7 @@ async def check(ledger: Ledger, topic: str, count: int) -> None:
 )
 async def test_killed_at_random_everything_comes_out_once(server, count, kills, first, second):
     """100,000 records through a chain of two apps with kills at random show each once, in order of its key."""
-    ledger, chance = Ledger(server), random.Random(20)
+    ledger, chance = CommittedRecords(server), random.Random(20)
     topics = [ledger.topic(PARTITIONS) for _ in range(3)]
     links = [Link(server, topics[0], topics[1], **first), Link(server, topics[1], topics[2], **second)]
     await fill(ledger, topics[0], count)
@@ -173,7 +175,6 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
     await check(ledger, topics[2], count)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "timeout_ms"),
     [
@@ -184,7 +185,7 @@ async def test_killed_at_random_everything_comes_out_once(server, count, kills, 
 )
 async def test_who_wakes_up_too_late_commits_nothing(server, protocol, timeout_ms):
     """A process that was frozen until others had its partitions is fenced by the group, and goes on as a new member."""
-    ledger = Ledger(server)
+    ledger = CommittedRecords(server)
     source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)
     options = {"group_protocol": protocol, "transaction_timeout_ms": timeout_ms}
     if protocol == "classic":

@@ -10,11 +10,8 @@ from typing import Annotated
 
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from crew import until
-from mishaps import with_code
-from passing import check, fill, offsets_now, passing_on, until_committed
 
-from penstock import (
+from tailrace import (
     ConfigurationError,
     HandlerFailedError,
     Header,
@@ -24,9 +21,12 @@ from penstock import (
     Reject,
     Retry,
 )
-from penstock.error_codes import ErrorCode
-from penstock.messages import TxnOffsetCommitRequest
-from penstock.observe.events import HandlerFailed, LetterRefused, OffsetsCommitted, RecordBuried, TransactionAborted
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import HandlerFailed, LetterRefused, OffsetsCommitted, RecordBuried, TransactionAborted
+from tailrace.protocol.messages import TxnOffsetCommitRequest
+from tests.support.consumer_group import until
+from tests.support.pipelines import check, fill, offsets_now, passing_on, until_committed
+from tests.support.transaction_faults import with_code
 
 POISON = b"7"
 
@@ -111,7 +111,7 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
     ledger, witness, new_app, group, dead, recorder, monkeypatch
 ):
     """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
-    monkeypatch.setattr("penstock.app.transactions.places._TOPIC_GRACE_S", 2.5)
+    monkeypatch.setattr("tailrace.producer.transactional.partitions._TOPIC_GRACE_S", 2.5)
     source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
     letters = dead(f"{source}.dead")
     fill(witness, source, range(40))
@@ -195,7 +195,7 @@ async def test_letters_that_are_too_large(ledger, witness, new_app, group, recor
     found = await ledger.committed(letters)
     assert (refused.offset, refused.advice) == (2, f"raise max.message.bytes of {letters}")
     assert [one.value() for one in found] == [large, too_large]
-    assert "penstock-error-traceback" not in dict(found[0].headers())
+    assert "tailrace-error-traceback" not in dict(found[0].headers())
     assert sorted(await ledger.values(target)) == [b"1", b"2", *[b"3"] * 9]
 
 
@@ -212,7 +212,7 @@ async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new
     others_are_seen = asyncio.Event()
 
     @app.handler(source, publish=target, retry_topics=[1_500])
-    async def pass_on(value: bytes, attempts: Annotated[int, Header("penstock-attempts")] = 0) -> bytes:
+    async def pass_on(value: bytes, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> bytes:
         if value == b"5" and not attempts:
             raise ValueError("not yet")
         if attempts:

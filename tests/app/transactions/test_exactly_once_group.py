@@ -6,20 +6,20 @@ import asyncio
 from collections import Counter
 
 import pytest
-from crew import until
-from mishaps import with_code
-from passing import check, fill, offsets_now, passing_on, until_committed
 
-from penstock import App, Message, Record, Retry
-from penstock.error_codes import ErrorCode
-from penstock.messages import TxnOffsetCommitRequest
-from penstock.observe.events import (
+from tailrace import App, Message, Record, Retry
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import (
     DrainTimedOut,
     FinishedSkipped,
     PartitionsAssigned,
     PartitionsRevoked,
     TransactionAborted,
 )
+from tailrace.protocol.messages import TxnOffsetCommitRequest
+from tests.support.consumer_group import until
+from tests.support.pipelines import check, fill, offsets_now, passing_on, until_committed
+from tests.support.transaction_faults import with_code
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def new_app(new_app):
     ],
     ids=["cooperative", "eager", "consumer protocol"],
 )
+@pytest.mark.slow
 async def test_members_come_and_go_in_the_middle(ledger, witness, new_app, group, options):
     """Two more join and leave while records flow: each comes out once, in order, whoever passes it on."""
     source, target, numbers = ledger.topic(4), ledger.topic(4), iter(range(0, 100_000, 400))

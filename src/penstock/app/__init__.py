@@ -1,1 +1,0 @@
-"""What handlers publish, so far: look in ``producer``."""

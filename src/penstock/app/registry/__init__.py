@@ -1,1 +1,0 @@
-"""Values with a schema, by a schema registry: the codec, what asks the registry, and a room for each format."""

@@ -1,1 +1,0 @@
-"""Exactly once: a producer of transactions, and what stands between an app and its consumer where it is used."""

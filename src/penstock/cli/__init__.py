@@ -1,9 +1,0 @@
-"""The command line: ``penstock COMMAND``.
-
-Look in ``entry`` for how a command is found and how its errors are told; each command is a module (or a folder) of
-its own, with ``arguments(parser)`` and ``run(options) -> exit code``, imported when it is called and not before.
-"""
-
-from penstock.cli.entry import main
-
-__all__ = ["main"]

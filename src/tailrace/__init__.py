@@ -1,0 +1,185 @@
+"""An asyncio-native consumer framework for Apache Kafka.
+
+``App`` runs handlers, ``Consumer`` reads, ``run`` runs, and everything that goes wrong is a ``TailraceError``.
+
+A name is looked up when it is first asked for: whoever wants one of them, or a command that says ``--help``, does not
+wait for all the others.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tailrace.app.app import App
+    from tailrace.app.declare.parameters import Depends, Header, Key
+    from tailrace.app.declare.schema_registry.codec import SchemaRegistry
+    from tailrace.app.failures.reject import Reject
+    from tailrace.app.handlers import Handlers
+    from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
+    from tailrace.app.processes.worker_pool import WorkerPool
+    from tailrace.app.publish.message import Message
+    from tailrace.config import ConsumerOptions
+    from tailrace.consumer.consumer import Consumer
+    from tailrace.consumer.delivery.streams import RecordStream
+    from tailrace.consumer.group.member import GroupMember
+    from tailrace.consumer.group.role_protocol import Generation, GroupRole
+    from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
+    from tailrace.consumer.shared_cluster import SharedCluster
+    from tailrace.core.failures.retry import Retry
+    from tailrace.errors import (
+        AuthenticationError,
+        BrokerConnectionError,
+        BrokerError,
+        CommitFailedError,
+        ConfigurationError,
+        ConsumerStateError,
+        ConsumerTimeoutError,
+        CorruptCheckpointError,
+        CorruptRecordError,
+        DeadLetterError,
+        DecodeError,
+        FencedMemberError,
+        GroupAuthorizationFailedError,
+        GroupError,
+        GroupNotEmptyError,
+        HandlerFailedError,
+        InvalidSessionTimeoutError,
+        InvalidTopicError,
+        LogTruncatedError,
+        MalformedMessageError,
+        NoCommonAssignorError,
+        NodeNotConnectedError,
+        NotAConsumerGroupError,
+        OffsetGapError,
+        OffsetOutOfRangeError,
+        PartialFailureError,
+        ProducerFencedError,
+        PublishError,
+        PublishTooLargeError,
+        RebalanceError,
+        RecordTooLargeError,
+        RequestTimedOutError,
+        SchemaRegistryError,
+        TailraceError,
+        TopicAuthorizationFailedError,
+        TopicRecreatedError,
+        UnknownGroupError,
+        UnknownTopicError,
+        UnsupportedVersionError,
+    )
+    from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+    from tailrace.runner import run
+
+__all__ = [
+    "App",
+    "AuthenticationError",
+    "BrokerConnectionError",
+    "BrokerError",
+    "CommitFailedError",
+    "ConfigurationError",
+    "Consumer",
+    "ConsumerHealth",
+    "ConsumerOffsets",
+    "ConsumerOptions",
+    "ConsumerStateError",
+    "ConsumerStatistics",
+    "ConsumerTimeoutError",
+    "CorruptCheckpointError",
+    "CorruptRecordError",
+    "DeadLetterError",
+    "DecodeError",
+    "Depends",
+    "FencedMemberError",
+    "Generation",
+    "GroupAuthorizationFailedError",
+    "GroupError",
+    "GroupMember",
+    "GroupNotEmptyError",
+    "GroupRole",
+    "HandlerFailedError",
+    "Handlers",
+    "Header",
+    "InvalidSessionTimeoutError",
+    "InvalidTopicError",
+    "Key",
+    "Lag",
+    "LogTruncatedError",
+    "MalformedMessageError",
+    "Message",
+    "NoCommonAssignorError",
+    "NodeNotConnectedError",
+    "NotAConsumerGroupError",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "OffsetGapError",
+    "OffsetOutOfRangeError",
+    "PartialFailureError",
+    "ProcessPoolConsumer",
+    "ProducerFencedError",
+    "PublishError",
+    "PublishTooLargeError",
+    "RebalanceError",
+    "Record",
+    "RecordStream",
+    "RecordTooLargeError",
+    "Reject",
+    "RequestTimedOutError",
+    "Retry",
+    "SchemaRegistry",
+    "SchemaRegistryError",
+    "SharedCluster",
+    "TailraceError",
+    "TopicAuthorizationFailedError",
+    "TopicPartition",
+    "TopicRecreatedError",
+    "UnknownGroupError",
+    "UnknownTopicError",
+    "UnsupportedVersionError",
+    "WorkerPool",
+    "run",
+]
+
+_MODULES = {
+    "App": "app.app",
+    "Consumer": "consumer.consumer",
+    "ConsumerOptions": "config",
+    "ConsumerHealth": "consumer.monitoring.status",
+    "ConsumerOffsets": "consumer.monitoring.status",
+    "ConsumerStatistics": "consumer.monitoring.status",
+    "Lag": "consumer.monitoring.status",
+    "Depends": "app.declare.parameters",
+    "Generation": "consumer.group.role_protocol",
+    "GroupMember": "consumer.group.member",
+    "GroupRole": "consumer.group.role_protocol",
+    "Handlers": "app.handlers",
+    "Header": "app.declare.parameters",
+    "Key": "app.declare.parameters",
+    "Message": "app.publish.message",
+    "OffsetAndMetadata": "records",
+    "OffsetAndTimestamp": "records",
+    "ProcessPoolConsumer": "app.processes.process_pool_consumer",
+    "Record": "records",
+    "RecordStream": "consumer.delivery.streams",
+    "Reject": "app.failures.reject",
+    "Retry": "core.failures.retry",
+    "SchemaRegistry": "app.declare.schema_registry.codec",
+    "SharedCluster": "consumer.shared_cluster",
+    "TopicPartition": "records",
+    "WorkerPool": "app.processes.worker_pool",
+    "run": "runner",
+}
+"""Where each name is; those that are not here are errors."""
+
+
+if not TYPE_CHECKING:  # to type checkers, a module with a __getattr__ has whatever name is misspelt
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,190 @@
+"""Groups and their members as tools are told of them, whichever protocol they speak.
+
+Rule of this file: values, and how they come out of answers; nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tailrace.errors import MalformedMessageError, broker_error
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.encoding.member_metadata import decode_assignment, decode_subscription
+from tailrace.protocol.messages import (
+    DescribedConsumerGroup,
+    DescribedConsumerGroupMember,
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribedPartitions,
+)
+from tailrace.records import TopicPartition
+
+__all__ = ["GroupDescription", "GroupListing", "GroupMemberDescription", "of_classic_protocol", "of_consumer_protocol"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """One group, as its coordinator lists it."""
+
+    group_id: str
+    group_type: str
+    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty where brokers do not say (before 3.8)."""
+    protocol_type: str
+    """``consumer`` of those that consume, ``connect`` of Kafka Connect's; empty where nobody ever joined."""
+    state: str
+    """Empty where brokers do not say (before 2.6)."""
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberDescription:
+    """One live member of a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    group_instance_id: str | None = None
+    """Of a static member."""
+    partitions: tuple[TopicPartition, ...] = ()
+    """What it has, in order."""
+    topics: tuple[str, ...] = ()
+    """What it asks for."""
+    pattern: str | None = None
+    """Or by which expression it asks, where the broker reads it."""
+    target: tuple[TopicPartition, ...] | None = None
+    """What it shall have, under the consumer protocol."""
+    problem: str = ""
+    """Why nothing can be said of its partitions: its client wrote them in no way that is known."""
+
+    def __str__(self) -> str:
+        static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
+        return f"{self.client_id or 'a client without a name'}{static} at {self.host or 'an unknown host'}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """One group and its members."""
+
+    group_id: str
+    group_type: str
+    """``classic`` or ``consumer``."""
+    protocol_type: str
+    state: str
+    assignor: str
+    """Who deals: what a classic group's members agreed on, or the broker's assignor."""
+    coordinator_id: int
+    coordinator: str
+    """Its address."""
+    members: tuple[GroupMemberDescription, ...] = ()
+    owners: Mapping[TopicPartition, GroupMemberDescription] = field(default_factory=dict, repr=False)
+    """Who has which partition."""
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether its members consume topics; one that nobody ever joined may have committed all the same."""
+        return self.protocol_type in {"consumer", ""}
+
+
+def of_consumer_protocol(
+    group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
+) -> GroupDescription:
+    """What a coordinator says of a group under KIP-848.
+
+    Raises:
+        BrokerError: it says nothing, or not to us.
+    """
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    members = tuple(_newer_member(one) for one in group.members)
+    return _described(
+        group.group_id, "consumer", "consumer", group.group_state, group.assignor_name, members, coordinator_id, cluster
+    )
+
+
+def _newer_member(member: DescribedConsumerGroupMember) -> GroupMemberDescription:
+    return GroupMemberDescription(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.instance_id,
+        _flat(member.assignment),
+        tuple(sorted(member.subscribed_topic_names)),
+        member.subscribed_topic_regex or None,
+        _flat(member.target_assignment),
+    )
+
+
+def _flat(dealt: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(TopicPartition(one.topic, partition) for one in dealt for partition in one.partitions))
+
+
+def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
+    """The same of the classic protocol.
+
+    Raises:
+        BrokerError: it says nothing, or not to us.
+    """
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    consumes = group.protocol_type == "consumer"
+    members = tuple(_older_member(one, consumes=consumes) for one in group.members)
+    return _described(
+        group.group_id,
+        "classic",
+        group.protocol_type,
+        group.group_state,
+        group.protocol_data,
+        members,
+        coordinator_id,
+        cluster,
+    )
+
+
+def _older_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMemberDescription:
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    problem = ""
+    # Nothing is said of either while a group is between two generations.
+    if consumes:
+        try:
+            topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
+            dealt = decode_assignment(member.assignment).assigned_partitions
+            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in dealt for p in one.partitions))
+        except MalformedMessageError as error:
+            problem = str(error)
+    return GroupMemberDescription(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.group_instance_id,
+        partitions,
+        topics,
+        problem=problem,
+    )
+
+
+def _described(  # noqa: PLR0913, PLR0917 - what both protocols have
+    group_id: str,
+    group_type: str,
+    protocol_type: str,
+    state: str,
+    assignor: str,
+    members: Sequence[GroupMemberDescription],
+    coordinator_id: int | None,
+    cluster: Cluster,
+) -> GroupDescription:
+    node_id = -1 if coordinator_id is None else coordinator_id
+    node = cluster.topology.brokers.get(node_id)
+    in_order = tuple(sorted(members, key=lambda one: (one.client_id, one.group_instance_id or "", one.member_id)))
+    return GroupDescription(
+        group_id,
+        group_type,
+        protocol_type,
+        state,
+        assignor,
+        node_id,
+        f"{node.host}:{node.port}" if node is not None else "",
+        in_order,
+        {partition: member for member in in_order for partition in member.partitions},
+    )

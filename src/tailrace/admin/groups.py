@@ -1,0 +1,261 @@
+"""Groups as they are seen from outside: listed, described, removed.
+
+Rule of this file: both protocols look alike to whoever asks, but for what only one of them has. What a broker says of
+a group is passed on in Kafka's words (``Stable``, ``Empty``, ``Reconciling``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tailrace.admin.descriptions import (
+    GroupDescription,
+    GroupListing,
+    GroupMemberDescription,
+    of_classic_protocol,
+    of_consumer_protocol,
+)
+from tailrace.admin.requests import NOT_NOW, PATIENCE_S, ask_coordinator, ask_each
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import (
+    BrokerConnectionError,
+    GroupNotEmptyError,
+    NotAConsumerGroupError,
+    UnknownGroupError,
+    UnsupportedVersionError,
+    broker_error,
+)
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribedConsumerGroup,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    Request,
+)
+
+__all__ = [
+    "check_idle",
+    "delete_group",
+    "describe_group",
+    "describe_groups",
+    "list_groups",
+]
+
+_ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
+"""What a broker says of a group that speaks the other protocol, or where it does not know this one."""
+_FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+
+
+# ---- listing -----------------------------------------------------------------------------------------------------
+
+
+async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> list[GroupListing]:
+    """All groups that we may know of, by name; each broker is asked for those that it coordinates.
+
+    Raises:
+        BrokerError: a broker cannot say, still not after ``timeout_s``.
+        BrokerConnectionError: one does not answer: without it the list would not be whole.
+    """
+
+    async def ask() -> list[GroupListing]:
+        try:
+            answers = await ask_each(cluster, dict.fromkeys(cluster.topology.brokers, ListGroupsRequest()))
+        except BrokerConnectionError:
+            await cluster.refresh()
+            raise
+        for answer in answers.values():
+            if answer.error_code:
+                raise broker_error(answer.error_code, "a broker does not list its groups")
+        return _listed(answers)
+
+    return await cluster.retrying(ask, timeout_s=timeout_s, what="listing groups")
+
+
+def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
+    """By name; a group that changes its coordinator just now may be listed by both."""
+    found = {
+        one.group_id: GroupListing(one.group_id, one.group_type.lower(), one.protocol_type, one.group_state, node_id)
+        for node_id, answer in answers.items()
+        for one in answer.groups
+    }
+    return [found[group_id] for group_id in sorted(found)]
+
+
+# ---- describing --------------------------------------------------------------------------------------------------
+
+
+async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupDescription:
+    """One group, whichever protocol it speaks.
+
+    Raises:
+        UnknownGroupError: there is none of that name.
+        NotAConsumerGroupError: it is a share group or one of Kafka Streams, which this cannot describe.
+        GroupAuthorizationFailedError: we may not look at it.
+        BrokerConnectionError: nobody answers in time.
+    """
+    what = f"describing group {group_id!r}"
+    newer = await _ask_newer(cluster, group_id, timeout_s, what)
+    if newer is not None and newer.error_code not in _ELSEWHERE:
+        return of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
+    answer = await ask_coordinator(
+        cluster,
+        group_id,
+        DescribeGroupsRequest((group_id,)),
+        lambda answer: [one.error_code for one in answer.groups],
+        timeout_s=timeout_s,
+        what=what,
+    )
+    group = next((one for one in answer.groups if one.group_id == group_id), None)
+    if group is None:
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the broker says nothing of it")
+    if _is_nowhere(group):
+        raise await _why_nowhere(cluster, group_id, timeout_s)
+    return of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
+
+
+async def describe_groups(
+    cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = PATIENCE_S
+) -> list[GroupDescription]:
+    """What ``list_groups`` gave, described, in one or two requests a broker.
+
+    Left out is what went in between, what cannot be described, and what we may list and not look at; for a moment also
+    what a coordinator has just taken over from one that died, which it knows only when its followers have caught up.
+
+    Raises:
+        BrokerConnectionError: nobody answers in time.
+    """
+    wanted = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
+    described: dict[str, GroupDescription | None] = {}
+    try:
+        described |= await _newer_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
+        described |= await _older_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
+    except BrokerConnectionError:
+        pass  # a coordinator that went has others in its place, which each group is asked for now
+    for one in wanted:
+        if one.group_id not in described:
+            try:
+                described[one.group_id] = await describe_group(cluster, one.group_id, timeout_s=timeout_s)
+            except (UnknownGroupError, NotAConsumerGroupError):
+                continue  # it went since it was listed, or became something else
+    return [found for _, found in sorted(described.items()) if found is not None]
+
+
+async def _newer_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
+    """Those that their coordinators describe under KIP-848; None is one that we may not look at."""
+    asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    return {
+        group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, asked)).items()
+        for group in answer.groups
+        if group.error_code not in NOT_NOW | _ELSEWHERE
+    }
+
+
+async def _older_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
+    """The same of the classic protocol."""
+    asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
+    return {
+        group.group_id: None if group.error_code in _FORBIDDEN else of_classic_protocol(group, node_id, cluster)
+        for node_id, answer in (await ask_each(cluster, asked)).items()
+        for group in answer.groups
+        if group.error_code not in NOT_NOW and not _is_nowhere(group)
+    }
+
+
+def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for one in listings:
+        found[one.coordinator_id] = (*found.get(one.coordinator_id, ()), one.group_id)
+    return found
+
+
+async def _ask_newer(cluster: Cluster, group_id: str, timeout_s: float, what: str) -> DescribedConsumerGroup | None:
+    """The group under KIP-848; None where brokers are too old for it."""
+    try:
+        answer = await ask_coordinator(
+            cluster,
+            group_id,
+            ConsumerGroupDescribeRequest((group_id,)),
+            lambda answer: [one.error_code for one in answer.groups],
+            timeout_s=timeout_s,
+            what=what,
+        )
+    except UnsupportedVersionError:
+        return None
+    return next((one for one in answer.groups if one.group_id == group_id), None)
+
+
+def _is_nowhere(group: DescribedGroup) -> bool:
+    return group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not group.error_code and group.group_state == "Dead")
+
+
+async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> NotAConsumerGroupError | UnknownGroupError:
+    """It is of a kind that nobody describes here, or it does not exist."""
+    request: Request[ListGroupsResponse] = ListGroupsRequest()
+    listed = await ask_coordinator(
+        cluster,
+        group_id,
+        request,
+        lambda answer: [answer.error_code],
+        timeout_s=timeout_s,
+        what=f"looking for group {group_id!r}",
+    )
+    kind = next((one.group_type for one in listed.groups if one.group_id == group_id), "").lower()
+    if kind and kind not in {"classic", "consumer"}:
+        return NotAConsumerGroupError(
+            f"{group_id!r} is a group of kind {kind!r}, not of consumers - use Kafka's own tools for it"
+        )
+    return UnknownGroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+
+
+# ---- changing ----------------------------------------------------------------------------------------------------
+
+
+def check_idle(group: GroupDescription, what: str) -> None:
+    """Refuse ``what`` while the group has live members.
+
+    Raises:
+        GroupNotEmptyError: naming them.
+    """
+    if group.members:
+        raise _not_empty(group.group_id, group.members, what)
+
+
+def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: str) -> GroupNotEmptyError:
+    names = [str(one) for one in members]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    count = "1 live member" if len(names) == 1 else f"{len(names)} live members"
+    who = f"{count}: {shown}" if names else "live members"
+    return GroupNotEmptyError(
+        f"group {group_id!r} has {who} - stop them before {what}, or wait until their session is over", names
+    )
+
+
+async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> None:
+    """Remove a group without members, and all that it has committed; one that is not there is removed already.
+
+    Raises:
+        GroupNotEmptyError: it has live members; they are named.
+        BrokerError: it may not be removed.
+        BrokerConnectionError: the brokers do not answer in time.
+    """
+    what = f"removing group {group_id!r}"
+    answer = await ask_coordinator(
+        cluster,
+        group_id,
+        DeleteGroupsRequest((group_id,)),
+        lambda answer: [one.error_code for one in answer.groups],
+        timeout_s=timeout_s,
+        what=what,
+    )
+    codes = {group.group_id: group.error_code for group in answer.groups}
+    code = codes.get(group_id, ErrorCode.UNKNOWN_SERVER_ERROR)
+    if code == ErrorCode.NON_EMPTY_GROUP:
+        described = await describe_group(cluster, group_id, timeout_s=timeout_s)
+        raise _not_empty(group_id, described.members, "removing the group")
+    if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
+        raise broker_error(code, f"group {group_id} was not removed")

@@ -1,0 +1,169 @@
+"""Topics made and unmade, and how many partitions they have.
+
+Rule of this file: an answer may be lost on its way, so a second attempt that finds the work done counts as success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import BrokerConnectionError, broker_error
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.messages import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    MetadataTopic,
+    NewTopic,
+    Request,
+    TopicConfig,
+)
+from tailrace.records import TopicPartition
+
+__all__ = ["create_topic", "delete_topic", "led", "partitions_of", "watched"]
+
+
+async def create_topic(  # noqa: PLR0913 - what a topic has
+    cluster: Cluster,
+    name: str,
+    partitions: int,
+    *,
+    replication_factor: int = -1,
+    config: Mapping[str, object] | None = None,
+    timeout_s: float = 30,
+) -> None:
+    """Make a topic and wait until each of its partitions has a leader.
+
+    Args:
+        cluster: where; reached already.
+        name: of the topic.
+        partitions: how many it gets.
+        replication_factor: copies of each partition; by default as many as the brokers want.
+        config: the topic's own settings, such as ``retention.ms``.
+        timeout_s: how long each of the two steps may take.
+
+    Raises:
+        BrokerError: the topic exists already, or may not be made.
+        BrokerConnectionError: the brokers do not answer in time.
+    """
+    configs = tuple(TopicConfig(key, str(value)) for key, value in (config or {}).items())
+    question = CreateTopicsRequest((NewTopic(name, partitions, replication_factor, configs=configs),))
+    attempts = 0
+
+    async def create() -> None:
+        nonlocal attempts
+        attempts += 1
+        done = ErrorCode.TOPIC_ALREADY_EXISTS if attempts > 1 else ErrorCode.NONE
+        await _change(cluster, question, name, done)
+
+    async def see_leaders() -> None:
+        await cluster.refresh()
+        topic = cluster.topology.topics.get(name)
+        led = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
+        if len(led) < partitions:
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(led)} of {partitions} partitions are led")
+
+    await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
+    cluster.watch(question, [name])
+    try:
+        await cluster.retrying(see_leaders, timeout_s=timeout_s, what=f"waiting for the leaders of topic {name}")
+    finally:
+        cluster.unwatch(question)
+
+
+async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) -> None:
+    """Delete a topic with all its records; one that is not there is deleted already.
+
+    Raises:
+        BrokerError: it may not be deleted.
+        BrokerConnectionError: the brokers do not answer in time.
+    """
+    question = DeleteTopicsRequest((MetadataTopic(name),))
+
+    async def delete() -> None:
+        await _change(cluster, question, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+    await cluster.retrying(delete, timeout_s=timeout_s, what=f"deleting topic {name}")
+
+
+@contextmanager
+def watched(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
+    """Keep ``topics``, or all there are, in the cluster's picture for the length of a ``with``."""
+    who = object()
+    cluster.watch(who, topics)
+    try:
+        yield
+    finally:
+        cluster.unwatch(who)
+
+
+async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s: float = 30) -> dict[str, int]:
+    """How many partitions each topic has; one that does not exist is left out.
+
+    Raises:
+        BrokerError: a name is no topic's, or we may not know of it.
+        BrokerConnectionError: nobody answers in time.
+    """
+    if not topics:
+        return {}
+
+    async def look() -> dict[str, int]:
+        await cluster.refresh()
+        for name in topics:
+            code = cluster.topology.errors.get(name, ErrorCode.NONE)
+            if code not in {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
+                raise broker_error(code, f"topic {name!r}")
+        return cluster.topology.partitions_of(topics)
+
+    with watched(cluster, topics):
+        return await cluster.retrying(look, timeout_s=timeout_s, what=f"looking for {', '.join(topics)}")
+
+
+async def led(
+    cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
+) -> frozenset[TopicPartition]:
+    """Those that have a leader: all of them, or who has one when the others have had ``max_wait_s`` to get one.
+
+    Raises:
+        BrokerConnectionError: nobody answers in time.
+    """
+    loop = asyncio.get_running_loop()
+    patient_until = loop.time() + min(max_wait_s, timeout_s / 2)
+
+    async def look() -> frozenset[TopicPartition]:
+        leaders = {one: cluster.topology.leader(one) for one in partitions}
+        found = frozenset(one for one, leader in leaders.items() if leader is not None and leader.leader_id >= 0)
+        if len(found) == len(leaders) or loop.time() >= patient_until:
+            return found
+        await cluster.refresh()
+        raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have none")
+
+    with watched(cluster, {one.topic for one in partitions}):
+        return await cluster.retrying(look, timeout_s=timeout_s, what="looking for leaders")
+
+
+async def _change(
+    cluster: Cluster,
+    question: CreateTopicsRequest | DeleteTopicsRequest,
+    name: str,
+    done: ErrorCode,
+) -> None:
+    """Ask the controller once; ``done`` is the error that says that there is nothing left to do."""
+    try:
+        controller = cluster.broker(cluster.topology.controller_id)
+        answer: CreateTopicsResponse | DeleteTopicsResponse = await controller.send(cast("Request[Any]", question))
+    except BrokerConnectionError:
+        await cluster.refresh()
+        raise
+    result = next((one for one in answer.topics if one.name == name), None)
+    if result is None:
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name}: the broker says nothing of it")
+    if result.error_code == ErrorCode.NOT_CONTROLLER:
+        await cluster.refresh()
+    if result.error_code not in {ErrorCode.NONE, done}:
+        raise broker_error(result.error_code, f"{name}: {result.error_message or 'refused'}")

@@ -1,0 +1,1 @@
+"""Apps: declared handlers, and what runs them."""

@@ -1,0 +1,1 @@
+"""Handler signatures, dependencies, codecs: read once, when an app starts."""

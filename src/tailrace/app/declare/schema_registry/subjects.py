@@ -1,0 +1,126 @@
+"""Subjects of topics, and the check that a schema id in a record belongs to the subject of its topic.
+
+An id is refused only when the registry has the subject and none of its versions has the id. An id accepted once stays
+accepted, so that a registry that is down stops no topic whose schemas are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from tailrace.app.declare.annotations import split_none
+from tailrace.app.declare.schema_registry.client import RegistryClient
+from tailrace.app.declare.schema_registry.decoders import SchemaDecoders, SharedLookup
+from tailrace.app.declare.schema_registry.formats import HEADER, header_of, id_of
+from tailrace.app.declare.schema_registry.schema import Schema
+
+__all__ = ["SubjectName", "SubjectReader", "subject_of"]
+
+SubjectName: TypeAlias = Literal["topic", "record", "topic_record"]
+
+_REFUSED_FOR_S = 5.0
+"""Time for which a refused id is not asked for again; after it a version registered meanwhile is found."""
+_MOST_REFUSED = 1000
+_MOST_TOPICS = 10_000
+
+
+def subject_of(strategy: SubjectName, topic: str, *, is_key: bool, record_name: Callable[[], str]) -> str:
+    """Return the subject for the values or keys of a topic."""
+    if strategy == "topic":
+        return f"{topic}-{'key' if is_key else 'value'}"
+    return record_name() if strategy == "record" else f"{topic}-{record_name()}"
+
+
+class SubjectReader:
+    """Decoder of values, or of keys, whose schema ids belong to the subject of their topic.
+
+    Args:
+        schemas: fetches schemas and decodes by them.
+        client: asks the registry for the subjects of an id.
+        subject: return the subject of a topic for a schema; None if the schema has no name to compare.
+    """
+
+    def __init__(
+        self, schemas: SchemaDecoders, client: RegistryClient, subject: Callable[[str, Schema], str | None]
+    ) -> None:
+        self._schemas, self._client, self._subject = schemas, client, subject
+        self._accepted: dict[str, set[bytes]] = {}
+        """Headers of accepted ids, by topic."""
+        self._refused: dict[tuple[str, bytes], float] = {}
+        """Times at which refused headers may be asked for again."""
+        self._together = SharedLookup()
+
+    def accept(self, topic: str, schema_id: int) -> None:
+        """Accept an id in records of a topic."""
+        accepted = self._accepted.get(topic)
+        if accepted is None:
+            _drop_oldest(self._accepted, _MOST_TOPICS)
+            accepted = self._accepted[topic] = set()
+        accepted.add(header_of(schema_id))
+
+    def lacks(self, topic: str, data: bytes, /) -> bool:
+        """Return True if the schema, or whether it belongs to the topic, is not known yet."""
+        header = data[:HEADER]
+        accepted = self._accepted.get(topic)
+        if accepted is not None and header in accepted:
+            return False
+        if self._schemas.lacks(data):
+            return True
+        if not self._schemas.knows(header):
+            return False  # decoding raises the reason
+        again_at = self._refused.get((topic, header))
+        return again_at is None or again_at <= asyncio.get_running_loop().time()
+
+    async def fetch(self, topic: str, data: bytes, /) -> None:
+        """Fetch the schema and check its id against the subject.
+
+        Raises:
+            SchemaRegistryError: the registry could not be asked.
+        """
+        header = data[:HEADER]
+        while self.lacks(topic, data):
+            await self._schemas.fetch(data)
+            if self._schemas.knows(header):
+                await self._together.ask((topic, header), lambda: self._check(topic, header))
+
+    def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]:  # noqa: ANN401 - any type there is
+        """Return a decoder of bytes that lack nothing.
+
+        Raises:
+            TypeError: values of this format never become such a type.
+        """
+        decode = self._schemas.decoder(annotation)
+        if split_none(annotation)[0] is bytes:
+            return lambda _topic, data: decode(data)
+
+        def decode_checked(topic: str, data: bytes) -> object:
+            accepted = self._accepted.get(topic)
+            if accepted is None or data[:HEADER] not in accepted:
+                self._refuse(topic, data)
+            return decode(data)
+
+        return decode_checked
+
+    async def _check(self, topic: str, header: bytes) -> None:
+        schema = self._schemas.schema(header)
+        subject = self._subject(topic, schema)
+        self._refused.pop((topic, header), None)
+        if subject is None or await self._client.may_be_of(subject, schema.id):
+            self.accept(topic, schema.id)
+            return
+        _drop_oldest(self._refused, _MOST_REFUSED)
+        self._refused[topic, header] = asyncio.get_running_loop().time() + _REFUSED_FOR_S
+
+    def _refuse(self, topic: str, data: bytes) -> None:
+        schema_id = id_of(data)
+        if not self._schemas.knows(data[:HEADER]):
+            return  # decoding raises the reason
+        subject = self._subject(topic, self._schemas.schema(data[:HEADER]))
+        raise LookupError(f"schema {schema_id} is not a version of {subject!r}")
+
+
+def _drop_oldest(kept: dict[Any, Any], most: int) -> None:
+    if len(kept) >= most:
+        del kept[next(iter(kept))]

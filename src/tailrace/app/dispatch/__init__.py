@@ -1,0 +1,1 @@
+"""Execution of handlers: executors of records and batches, calls, recovery from failures."""

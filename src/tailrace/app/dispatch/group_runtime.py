@@ -1,0 +1,327 @@
+"""One consumer group of an app at work: its consumer, a line for each handler, and what goes from one to the other.
+
+Rule of this file: a record goes to the first handler that wants it, and is done when that line says so. The group
+decides nothing else; order is ``app.dispatch.record_executor``'s, failure ``app.failures.policy``'s, and when to try
+again ``app.failures.delayed_records``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import anyio
+
+from tailrace.app.declare.arguments import Opened
+from tailrace.app.declare.plan import BoundHandler
+from tailrace.app.dispatch.batch_executor import BatchExecutor
+from tailrace.app.dispatch.handler_runtime import HandlerContext, HandlerRuntime, handler_runtime
+from tailrace.app.dispatch.record_call import wants
+from tailrace.app.dispatch.record_executor import RecordExecutor
+from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
+from tailrace.app.failures.dead_letters import first_read, handler_of
+from tailrace.app.failures.delayed_records import RetryTopicRecords
+from tailrace.app.handlers import Handler
+from tailrace.app.sources import Source
+from tailrace.app.topics.routes import Routes
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.core.delivery.progress import Position
+from tailrace.observe.events import HandlerLeftBehind, HandlersOverlap, LaneFull, UnmatchedRecord
+from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import Publisher
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["Connect", "GroupRuntime"]
+
+_FULL_TOLD_S = 60.0
+"""Between two words of the lanes of one partition that are full."""
+
+Connect: TypeAlias = Callable[[Routes], Source]
+"""Gives the source of a group's records."""
+
+
+class GroupRuntime:
+    """Reads for its handlers and lets each have its records.
+
+    Args:
+        handlers: each with its signature read, and what holds for it.
+        opened: what dependencies of the app's scope have given.
+        publisher: for results and dead letters.
+        connect: where records come from.
+    """
+
+    def __init__(  # noqa: PLR0913 - the rooms it stands between
+        self,
+        group_id: str,
+        handlers: Sequence[BoundHandler],
+        *,
+        opened: Opened,
+        publisher: Publisher,
+        observer: Observer,
+        connect: Connect,
+    ) -> None:
+        self.group_id = group_id
+        self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
+        self._routes = Routes(group_id, [(one.handler, one.resolved.dead_letter) for one in handlers])
+        self.source = connect(self._routes)
+        self._transactions = self.source.transactions
+        self._delays = RetryTopicRecords(
+            self._routes.retries,
+            hand_on=self._deal,
+            room_of=self._room_in_lines,
+            on_empty=self._may_read_on,
+            wall_clock=self.source.wall_clock,
+        )
+        self._runtimes: list[HandlerRuntime] = []
+        self._batch_lines: list[BatchExecutor] = []
+        self._of_topic: dict[str, list[HandlerRuntime]] = {}
+        self._progress = AutoResetEvent()
+        self._full_at: dict[TopicPartition, float] = {}
+        """When it was told last that a lane of a partition is full."""
+        self._is_ending = False
+        self.left_behind: list[str] = []
+        """Names of handlers that went on after they were canceled at the end."""
+
+    async def start(self) -> None:
+        """Connect to where records come from; the first come with ``run``.
+
+        Raises:
+            TailraceError: as ``Consumer.start`` does.
+        """
+        window = await self.source.start(self)
+        publisher = self._publisher if self._transactions is None else self._transactions
+        context = HandlerContext(
+            opened=self._opened,
+            publisher=publisher,
+            letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
+            transactions=self._transactions,
+            observer=self._observer,
+            # Looked up for each record: where all of them are known by name, that is a set.
+            origins=self._routes if self._routes.patterns else self._routes.own,
+            delay_of=self._delays.delay_of,
+            window=window,
+            on_progress=self._progressed,
+            on_full=self._lane_is_full,
+        )
+        self._runtimes = [handler_runtime(one, context) for one in self._ready]
+        self._batch_lines = [one.executor for one in self._runtimes if isinstance(one.executor, BatchExecutor)]
+
+    async def run(self, cleaning_up_s: float) -> None:
+        """Handle records until cancelled; then handlers that run are cut short, and have so long to clean up.
+
+        Raises:
+            HandlerFailedError: a handler failed for good, and ``on_failure="stop"`` says so.
+            TailraceError: the consumer cannot go on.
+        """
+        async with anyio.create_task_group() as tasks:
+            for one in self._runtimes:
+                tasks.start_soon(self._run_line, one, cleaning_up_s)
+            tasks.start_soon(self._pump)
+            tasks.start_soon(self._delays.run)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Begin nothing more, and wait for what runs, for so long at most."""
+        until = asyncio.get_running_loop().time() + timeout_s
+        # Of what a rebalance brings from now on nothing is begun either.
+        self._is_ending = True
+        self.source.halt()
+        if self._transactions is not None:
+            await self._transactions.settled(until)
+        while self.runs and asyncio.get_running_loop().time() < until:
+            await self._progress.wait(until)
+
+    def handler_in(self, task: asyncio.Task[Any]) -> str | None:
+        """The name of the handler that runs in ``task``. Any thread may ask."""
+        return next((one.handler.name for one in self._runtimes if one.executor.runs_in(task)), None)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of a handler that ends the app."""
+        return next(filter(None, (one.executor.failure for one in self._runtimes)), None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing goes on by itself: what is not done waits for what failed for good."""
+        if self._transactions is not None and not self._transactions.are_settled:
+            return False
+        return not self._delays and all(
+            one.executor.at_work == one.failures.waiting and not one.executor.has_failed for one in self._runtimes
+        )
+
+    def executors_of(self, function: Callable[..., object]) -> list[RecordExecutor | BatchExecutor]:
+        """Where a handler runs; several if it was declared more than once."""
+        return [one.executor for one in self._runtimes if one.handler.function is function]
+
+    @property
+    def slowest(self) -> tuple[float, str]:
+        """For how many seconds the record has run that was begun first, and whose it is."""
+        return max(((one.executor.longest_s, one.handler.name) for one in self._runtimes), default=(0.0, ""))
+
+    @property
+    def overdue(self) -> Sequence[str]:
+        """Names of handlers that still run although their ``timeout_ms`` is over."""
+        return [one.handler.name for one in self._runtimes if one.overdue.count]
+
+    @property
+    def waiting(self) -> int:
+        """Records that failed for good and are tried again now and then, as nobody takes them."""
+        aside = 0 if self._transactions is None else self._transactions.waiting
+        return aside + sum(one.failures.waiting for one in self._runtimes)
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long no transaction could be committed although there are records; 0 while that is not long."""
+        return 0.0 if self._transactions is None else self._transactions.stalled_s
+
+    @property
+    def runs(self) -> bool:
+        """Whether a handler runs, or waits for its next attempt."""
+        return any(one.executor.runs for one in self._runtimes)
+
+    @property
+    def runs_ours(self) -> bool:
+        """The same, of records whose partitions were not dropped since."""
+        return any(one.executor.runs_ours for one in self._runtimes)
+
+    @property
+    def unstarted(self) -> int:
+        """How many records were taken and have not started."""
+        return bool(self._delays) + sum(one.executor.waiting for one in self._runtimes)
+
+    def hold_starts(self) -> None:
+        """Start nothing more until ``allow_starts``; what runs goes on."""
+        for one in self._runtimes:
+            one.executor.hold_starts()
+
+    def allow_starts(self) -> None:
+        """Start records again."""
+        for one in self._runtimes:
+            one.executor.allow_starts()
+
+    def started(self, position: Position, end: int) -> tuple[int, list[int]]:
+        """Return the offset from which nothing of a partition has started, and those below that have not, either."""
+        held = self._delays.held_of(position)
+        end = end if held is None else min(held, end)
+        parts = [one.executor.unstarted(position) for one in self._runtimes_of(position.partition.topic)]
+        limit = max(end if following is None else min(following, end) for following, _ in parts)
+        return limit, [offset for _, offsets in parts for offset in offsets if offset < limit]
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether no handler runs, and one that is paused has records that wait for it."""
+        return not self.runs and any(one.executor.holds_back for one in self._runtimes)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether records wait for others, to be handled with them as a batch."""
+        return any(executor.gathers for executor in self._batch_lines)
+
+    def hurry(self) -> None:
+        """Nothing more comes before all of it is done: what waits for others need not."""
+        for executor in self._batch_lines:
+            executor.hurry()
+
+    # ---- as the reader wants it --------------------------------------------------------------------------------
+
+    def next_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and neither begun nor done; None when there is none."""
+        return _lowest([self._delays.held_of(position), *(one.executor.next_of(position) for one in self._runtimes)])
+
+    def done_of(self, position: Position) -> int | None:
+        """The lowest offset that is handed out and not done; None when there is none."""
+        return _lowest([self._delays.held_of(position), *(one.executor.done_of(position) for one in self._runtimes)])
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
+        held = next((found for one in self._runtimes if (found := one.executor.held_of(partition)) is not None), None)
+        end = None if held is None or held.position.tracker is not held.tracker else held.position.delivered
+        shelved = self._delays.drop(partition)
+        # All of them are told.
+        left = _lowest([shelved, *(one.executor.halt(partition) for one in self._runtimes)])
+        if held is not None and end is not None and self._transactions is None:
+            # Of all that is not done the tracker knows by now; what is done behind it gets into the last map.
+            held.tracker.advance(end if shelved is None else shelved)
+        return left
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition."""
+        self._delays.drop(partition)
+        for one in self._runtimes:
+            one.executor.drop(partition)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _run_line(self, handler_runtime: HandlerRuntime, cleaning_up_s: float) -> None:
+        try:
+            await handler_runtime.executor.run(cleaning_up_s)
+        finally:
+            for record in handler_runtime.executor.under_way:
+                name, partition = handler_runtime.handler.name, record.topic_partition
+                self.left_behind.append(name)
+                self._observer.tell(HandlerLeftBehind(name, partition, record.offset, cleaning_up_s))
+
+    async def _pump(self) -> None:
+        while True:
+            position, records = await self.source.next_slice(self.room_of)
+            if position.partition.topic in self._delays:
+                self._delays.hold(position, records)
+            else:
+                self._deal(position, records)
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition it takes now."""
+        return 0 if self._is_ending else self._delays.limit(partition, self._room_in_lines(partition))
+
+    def _room_in_lines(self, partition: TopicPartition) -> int:
+        return min(one.executor.room_of(partition) for one in self._runtimes_of(partition.topic))
+
+    def _deal(self, position: Position, records: Sequence[Record]) -> None:
+        runtimes = self._runtimes_of(position.partition.topic)
+        if len(runtimes) == 1 and runtimes[0].handler.when is None:
+            runtimes[0].executor.add(position, records)
+            return
+        shares: dict[int, list[Record]] = {}
+        is_own = position.partition.topic in self._routes
+        for record in records:
+            seen, order = record, list(range(len(runtimes)))
+            if is_own:
+                seen, failed = first_read(record), handler_of(record)
+                # Who failed first is asked first.
+                order.sort(key=lambda n: runtimes[n].handler.name != failed)
+            wanting = (n for n in order if wants(runtimes[n].handler, seen))
+            # What nobody wants fails where a handler says that it shall; there it is refused before the handler runs.
+            refusing = (n for n in order if runtimes[n].handler.unmatched == "fail")
+            chosen = next(wanting, next(refusing, None))
+            if chosen is None:
+                self._observer.tell(UnmatchedRecord(record.topic_partition, record.offset))
+            else:
+                shares.setdefault(chosen, []).append(record)
+        for number, share in shares.items():
+            runtimes[number].executor.add(position, share)
+
+    def _runtimes_of(self, topic: str) -> list[HandlerRuntime]:
+        found = self._of_topic.get(topic)
+        if found is None:
+            found = self._of_topic[topic] = [self._runtimes[number] for number in self._routes.receivers(topic)]
+            if (pair := self._routes.contested(topic)) is not None:
+                self._observer.tell(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
+        return found
+
+    def _progressed(self) -> None:
+        self._progress.set()
+        self.source.progressed()
+        self._delays.look_again()
+
+    def _may_read_on(self) -> None:
+        self.source.progressed()
+
+    def _lane_is_full(self, handler: Handler, record: Record, waiting: int) -> None:
+        now, partition = asyncio.get_running_loop().time(), record.topic_partition
+        if now >= self._full_at.get(partition, now):
+            self._full_at[partition] = now + _FULL_TOLD_S
+            self._observer.tell(LaneFull(handler.name, partition, record.key, waiting))
+
+
+def _lowest(offsets: Iterable[int | None]) -> int | None:
+    return min((offset for offset in offsets if offset is not None), default=None)

@@ -1,0 +1,145 @@
+"""Plain functions in threads, beside the event loop.
+
+Rule of this file: a thread cannot be ended, so one that does not come back is left behind when nobody waits for it any
+more, and goes with the process. An interpreter that ends waits for the threads of asyncio and anyio; for these, which
+are daemons, it does not. Which are free is known in the loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+# What anyio's own threads are; no public name of it does that.
+from anyio._core._eventloop import claim_worker_thread, get_async_backend
+
+from tailrace.app.declare.arguments import Opened
+from tailrace.app.declare.batch_handler import PreparedBatch
+from tailrace.app.declare.record_handler import PreparedHandler
+from tailrace.awaitables import settled
+
+__all__ = ["Threads", "in_a_thread"]
+
+ResultT = TypeVar("ResultT")
+
+_LONGEST_REST_S = 10.0
+
+# Each thread has one of its own. With many readers, CPython's SimpleQueue waits without end when the time of one of
+# them runs out while it loses an item to another.
+_Post: TypeAlias = "SimpleQueue[_Call | None]"
+
+
+class _Call(NamedTuple):
+    function: Callable[[], Any]
+    context: Context
+    came_back: asyncio.Future[Any]
+
+
+def in_a_thread(
+    prepared: PreparedHandler | PreparedBatch, opened: Opened, timeout_s: float | None
+) -> Callable[[Any], Awaitable[object]]:
+    """Return the call of a plain handler; an awaitable that it returns is awaited until ``timeout_s`` is over."""
+    threads = Threads()
+
+    async def call(subject: Any) -> object:  # noqa: ANN401 - a record or a batch
+        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        async with prepared.opened_for(subject, opened) as everything:
+            args, kwargs = prepared.bind(subject, everything)
+            returned = await threads.call(functools.partial(prepared.function, *args, **kwargs))
+            if returned is None:
+                return None
+            async with asyncio.timeout_at(ends_at):
+                return await settled(returned, prepared.name)
+
+    return call
+
+
+class Threads:
+    """Calls functions, each in a thread that is free, or in a new one; one that is free for long ends.
+
+    How many are called at once is for the caller to limit.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[_Post] = []
+
+    async def call(self, function: Callable[[], ResultT]) -> ResultT:
+        """Call a function in this context, and wait for it; ``anyio.from_thread`` leads back from there.
+
+        Cancelled, this ends when the thread is back, so that the function has what it stands on until then; cancelled
+        once more, it leaves the thread behind.
+        """
+        loop = asyncio.get_running_loop()
+        came_back: asyncio.Future[ResultT] = loop.create_future()
+        if self._free:
+            post = self._free.pop()
+        else:
+            post = SimpleQueue()
+            threading.Thread(target=self._work, args=(loop, post), name="tailrace handler", daemon=True).start()
+        post.put(_Call(function, copy_context(), came_back))
+        try:
+            return await asyncio.shield(came_back)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait({came_back})
+            finally:
+                came_back.cancel()
+            raise
+
+    # ---- in the loop -------------------------------------------------------------------------------------------
+
+    def _come_back(
+        self, post: _Post, came_back: asyncio.Future[Any], result: object, error: BaseException | None
+    ) -> None:
+        self._free.append(post)
+        if came_back.done():
+            return
+        if error is None:
+            came_back.set_result(result)
+        else:
+            came_back.set_exception(error)
+
+    def _end(self, post: _Post) -> None:
+        if post in self._free:
+            self._free.remove(post)
+            post.put(None)
+
+    # ---- in a thread -------------------------------------------------------------------------------------------
+
+    def _work(self, loop: asyncio.AbstractEventLoop, post: _Post) -> None:
+        with claim_worker_thread(get_async_backend("asyncio"), loop):
+            while True:
+                try:
+                    call = post.get(timeout=_LONGEST_REST_S)
+                except Empty:
+                    if not _told(loop, self._end, post):
+                        return
+                    continue
+                if call is None or not _told(loop, self._come_back, post, call.came_back, *_outcome(call)):
+                    return
+                del call
+
+
+def _outcome(call: _Call) -> tuple[object, BaseException | None]:
+    try:
+        return call.context.run(call.function), None
+    except StopIteration as error:
+        failure = RuntimeError("the function raised StopIteration")
+        failure.__cause__ = error
+        return None, failure
+    except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+        return None, error
+
+
+def _told(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], *what: object) -> bool:
+    """Whether the loop is told: one that is closed has nobody who waits."""
+    try:
+        loop.call_soon_threadsafe(tell, *what)
+    except RuntimeError:
+        return False
+    return True

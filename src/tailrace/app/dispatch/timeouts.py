@@ -1,0 +1,103 @@
+"""``timeout_ms``: how long a handler may take for what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from tailrace.awaitables import settled
+from tailrace.observe.events import HandlerOverdue
+from tailrace.observe.hooks import Observer
+from tailrace.records import Record
+
+__all__ = ["Overdue", "with_deadline"]
+
+WorkT = TypeVar("WorkT", bound=Record | list[Record])
+
+_GRACE_S = 1.0
+"""Time that a canceled handler has to clean up before it counts as overdue."""
+
+
+class Overdue:
+    """Calls of one handler that still run although ``timeout_ms`` is over.
+
+    Attributes:
+        count: how many there are now.
+    """
+
+    def __init__(self, handler: str, observer: Observer) -> None:
+        self._handler, self._observer = handler, observer
+        self.count = 0
+
+    def began(self, first: Record, timeout_s: float) -> None:
+        """Count a call, and emit its event."""
+        self.count += 1
+        self._observer.tell(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
+
+    def ended(self) -> None:
+        """Count a call no more: it has ended after all."""
+        self.count -= 1
+
+
+class _Deadline:
+    """``asyncio.timeout`` for a handler that may swallow its cancellation, or run in a thread."""
+
+    def __init__(self, seconds: float, overdue: Overdue, first: Record, *, may_cancel: bool) -> None:
+        self._seconds, self._overdue, self._first, self._may_cancel = seconds, overdue, first, may_cancel
+        self._has_expired = self._is_overdue = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling, self._loop = task, task.cancelling(), asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._timer = self._loop.call_later(self._seconds, self._expire)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        self._timer.cancel()
+        if self._is_overdue:
+            self._overdue.ended()
+        took_s = self._loop.time() - self._began_at
+        if not self._may_cancel:
+            if error is None and took_s > self._seconds:
+                raise TimeoutError(f"it took {took_s:.1f} s of {self._seconds:.1f} s, and a thread cannot be cut short")
+        elif self._has_expired:
+            is_ours = self._task.uncancel() <= self._cancelling
+            if kind is None:
+                raise TimeoutError(
+                    f"it returned after {took_s:.1f} s of {self._seconds:.1f} s, and swallowed its cancellation"
+                )
+            if is_ours and issubclass(kind, asyncio.CancelledError):
+                raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self._has_expired = True
+        if self._may_cancel:
+            self._task.cancel()
+        self._timer = self._loop.call_later(_GRACE_S, self._begin_overdue)
+
+    def _begin_overdue(self) -> None:
+        self._is_overdue = True
+        self._overdue.began(self._first, self._seconds)
+
+
+def with_deadline(
+    call: Callable[[WorkT], Awaitable[object]], seconds: float, where: str, overdue: Overdue, *, is_async: bool
+) -> Callable[[WorkT], Awaitable[object]]:
+    """Return ``call`` with a deadline, after which it raises TimeoutError.
+
+    An async handler is canceled then, and has failed whatever it returns. A thread cannot be ended, and nothing may run
+    beside it, so that a plain handler has failed when it returns. One that does not end is ``overdue``.
+    """
+
+    async def within(work: WorkT) -> object:
+        async with _Deadline(seconds, overdue, _first(work), may_cancel=is_async):
+            returned = await call(work)
+            return returned if returned is None else await settled(returned, where)
+
+    return within
+
+
+def _first(work: Record | Sequence[Record]) -> Record:
+    return work if isinstance(work, Record) else work[0]

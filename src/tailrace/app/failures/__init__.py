@@ -1,0 +1,1 @@
+"""Failed records: failure policy, dead letters, retry delays."""

@@ -1,0 +1,100 @@
+"""Checks of the objects that a user hands over: codecs, middleware, conditions, topics."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.app.function_kinds import FunctionKind, called_by, kind_of, name_of
+from tailrace.errors import ConfigurationError
+
+__all__ = ["check_codec", "check_condition", "check_middleware", "check_text", "compiled", "takes"]
+
+
+def check_codec(codec: object, where: str) -> None:
+    """Refuse an object that cannot decode and encode values.
+
+    Raises:
+        ConfigurationError: a method is missing, takes other arguments, or would have to be awaited.
+    """
+    name, count = ("decoder", 1) if hasattr(codec, "decoder") else ("decode", 3)
+    methods = {name: count, "encode": 1}
+    if isinstance(codec, type) or not all(
+        callable(method := getattr(codec, one, None)) and takes(method, number) for one, number in methods.items()
+    ):
+        raise ConfigurationError(
+            f"{where}: codec must be an object with decode(data, annotation, record) and encode(value), not {codec!r}"
+            " - leave it out for JSON"
+        )
+    for one in methods:
+        if inspect.iscoroutinefunction(getattr(codec, one)):
+            raise ConfigurationError(
+                f"{where}: its codec's {one} is `async def`, and a codec is not awaited - make it a plain function"
+            )
+
+
+def check_middleware(given: object) -> None:
+    """Refuse middleware that is no sequence of plain functions of one parameter.
+
+    Raises:
+        ConfigurationError: naming the first that is none.
+    """
+    if not isinstance(given, list | tuple) or not all(map(callable, given)):
+        raise ConfigurationError(
+            f"middleware={given!r} will not do: it has to be a list of functions, each wrapping what it is given"
+        )
+    for one in given:
+        where = f"middleware {name_of(one)}"
+        if kind_of(one, where) is not FunctionKind.PLAIN or not takes(one, 1):
+            raise ConfigurationError(
+                f"{where} must be a plain function of one parameter that returns an `async def` - write"
+                " `def timed(call):` with `async def called(record): return await call(record)` inside"
+            )
+
+
+def check_condition(when: object) -> None:
+    """Refuse a condition that is no plain function of a record.
+
+    Raises:
+        ConfigurationError: it cannot be called with a record, or would have to be awaited.
+    """
+    if not callable(when) or not takes(when, 1) or inspect.iscoroutinefunction(called_by(when)):
+        raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse an option that is no text, or an empty one.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be a text that is not empty, not {value!r}")
+
+
+def compiled(pattern: object) -> re.Pattern[str]:
+    """Return a regular expression for topics.
+
+    Raises:
+        ConfigurationError: ``pattern`` is none, or one of bytes.
+    """
+    try:
+        found: Any = re.compile(pattern) if isinstance(pattern, str) else pattern
+    except re.error as error:
+        raise ConfigurationError(f"pattern={pattern!r} is no regular expression: {error}") from error
+    if not isinstance(found, re.Pattern) or not isinstance(found.pattern, str):
+        raise ConfigurationError(f"pattern must be a regular expression such as 'orders[.].*', not {pattern!r}")
+    return found
+
+
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return True unless ``function`` is known not to take so many positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # a function of C that shows no signature
+    return True

@@ -1,0 +1,1 @@
+"""Health of an app: checks, HTTP endpoints, event loop watchdog."""

@@ -1,0 +1,70 @@
+"""What an app hears of its consumers, kept for whoever asks how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from tailrace.observe.events import (
+    ConnectionOpened,
+    CoordinatorFound,
+    CoordinatorLost,
+    Event,
+    GroupJoined,
+    MetadataRefreshFailed,
+    PartitionsAssigned,
+    RebalanceStarted,
+)
+
+__all__ = ["ConsumerEvents"]
+
+
+class ConsumerEvents:
+    """A hook: which groups have their first assignment, which rebalance, whether the cluster can be talked to.
+
+    Attributes:
+        assigned: set when each group has given its first assignment, even an empty one.
+    """
+
+    def __init__(self, group_ids: Iterable[str]) -> None:
+        self._missing = set(group_ids)
+        self._rebalancing: set[str] = set()
+        self.assigned = asyncio.Event()
+        self._unreachable = ""
+        self._lost: dict[str, str] = {}
+        """Why the coordinator of a group is looked for: a broker that hangs is heard of here first."""
+
+    @property
+    def broker_error(self) -> str:
+        """Why the cluster cannot be talked to; empty while it can."""
+        if self._unreachable or not self._lost:
+            return self._unreachable
+        group_id, reason = next(iter(self._lost.items()))
+        return f"the coordinator of group {group_id!r} is lost: {reason}"
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Whether a group deals out partitions now."""
+        return bool(self._rebalancing)
+
+    def on_event(self, event: Event) -> None:
+        """Take note."""
+        match event:
+            case PartitionsAssigned(group_id=group_id):
+                self._missing.discard(group_id)
+                if not self._missing:
+                    self.assigned.set()
+            case RebalanceStarted(group_id=group_id):
+                self._rebalancing.add(group_id)
+            case GroupJoined(group_id=group_id):
+                self._rebalancing.discard(group_id)
+            case MetadataRefreshFailed(reason=reason):
+                self._unreachable = reason
+            case ConnectionOpened():
+                self._unreachable = ""
+            case CoordinatorLost(group_id=group_id, reason=reason):
+                self._lost[group_id] = reason
+            case CoordinatorFound(group_id=group_id):
+                self._lost.pop(group_id, None)
+            case _:
+                pass

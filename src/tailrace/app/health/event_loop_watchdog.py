@@ -1,0 +1,168 @@
+"""Sees an event loop that is blocked, while it is, and names the line: no coroutine can see its own loop stand still.
+
+Rule of this file: the loop ticks, a daemon thread sees whether it does, and looks at the loop's stack only when it does
+not. Ticks prove that the loop turned even where the thread was late itself. It tells from its own thread, since the
+loop cannot; time is the loop's own, read from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tailrace.app.stack_frames import StackFrame, culprit, seen
+from tailrace.observe.events import LoopBlocked, LoopFreed
+
+__all__ = ["Watchdog"]
+
+_LOOKS = 4
+"""So often the loop ticks, and the thread looks, within the limit."""
+_ENDING_S = 1.0
+_MOST_FRAMES = 40
+
+_log = logging.getLogger("tailrace")
+
+
+class _Tick(NamedTuple):
+    """The loop turned."""
+
+    due_at: float
+    """When it has to turn again."""
+    thread_id: int
+    depth: int
+    """How many frames stood below what the loop ran."""
+
+
+class Watchdog:
+    """Watches one event loop from ``start`` to ``stop``.
+
+    A loop that stands still for less than ``limit_s`` is never told, one that does for half as long again always.
+
+    Args:
+        loop: to be watched.
+        limit_s: how long it may stand still.
+        what_runs: gives the name of the handler that runs in the loop now, if any; called in the watchdog's thread.
+        tell: told of each block once while it lasts, and of its end; called in the watchdog's thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limit_s: float,
+        *,
+        what_runs: Callable[[], str | None],
+        tell: Callable[[LoopBlocked | LoopFreed], None],
+    ) -> None:
+        self._loop, self._limit_s, self._what_runs, self._tell = loop, limit_s, what_runs, tell
+        self._pause_s = limit_s / _LOOKS
+        self._last: _Tick | None = None
+        self._blocked_since: float | None = None
+        self._freed_at: float | None = None
+        self._stopping = threading.Event()
+        self._next: asyncio.Handle | None = None
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._thread is None else f"blocked for {self.blocked_s:.1f} s" if self.blocked_s else "ok"
+        return f"<Watchdog {self._limit_s:g} s {state}>"
+
+    @property
+    def blocked_s(self) -> float:
+        """How long the loop has been blocked by now; 0 while it turns in time. Any thread may ask."""
+        since = self._blocked_since
+        return 0.0 if since is None or self._freed_at is not None else self._loop.time() - since
+
+    def start(self) -> None:
+        """Begin to watch; called in the loop."""
+        if self._thread is not None:
+            return
+        stopping = self._stopping = threading.Event()
+        self._blocked_since = self._freed_at = None
+        self._last = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
+        self._next = self._loop.call_soon(self._tick, stopping)
+        # A daemon: a program that forgets to stop it ends all the same.
+        self._thread = threading.Thread(target=self._watch, args=(stopping,), name="tailrace watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it; nothing is told afterwards. Called in the loop."""
+        self._stopping.set()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_ENDING_S)
+
+    # ---- in the loop -------------------------------------------------------------------------------------------
+
+    def _tick(self, stopping: threading.Event) -> None:
+        if stopping.is_set():
+            return
+        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - documented, for all its name
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back
+        self._last = _Tick(now + self._pause_s, threading.get_ident(), depth)
+        if self._blocked_since is not None and self._freed_at is None:
+            self._freed_at = now
+        self._next = self._loop.call_later(self._pause_s, self._tick, stopping)
+
+    # ---- in the thread -----------------------------------------------------------------------------------------
+
+    def _watch(self, stopping: threading.Event) -> None:
+        while not stopping.wait(self._pause_s):
+            if self._loop.is_closed():
+                self._blocked_since = None
+                return
+            self._look(self._loop.time())
+
+    def _look(self, now: float) -> None:
+        if not self._loop.is_running():
+            # Nobody runs it, which is no block; it ticks again when somebody does.
+            self._last, self._freed_at = None, self._freed_at or now
+        last = self._last
+        if self._blocked_since is not None:
+            if self._freed_at is not None:
+                self._say(LoopFreed(self._freed_at - self._blocked_since))
+                self._blocked_since = self._freed_at = None
+        elif last is not None and now - last.due_at >= self._limit_s:
+            self._report(last, now)
+
+    def _report(self, last: _Tick, now: float) -> None:
+        stack = _stack(last)
+        if not stack or self._last is not last:
+            return  # it waits for something to do, or has ticked meanwhile
+        self._freed_at, self._blocked_since = None, last.due_at
+        where = str(culprit(stack) or stack[0])
+        lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
+        self._say(LoopBlocked(now - last.due_at, self._running(), where, tuple(lines)))
+
+    def _running(self) -> str | None:
+        try:
+            return self._what_runs()
+        except Exception:  # noqa: BLE001 - whatever the app raises, and it is logged
+            _log.exception("the watchdog could not ask which handler runs")
+            return None
+
+    def _say(self, event: LoopBlocked | LoopFreed) -> None:
+        try:
+            self._tell(event)
+        except Exception:  # noqa: BLE001 - likewise
+            _log.exception("the watchdog could not tell %s", event)
+
+
+# ---- stacks ----------------------------------------------------------------------------------------------------
+
+
+def _stack(last: _Tick) -> list[StackFrame]:
+    """What the loop runs, the innermost first; nothing while it waits."""
+    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented, for all its name
+    frames = []
+    while frame is not None:
+        frames.append(seen(frame))
+        frame = frame.f_back
+    return frames[: max(len(frames) - last.depth, 0)]

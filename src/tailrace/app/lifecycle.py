@@ -1,0 +1,335 @@
+"""One run of an app: what is opened, in which order, what works, and how it ends.
+
+Rule of this file: the order. Dependencies and the publisher are open before hooks are called, hooks are through before
+the first record is handled; at the end all of it the other way round, so that each has what it stands on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
+
+import anyio
+
+from tailrace.app.closing import BoundedStack, Closing, call_hook
+from tailrace.app.declare.arguments import Opened
+from tailrace.app.declare.dependencies import open_into
+from tailrace.app.declare.plan import Plan
+from tailrace.app.dispatch.group_runtime import Connect, GroupRuntime
+from tailrace.app.health.checks import Vitals
+from tailrace.app.health.consumer_events import ConsumerEvents
+from tailrace.app.health.event_loop_watchdog import Watchdog
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.supervisor import Supervisor
+from tailrace.core.backoff import Backoff
+from tailrace.errors import BrokerConnectionError, TailraceError
+from tailrace.observe.events import AppFailed, BrokersAwaited, LeavingCutShort
+from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import Publisher
+
+__all__ = ["AppRun"]
+
+# Of the time that stopping may take:
+_DRAINED_BY = 0.5
+"""Handlers that run may end until then, and are cut short after it."""
+_CLEANING_UP = 0.1
+"""So much have those to clean up."""
+_LEFT_BY = 0.7
+"""Until then there are commits and good-byes."""
+_HOOKS_BY = 0.75
+"""Until then stop hooks may run."""
+_LATE_HOOKS = 0.025
+"""So much have those together that come later, and so much again to clean up."""
+_LATE_PROVIDER = 0.05
+"""So much has each provider that is closed after the orderly end."""
+_ORDERLY_UNTIL = 0.8
+"""After that, whatever is waited for is cut short."""
+_LONGEST_PAUSE_MS = 10_000
+"""Between two attempts to reach a broker, each of which takes ``start_timeout_ms`` at most."""
+
+
+class AppRun:
+    """Runs a plan, once.
+
+    Args:
+        connect: where a group's records come from.
+        open_publisher: what publishes; opened before the groups and closed after them.
+        require_broker: whether the start fails when no broker answers; else it is tried until one does.
+
+    Attributes:
+        signs: what it hears of its consumers.
+        failure: what ended it.
+        is_over: set when it has ended.
+        is_ending: whether it handles no more.
+        groups: those at work; none before a broker was reached.
+        publisher: None before a broker was reached.
+        left_behind: names of handlers that went on after they were canceled at the end.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a run stands on
+        self,
+        plan: Plan,
+        config: ConsumerConfig,
+        *,
+        connect: Connect,
+        open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]],
+        signs: ConsumerEvents,
+        observer: Observer,
+        require_broker: bool = True,
+    ) -> None:
+        self._plan, self._config, self._connect, self._open_publisher = plan, config, connect, open_publisher
+        self._observer, self._require_broker = observer, require_broker
+        self._stop_s = config.stop_timeout_ms / 1000
+        self._ends_since: float | None = None
+        self._has_begun = self._is_ready = False
+        self.is_ending = False
+        self.signs = signs
+        self.failure: TailraceError | None = None
+        self.is_over = asyncio.Event()
+        self.groups: list[GroupRuntime] = []
+        self.publisher: Publisher | None = None
+        self.left_behind: list[str] = []
+        self._watchdog: Watchdog | None = None
+        self.closing = Closing(observer.tell)
+
+    async def live(self, supervisor: Supervisor) -> None:
+        """Begin, say so, work until asked to stop, end.
+
+        Raises:
+            TailraceError: what ended it.
+        """
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await self._work(stack, supervisor)
+                except BaseException as error:
+                    # Known before all is closed, which takes its time.
+                    self._note_end(error)
+                    raise
+                finally:
+                    self._end()
+                    supervisor.stopping.set()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may raise any
+            failure = self._fail(error)
+            raise failure from failure.__cause__
+        finally:
+            self.left_behind = [name for group in self.groups for name in group.left_behind]
+            self.failure = self.failure or self.closing.failure
+            self.is_over.set()
+            self.publisher, self.groups = None, []
+
+    @property
+    def time_to_stop(self) -> tuple[float, float]:
+        """For how many seconds it may end in good order, and for how many more it may take to be cut short."""
+        # Before the first record nothing has to be finished.
+        orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_begun else 0.0
+        return orderly_s, self._stop_s - orderly_s
+
+    def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
+        """The name of the handler that runs in ``task``. Any thread may ask."""
+        return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
+
+    @property
+    def vitals(self) -> Vitals:
+        """What it sees of itself now."""
+        slowest_s, slowest = max((group.slowest for group in self.groups), default=(0.0, ""))
+        return Vitals(
+            is_started=self._has_begun,
+            is_ending=self.is_ending,
+            was_assigned=self.signs.assigned.is_set(),
+            max_poll_interval_s=self._config.max_poll_interval_ms / 1000,
+            fatal_error="" if self.failure is None else str(self.failure),
+            loop_blocked_s=0.0 if self._watchdog is None else self._watchdog.blocked_s,
+            slowest_handler=slowest,
+            slowest_handler_s=slowest_s,
+            overdue_handlers=tuple(name for group in self.groups for name in group.overdue),
+            broker_error=self.signs.broker_error,
+            is_rebalancing=self.signs.is_rebalancing,
+            waiting=sum(group.waiting for group in self.groups),
+            stalled_s=max((group.stalled_s for group in self.groups), default=0.0),
+        )
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _work(self, stack: AsyncExitStack, supervisor: Supervisor) -> None:
+        opened: Opened = {}
+        for one in self._plan.dependencies:
+            bounded = BoundedStack(self.closing, one.name, self._provider_deadline)
+            opened = await open_into(await stack.enter_async_context(bounded), [one], None, opened)
+        self._watch(stack)
+        if not self._require_broker:
+            self._set_ready(supervisor)
+        await self._begin(stack, opened, supervisor.stopping)
+        self._set_ready(supervisor)
+        await self._handle_until(supervisor.stopping)
+
+    def _set_ready(self, supervisor: Supervisor) -> None:
+        self._is_ready = True
+        supervisor.ready.set()
+
+    def _note_end(self, error: BaseException) -> None:
+        """Emit the event of an end that nobody asked for; before the start is through, ``start()`` raises it."""
+        causes: Iterable[BaseException | None] = [error]
+        if isinstance(error, asyncio.CancelledError):
+            # SystemExit ends the event loop, which cancels all that runs in it.
+            causes = (group.failure for group in self.groups)
+        cause = next(filter(None, causes), None)
+        if cause is None:
+            return
+        failure = self._fail(cause)
+        if self._is_ready:
+            self._observer.tell(AppFailed(str(failure), failure))
+
+    def _fail(self, error: BaseException) -> TailraceError:
+        self.failure = self.failure or _told(error)
+        return self.failure
+
+    def _end(self) -> None:
+        """It handles no more from now on, for whatever reason."""
+        if not self.is_ending:
+            self.is_ending, self._ends_since = True, asyncio.get_running_loop().time()
+
+    async def _begin(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
+        async def publish(into: AsyncExitStack) -> None:
+            self.publisher = await into.enter_async_context(self._open_publisher())
+
+        async def read(into: AsyncExitStack) -> None:
+            assert self.publisher is not None
+            groups = [
+                GroupRuntime(
+                    group_id,
+                    ready,
+                    opened=opened,
+                    publisher=self.publisher,
+                    observer=self._observer,
+                    connect=self._connect,
+                )
+                for group_id, ready in self._plan.by_group.items()
+            ]
+            begun: list[GroupRuntime] = []
+            into.push_async_callback(self._leave, begun)
+            for group in groups:
+                begun.append(group)
+                await group.start()
+            self.groups, self._has_begun = groups, True
+
+        if not await self._reached(publish, stack, stopping):
+            return
+        stack.push_async_callback(self._call_ending)
+        for hook in self._plan.starting:
+            await call_hook(hook)
+        await self._reached(read, stack, stopping)
+
+    async def _reached(
+        self,
+        open_into_stack: Callable[[AsyncExitStack], Awaitable[None]],
+        stack: AsyncExitStack,
+        stopping: asyncio.Event,
+    ) -> bool:
+        """Open something that needs a broker, when there is one; False when it was asked to stop before."""
+        backoff = Backoff.of_ms(self._config.retry_backoff_ms, _LONGEST_PAUSE_MS)
+        failures = 0
+        while not stopping.is_set():
+            try:
+                async with AsyncExitStack() as attempt:
+                    await open_into_stack(attempt)
+                    stack.push_async_exit(attempt.pop_all())
+                    return True
+            except BrokerConnectionError as error:
+                if self._require_broker:
+                    raise
+                failures += 1
+                pause_s = backoff.pause_s(failures, random.random())  # noqa: S311 - for jitter
+                self._observer.tell(BrokersAwaited(str(error), pause_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await stopping.wait()
+        return False
+
+    def _watch(self, stack: AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        self._watchdog = Watchdog(
+            loop,
+            self._config.heartbeat_interval_ms / 1000,
+            what_runs=lambda: self.handler_in(asyncio.current_task(loop)),
+            tell=self._observer.tell,
+        )
+        self._watchdog.start()
+        stack.callback(self._watchdog.stop)
+
+    async def _handle_until(self, stopping: asyncio.Event) -> None:
+        drain_s = min(self._config.rebalance_drain_ms / 1000, self._stop_s * _DRAINED_BY)
+        async with anyio.create_task_group() as tasks:
+            for group in self.groups:
+                tasks.start_soon(group.run, self._stop_s * _CLEANING_UP)
+            await stopping.wait()
+            self._end()
+            async with anyio.create_task_group() as endings:
+                for group in self.groups:
+                    endings.start_soon(group.finish, drain_s)
+            tasks.cancel_scope.cancel()
+
+    async def _leave(self, groups: Iterable[GroupRuntime]) -> None:
+        """Commit what is done and leave all groups at once, in good order while there is time.
+
+        Raises:
+            Exception: the first that was raised.
+        """
+
+        async def leave(group: GroupRuntime) -> None:
+            try:
+                await group.source.stop()
+            except asyncio.CancelledError:
+                self._observer.tell(LeavingCutShort(group.group_id))
+                raise
+
+        left: list[BaseException | None] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._at(_LEFT_BY)):
+                # Unlike a task group, it hands on each cancellation, not only the first.
+                left = await asyncio.gather(*map(leave, groups), return_exceptions=True)
+        for error in left:
+            if error is not None:
+                raise error
+
+    async def _call_ending(self) -> None:
+        """Call each stop hook, whatever the others raise and however long they take.
+
+        Raises:
+            Exception: the first that was raised.
+        """
+        errors: list[Exception] = []
+        hooks, now = self._plan.ending[::-1], asyncio.get_running_loop().time
+        late_s = self._stop_s * _LATE_HOOKS / max(1, len(hooks))
+        for hook in hooks:
+            try:
+                await self.closing.call(hook, max(self._at(_HOOKS_BY), now() + late_s), late_s)
+            except Exception as error:  # noqa: BLE001 - the user's, and raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _provider_deadline(self) -> float:
+        return max(self._at(_ORDERLY_UNTIL), asyncio.get_running_loop().time() + self._stop_s * _LATE_PROVIDER)
+
+    def _at(self, share: float) -> float:
+        """Return the time at which that share of the time to stop is over."""
+        # A start that is tried again has not ended, and has all its time left for the end that comes once.
+        since = asyncio.get_running_loop().time() if self._ends_since is None else self._ends_since
+        return since + self._stop_s * share
+
+
+def _told(error: BaseException) -> TailraceError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TailraceError):
+        return error
+    failure = TailraceError(f"the app ended: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,66 @@
+"""From ``shop:billing`` to the App of that name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+
+from tailrace.app.app import App
+from tailrace.app.stack_frames import where_raised
+from tailrace.errors import ConfigurationError, TailraceError
+
+__all__ = ["check_place", "load_app"]
+
+
+def check_place(where: str) -> tuple[str, str]:
+    """The module and the name in it.
+
+    Raises:
+        ConfigurationError: it is no such thing.
+    """
+    module_name, separator, name = where.partition(":")
+    if not separator or not module_name or not name:
+        raise ConfigurationError(f"{where!r} says no app - write MODULE:APP, such as shop:billing")
+    return module_name, name
+
+
+def load_app(where: str) -> App:
+    """The App at ``module:name``; modules are looked for in the current folder, too.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    module_name, name = check_place(where)
+    if module_name.startswith(".") or not re.fullmatch(r"[\w.]+", module_name):
+        raise ConfigurationError(f"{module_name!r} is no name of a module - {_hint(module_name, name)}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigurationError(f"there is no module {module_name!r} - {_hint(module_name, name)}") from None
+    except TailraceError:
+        raise
+    except Exception as error:
+        line = where_raised(error)
+        at = "" if line is None else f" at {line}"
+        raise ConfigurationError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}{at}"
+            f" - `python -c 'import {module_name}'` shows the whole traceback"
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, App):
+        apps = [one for one, value in vars(module).items() if isinstance(value, App)]
+        hint = f"it has {', '.join(apps)}" if apps else "it has no App at all"
+        raise ConfigurationError(f"{name!r} of {module_name} is no App - {hint}")
+    return found
+
+
+def _hint(module_name: str, name: str) -> str:
+    if module_name.endswith(".py"):
+        meant = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        return f"did you mean {meant}:{name}?"
+    return f"run this where `import {module_name}` works"

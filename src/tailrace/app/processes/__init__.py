@@ -1,0 +1,1 @@
+"""Worker processes: an app in each (WorkerPool), or readers of one stream (ProcessPoolConsumer)."""

@@ -1,0 +1,425 @@
+"""The processes that read for a ProcessPoolConsumer, and what they and it say to each other.
+
+Rule of this file: it decides nothing about records; that is ``core.processes.merged_stream``'s. Here it is known which
+process has which lease, and who commits: in a group each process for itself, as a member may; where partitions are
+dealt out, this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import anyio
+
+from tailrace.admin.offsets import commit_offsets, committed_offsets
+from tailrace.admin.topics import partitions_of
+from tailrace.app.health.checks import Check
+from tailrace.app.processes.child import unpickled
+from tailrace.app.processes.parent import MARGIN_S
+from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.supervisor import Supervisor
+from tailrace.core.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
+from tailrace.core.processes.messages import (
+    CommitMessage,
+    CommittedMessage,
+    DoneMessage,
+    FromChild,
+    GoneMessage,
+    HaltedMessage,
+    LeftMessage,
+    ReadyMessage,
+    SliceMessage,
+    records_of,
+)
+from tailrace.core.processes.worker_plan import deal, is_outage, member_name, workers_for
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import CommitFailedError, TailraceError, TopicRecreatedError, broker_error
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import CommitFailed, TopicRecreated
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import NO_TOPIC_ID, CommitOffset
+from tailrace.records import TopicPartition
+
+__all__ = ["ReaderPlan", "ReaderPool"]
+
+_MODULE = "tailrace.app.processes.reader_process"
+_MOST_DEATHS = 5
+"""Who has died so often in a row will not read any more."""
+_DEALT = -1
+_TELL_S = 0.5
+"""How often processes are told what is done, beside the end of each slice."""
+
+_pools = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderPlan:
+    """What a pool of readers is for."""
+
+    topics: tuple[str, ...]
+    options: Mapping[str, Any]
+    """The consumers', without hooks."""
+    config: ConsumerConfig
+    """The same, resolved."""
+    workers: int
+    partitions_per_worker: int | None
+    is_dealt: bool
+    """Whether this process deals the partitions out, rather than the group."""
+
+
+class ReaderPool:
+    """Keeps the processes.
+
+    Args:
+        on_news: told when there may be records, or an error.
+    """
+
+    def __init__(self, plan: ReaderPlan, intake: MergedStream, observer: Observer, on_news: Callable[[], None]) -> None:
+        self._plan, self._intake, self._observer, self._on_news = plan, intake, observer, on_news
+        self._config = plan.config
+        self._cluster = Cluster(plan.config, observer)
+        self._life = f"{os.getpid()}.{next(_pools)}"
+        self._supervisor: Supervisor | None = None
+        self.failure: TailraceError | None = None
+        self.kept: list[SupervisedProcess] = []
+        self._shares: list[dict[TopicPartition, int | None]] = []
+        self._overrides: dict[int, dict[TopicPartition, int]] = {}
+        """By worker, what was done when a process of it died, until another process reads on from there."""
+        self._routes: dict[LeaseKey, tuple[int, int]] = {}
+        """Which start of a process has a lease now, and under which number."""
+        self._keys: dict[TopicPartition, LeaseKey] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[LeaseKey, UUID] = {}
+        """By lease, the id of the topic its records were read from."""
+        self._logs: dict[TopicPartition, UUID] = {}
+        """Ids of the topics that offsets handed to the next process are of."""
+        self._recreated: dict[TopicPartition, UUID] = {}
+        """Ids of deleted topics, of which nothing is committed any more."""
+        self._commits: dict[int, asyncio.Future[None]] = {}
+        self._commit_numbers = itertools.count()
+        self._one_commit = asyncio.Lock()
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def live(self, supervisor: Supervisor) -> None:
+        """Start the processes, keep them until asked to stop, end them."""
+        self._supervisor = supervisor
+        try:
+            await self._plan_processes()
+            async with anyio.create_task_group() as tasks:
+                for one in self.kept:
+                    tasks.start_soon(one.run)
+                tasks.start_soon(self._ready_when_settled, supervisor)
+                tasks.start_soon(self._run_tells)
+                await supervisor.stopping.wait()
+                await self._finish()
+                for one in self.kept:
+                    one.end()
+                tasks.cancel_scope.deadline = anyio.current_time() + self.longest_stop_s
+                async with anyio.create_task_group() as ends:
+                    for one in self.kept:
+                        ends.start_soon(one.ended.wait)
+                tasks.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
+            self._fail(_told(error))
+        finally:
+            self._cluster.close()
+            supervisor.stopping.set()
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def longest_stop_s(self) -> float:
+        """How long ending all of them may take."""
+        return self._config.stop_timeout_ms / 1000 + 2 * MARGIN_S
+
+    def checks(self) -> list[Check]:
+        """How they are."""
+        return [one.check() for one in self.kept]
+
+    async def _plan_processes(self) -> None:
+        config, plan = self._config, self._plan
+        timeout_s = config.start_timeout_ms / 1000
+        await self._cluster.reach(timeout_s)
+        self._cluster.watch(self, plan.topics)
+        counts = await partitions_of(self._cluster, plan.topics, timeout_s=timeout_s)
+        for name in plan.topics:
+            if not counts.get(name):
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
+        partitions = [TopicPartition(name, number) for name in plan.topics for number in range(counts[name])]
+        self._logs = {one: self._cluster.topology.topic_id(one.topic) for one in partitions}
+        workers = workers_for(len(partitions), plan.workers, plan.partitions_per_worker)
+        if plan.is_dealt:
+            await self._deal(partitions, workers)
+        else:
+            self._member_options(workers)
+        starts = itertools.count().__next__
+        self.kept = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
+        for one in self.kept:
+            one.stop_timeout_s = config.stop_timeout_ms / 1000
+
+    async def _deal(self, partitions: list[TopicPartition], workers: int) -> None:
+        group_id = self._config.group_id
+        if group_id is not None and not self._config.reset_offset_on_start:
+            timeout_s = self._config.default_api_timeout_ms / 1000
+            found = await committed_offsets(self._cluster, group_id, partitions, stable=True, timeout_s=timeout_s)
+            self._committed = {partition: one.offset for partition, one in found.items()}
+        self._shares = [{one: self._committed.get(one) for one in share} for share in deal(partitions, workers)]
+        self._member = {
+            # Set and not left out: there may be variables of theirs in the environment.
+            "group_id": None,
+            "group_instance_id": None,
+            "group_protocol": "classic",
+            "enable_auto_commit": False,
+            "reset_offset_on_start": False,
+            "auto_offset_reset": self._config.begins_at,
+        }
+
+    def _member_options(self, workers: int) -> None:
+        given = self._plan.options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
+        self._member = {"group_instance_id": member_name(given, workers, self._life)}
+        if given is None and self._config.leave_on_stop is None:
+            self._member["leave_on_stop"] = True
+
+    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
+        for one in self.kept:
+            await one.settled.wait()
+        supervisor.ready.set()
+
+    # ---- as the processes' owner -------------------------------------------------------------------------------
+
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - as its kind is told
+        """What a reader has to do."""
+        window = max(1, self._config.max_queued_records // len(self.kept))
+        # What has begun anew once goes on from there.
+        again = {"reset_offset_on_start": False} if self.kept[worker].ready.is_set() else {}
+        return {
+            "topics": self._plan.topics,
+            "options": {**self._plan.options, **self._member, **again},
+            "overrides": self._overrides.get(worker, {}),
+            "topic_ids": self._logs,
+            "partitions": self._share(worker) if self._plan.is_dealt else None,
+            "dealt": frozenset(one for share in self._shares for one in share),
+            "turn": (worker, len(self.kept)),
+            "window": window,
+        }
+
+    def _share(self, worker: int) -> dict[TopicPartition, int | None]:
+        """A worker's partitions, and where it has to begin: behind what has come already."""
+        came = {lease.partition: lease.received for lease in self._intake.leases()}
+        dealt = {one for share in self._shares for one in share}
+        later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.kept) == worker}
+        return {**{one: came.get(one, begin) for one, begin in self._shares[worker].items()}, **later}
+
+    def take(self, start: int, message: FromChild) -> None:
+        """A process said something."""
+        match message:
+            case SliceMessage():
+                self._take_slice(start, message)
+            case ReadyMessage(begins=begins):
+                for topic, number, offset in begins:
+                    partition = TopicPartition(topic, number)
+                    key = self._key(start, 0, partition)
+                    if self._intake.open(key, partition, offset).received > offset:
+                        # The topic was recreated between two processes.
+                        self._forget(key)
+                        self._intake.open(key, partition, offset)
+            case HaltedMessage(lease=number):
+                if (lease := self._intake.halt(self._key_of(start, number))) is not None:
+                    self._send(start, LeftMessage(number, lease.delivered))
+            case GoneMessage(lease=number):
+                self._forget(self._key_of(start, number))
+            case CommittedMessage(number=number, error=error):
+                if (waiting := self._commits.pop(number, None)) is not None and not waiting.done():
+                    waiting.set_result(None) if error is None else waiting.set_exception(unpickled(error, ""))
+            case _:
+                pass
+
+    def _forget(self, key: LeaseKey) -> None:
+        if (lease := self._intake.end(key)) is not None:
+            # A recreated topic may come to the very offset.
+            self._committed.pop(lease.partition, None)
+        self._routes.pop(key, None)
+        self._topic_ids.pop(key, None)
+
+    def _take_slice(self, start: int, message: SliceMessage) -> None:
+        partition = TopicPartition(message.topic, message.partition)
+        key = self._key(start, message.lease, partition)
+        self._routes[key] = start, message.lease
+        if message.topic_id is not None:
+            self._topic_ids[key] = self._logs[partition] = message.topic_id
+        for done in self._overrides.values():
+            done.pop(partition, None)
+        self._intake.put(key, partition, message.behind, records_of(message))
+        self._on_news()
+
+    def died(self, death: ProcessExit, pause_s: float) -> float | None:
+        """Start it again where it was; one that says why, or dies again and again, ends the reading."""
+        for waiting in self._commits.values():
+            if not waiting.done():
+                waiting.set_exception(CommitFailedError(f"reader {death.worker} has died: {death}"))
+        self._commits.clear()
+        if (failure := self._failure_of(death)) is not None:
+            self._fail(failure)
+            return None
+        if not self._plan.is_dealt:
+            self._drop_leases(death)
+        return pause_s
+
+    def _drop_leases(self, death: ProcessExit) -> None:
+        """What it had read and nobody has taken is read again, and what was done is known to the next."""
+        done: dict[TopicPartition, int] = {}
+        for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
+            del self._routes[key]
+            if (lease := self._intake.end(key)) is not None:
+                done[lease.partition] = lease.done
+        self._overrides.setdefault(death.worker, {}).update(done)
+
+    # ---- for its user ------------------------------------------------------------------------------------------
+
+    def tell(self, lease: PartitionLease) -> None:
+        """Have a process know what has become of its records."""
+        if (route := self._routes.get(lease.key)) is not None:
+            start, number = route
+            self._send(start, DoneMessage(number, lease.done, lease.unreleased))
+
+    async def commit(self, timeout_s: float) -> None:
+        """Commit what is done.
+
+        Raises:
+            CommitFailedError: not all of it was.
+            BrokerError: it may not be.
+            BrokerConnectionError: nobody answers in time.
+        """
+        async with self._one_commit:
+            if self._plan.is_dealt:
+                await self._commit_dealt(timeout_s)
+                return
+            self._intake.tell_all()
+            loop = asyncio.get_running_loop()
+            asked: list[asyncio.Future[None]] = []
+            for one in self.kept:
+                if one.child is not None:
+                    number = next(self._commit_numbers)
+                    asked.append(loop.create_future())
+                    self._commits[number] = asked[-1]
+                    one.child.send(CommitMessage(number))
+            away = [one.worker for one in self.kept if one.child is None]
+            _, silent = await asyncio.wait(asked, timeout=timeout_s) if asked else ((), ())
+            if silent:
+                raise CommitFailedError(f"not all readers have committed within {timeout_s:.1f} s")
+            for refused in [error for one in asked if (error := one.exception()) is not None]:
+                raise refused
+            if away:
+                raise CommitFailedError(f"reader {away[0]} is not started again yet, and commits what is done then")
+
+    async def _commit_dealt(self, timeout_s: float) -> None:
+        group_id = self._config.group_id
+        new = {}
+        for lease in self._intake.leases():
+            topic_id = self._topic_ids.get(lease.key, NO_TOPIC_ID)
+            is_recreated = topic_id == self._recreated.get(lease.partition)
+            if not is_recreated and self._committed.get(lease.partition) != lease.done:
+                new[lease.partition] = CommitOffset(*lease.partition, lease.done, topic_id=topic_id)
+        if group_id is None or not new:
+            return
+        what = f"committing for group {group_id!r}"
+        try:
+            codes = await commit_offsets(self._cluster, group_id, new.values(), timeout_s=timeout_s, what=what)
+        except TopicRecreatedError as error:
+            for partition in error.partitions:
+                self._recreated[partition] = new[partition].topic_id
+                self._committed.pop(partition, None)
+                self._observer.tell(TopicRecreated(partition, new[partition].offset))
+            raise
+        for partition, code in codes.items():
+            offset = new[partition].offset
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                raise CommitFailedError(
+                    f"{what}: the group has members, who alone may commit for it - stop them, or say layout='group'"
+                )
+            if code:
+                raise broker_error(code, f"{what}: {partition}")
+            self._committed[partition] = offset
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _failure_of(self, death: ProcessExit) -> TailraceError | None:
+        """Why a death ends the reading; None when it does not."""
+        assert self._supervisor is not None
+        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.trouble):
+            # Brokers that are away, and a system without room for a process, are waited for, as a consumer waits.
+            return None
+        deaths = self.kept[death.worker].restarts.deaths(asyncio.get_running_loop().time())
+        if death.error is None and (death.trouble or deaths >= _MOST_DEATHS):
+            often = f" has died {deaths} times in a row, last" if deaths >= _MOST_DEATHS else ""
+            return TailraceError(f"reader {death.worker}{often}: {death}")
+        return death.error
+
+    async def _run_tells(self) -> None:
+        """Have the processes, or the broker, know now and then what is done."""
+        loop = asyncio.get_running_loop()
+        interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
+        interval_s = float("inf") if interval_ms is None else interval_ms / 1000
+        commit_at = loop.time() + interval_s
+        commits = self._plan.is_dealt and self._config.commits_automatically
+        while True:
+            await asyncio.sleep(min(_TELL_S, interval_s / 2))
+            self._intake.tell_all()
+            new = sum(one.done - self._committed.get(one.partition, 0) for one in self._intake.leases())
+            if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
+                commit_at = loop.time() + interval_s
+                await self._commit_or_fail(self._config.request_timeout_ms / 1000)
+
+    async def _finish(self) -> None:
+        """What is done is known to whoever commits it."""
+        self._intake.tell_all()
+        if self._plan.is_dealt and self._config.commits_automatically:
+            await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
+
+    async def _commit_or_fail(self, timeout_s: float) -> None:
+        try:
+            await self.commit(timeout_s)
+        except TailraceError as error:
+            will_retry = is_outage(error)
+            self._observer.tell(CommitFailed(self._config.group_id or "", str(error), will_retry))
+            if not will_retry and not isinstance(error, TopicRecreatedError):
+                self._fail(error)
+
+    def _fail(self, error: TailraceError) -> None:
+        self.failure = self.failure or error
+        if self._supervisor is not None:
+            self._supervisor.stopping.set()
+        self._on_news()
+
+    def _send(self, start: int, message: DoneMessage | LeftMessage) -> None:
+        for one in self.kept:
+            if one.start == start and one.child is not None:
+                one.child.send(message)
+
+    def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
+        """In a group a lease is one process's; where partitions are dealt out it outlives its processes."""
+        if not self._plan.is_dealt:
+            return start, number
+        return self._keys.setdefault(partition, (_DEALT, len(self._keys)))
+
+    def _key_of(self, start: int, number: int) -> LeaseKey:
+        return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))
+
+
+def _told(error: BaseException) -> TailraceError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TailraceError):
+        return error
+    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
+    defect.__cause__ = error
+    return defect

@@ -1,0 +1,34 @@
+"""Workers that are started anew whenever a source file changes; for development."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+from watchfiles import PythonFilter, awatch
+
+from tailrace.app.processes.worker_pool import WorkerPool
+
+__all__ = ["run_reloading"]
+
+_STEP_MS = 50
+
+
+async def run_reloading(pool: WorkerPool, folder: Path) -> None:
+    """Run ``pool`` as ``pool.run()`` does, and renew its workers when a Python file in ``folder`` changes.
+
+    Raises:
+        TailraceError: what ended the pool.
+    """
+    ended = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+
+        async def renew_on_changes() -> None:
+            async for _ in awatch(folder, watch_filter=PythonFilter(), stop_event=ended, step=_STEP_MS):
+                pool.renew()
+
+        tasks.start_soon(renew_on_changes)
+        try:
+            await pool.run()
+        finally:
+            ended.set()

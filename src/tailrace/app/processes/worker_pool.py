@@ -1,0 +1,254 @@
+"""WorkerPool: one App in several processes, which share the partitions of its groups.
+
+Rule of this file: what users call, and when the pool ends. How one worker is kept is
+``app.processes.supervised_process``'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import anyio
+from typing_extensions import Unpack
+
+from tailrace.app.health.checks import Check, Health
+from tailrace.app.health.endpoints import ASGIApp, health_app
+from tailrace.app.loading import check_place
+from tailrace.app.processes.child import pickled
+from tailrace.app.processes.parent import MARGIN_S
+from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
+from tailrace.app.shutdown import first_of
+from tailrace.config import ConsumerOptions, check_names, resolve
+from tailrace.consumer.supervisor import Supervisor
+from tailrace.core.processes.messages import FromChild
+from tailrace.core.processes.worker_plan import check_count
+from tailrace.errors import (
+    ConfigurationError,
+    ConsumerStateError,
+    FencedMemberError,
+    HandlerFailedError,
+    TailraceError,
+)
+from tailrace.observe.hooks import Hook, Observer
+from tailrace.signals import handle_signals
+
+__all__ = ["WorkerPool"]
+
+_MODULE = "tailrace.app.processes.worker_process"
+_FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
+"""What the next start would run into likewise, or was said to be the end."""
+
+_pools = itertools.count(1)
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class WorkerPool:
+    """Runs an App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
+
+    Each worker is a member of the app's groups, with a name of its own that it keeps when it is started again, so that
+    a worker that dies has its partitions back before anybody else is given them. One that dies is started again, after
+    pauses that grow while it does not run well. A ConfigurationError in one of them, or what ``on_failure="stop"``
+    stops for, ends the pool. Workers end with the pool, also when it is killed.
+
+    Args:
+        app: where the App is, such as ``"shop:billing"``.
+        workers: how many processes.
+        log_level: what workers log to stderr; None leaves logging to the app's module.
+        final_is_final: whether such an error ends the pool; without, the worker waits for ``renew``.
+        options: set for the app in each worker; ``hooks`` are told of the workers, in this process.
+
+    Raises:
+        ConfigurationError: an argument will not do.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        workers: int,
+        log_level: LogLevel | None = None,
+        final_is_final: bool = True,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        check_place(app)
+        check_count("workers", workers)
+        given = cast("dict[str, Any]", options)
+        check_names(given)
+        resolve(given if "group_id" in given else {**given, "group_id": "the app's"})
+        self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))))
+        pickled(given)
+        self._spec = {"app": app, "workers": workers, "pool": next(_pools), "log_level": log_level, "options": given}
+        self._final_is_final, self._given = final_is_final, given
+        self._came_to_work: set[int] = set()
+        """Workers that had their partitions, and have died since."""
+        starts = itertools.count().__next__
+        self._kept = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
+        self._supervisor: Supervisor | None = None
+        self._failure: TailraceError | None = None
+
+    def __repr__(self) -> str:
+        state = "new" if self._supervisor is None else "started"
+        return f"<WorkerPool of {len(self._kept)} for {self._spec['app']} {state}>"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that are there now."""
+        return tuple(one.child.pid for one in self._kept if one.child is not None)
+
+    def health(self) -> Health:
+        """How its workers are; one that dies again and again is degraded, or still starting if it has never worked."""
+        if self._failure is not None:
+            return Health.of([Check("pool", "failed", str(self._failure))])
+        if self._supervisor is None:
+            return Health.of([Check("pool", "starting")])
+        if self._supervisor.stopping.is_set():
+            return Health.of([Check("pool", "stopping", "its workers end, or have ended")])
+        return Health.of(one.check() for one in self._kept)
+
+    @property
+    def health_app(self) -> ASGIApp:
+        """An ASGI app that answers ``/livez`` and ``/readyz`` for all workers."""
+        return health_app(self.health)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the workers and wait until each handles records, or has died and waits for its next start.
+
+        Raises:
+            ConfigurationError: a worker says that the app cannot run.
+            ConsumerStateError: it was started before.
+        """
+        if self._supervisor is not None:
+            raise ConsumerStateError("this pool is started already")
+        self._supervisor = Supervisor(self._live, f"tailrace pool of {self._spec['app']}")
+        await self._supervisor.start()
+
+    async def stop(self) -> None:
+        """End all workers in good order; one that takes longer than its ``stop_timeout_ms`` is killed.
+
+        Raises:
+            TailraceError: what ended the pool before.
+        """
+        if self._supervisor is None:
+            return
+        longest_s = max(one.stop_timeout_s for one in self._kept)
+        await self._supervisor.stop(longest_s + 2 * MARGIN_S)
+        if self._failure is not None:
+            raise self._failure
+
+    async def wait_ready(self) -> None:
+        """Wait until each worker has its first assignment, even an empty one.
+
+        Raises:
+            ConsumerStateError: it is not started, or is stopped before that.
+            TailraceError: what ended the pool before that.
+        """
+        if self._supervisor is None:
+            raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
+        for one in self._kept:
+            await first_of(one.ready, self._supervisor.stopping)
+        if self._failure is not None:
+            raise self._failure
+        if not all(one.ready.is_set() for one in self._kept):
+            raise ConsumerStateError("this pool has ended before its workers were ready - make a new one")
+
+    def renew(self) -> None:
+        """End all workers in good order and start them anew, with their modules read again."""
+        self._came_to_work.clear()
+        for one in self._kept:
+            one.renew()
+
+    async def run(self) -> None:
+        """Keep the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal ends all at once.
+
+        Raises:
+            TailraceError: what ended the pool.
+        """
+        with handle_signals((signal.SIGTERM, signal.SIGINT), self._stop_soon, self._kill_workers):
+            try:
+                await self.start()
+                assert self._supervisor is not None
+                await self._supervisor.stopping.wait()
+            finally:
+                await self.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- as its workers' owner ---------------------------------------------------------------------------------
+
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - all are alike
+        """What a worker has to do; one that had its partitions and died goes on from there."""
+        if worker not in self._came_to_work:
+            return self._spec
+        return {**self._spec, "options": {**self._given, "reset_offset_on_start": False}}
+
+    def take(self, start: int, message: FromChild) -> None:
+        """What a worker says is noted already."""
+
+    def died(self, death: ProcessExit, pause_s: float) -> float | None:
+        """Start it again, unless it would die of the same: then the pool ends, the others in good order."""
+        if self._kept[death.worker].ready.is_set():
+            self._came_to_work.add(death.worker)
+        if not isinstance(death.error, _FINAL):
+            return pause_s
+        if self._final_is_final:
+            self._failure = self._failure or death.error
+            assert self._supervisor is not None
+            self._supervisor.stopping.set()
+        return None
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _live(self, supervisor: Supervisor) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for one in self._kept:
+                    tasks.start_soon(one.run)
+                tasks.start_soon(self._ready_when_settled, supervisor)
+                await supervisor.stopping.wait()
+                for one in self._kept:
+                    one.end()
+        except ExceptionGroup as errors:
+            self._failure = _first(errors)
+        finally:
+            supervisor.stopping.set()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
+        for one in self._kept:
+            await first_of(one.settled, supervisor.stopping)
+        if not supervisor.stopping.is_set():
+            supervisor.ready.set()
+
+    def _stop_soon(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.stopping.set()
+
+    def _kill_workers(self) -> None:
+        for one in self._kept:
+            if one.child is not None:
+                one.child.kill()
+
+
+def _first(error: BaseException) -> TailraceError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TailraceError):
+        return error
+    failure = TailraceError(f"the pool ended: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

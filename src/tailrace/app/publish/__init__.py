@@ -1,0 +1,1 @@
+"""Publishing of what handlers return."""

@@ -1,0 +1,149 @@
+"""Topics of a group's own that are not there are made when it starts, each like the topic that it is for.
+
+Those of a topic that appears later are made when a member is first assigned one of its partitions.
+
+Rule of this file: what it may not make is told before the first record fails. Without its retry topics a handler
+cannot do what it says, so the app does not start; without dead letters it can, and what fails for good waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+
+from tailrace.admin.topics import create_topic
+from tailrace.app.topics.routes import Routes
+from tailrace.config import ConsumerConfig
+from tailrace.core.cluster_metadata import TopicInfo
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import BrokerError, UnknownTopicError, broker_error
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import ReplayTopicMissing, TopicMade, TopicMissing
+from tailrace.observe.hooks import Observer
+
+__all__ = ["create_group_topics", "create_topics_of"]
+
+_GRACE_S = 5.0
+"""How long the handlers' own topics may take to appear; they may have been made just now."""
+_KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": -1}
+_CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
+_KEPT = {"cleanup.policy": "delete"}
+
+
+async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
+    """Create the missing retry, dead-letter and replay topics of a group's handlers, and look for those of publish=.
+
+    Args:
+        config: how to reach the brokers.
+        routes: those of the group.
+        observer: told what was made, and what is missing.
+
+    Returns:
+        Handlers' topics that exist and were seen to.
+
+    Raises:
+        BrokerError: a retry topic is not there and may not be made; it says what to do.
+        BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+    """
+    retries = {name: {one.origin} for name, one in routes.retries.items()}
+    dead, replays = routes.dead_letters(())
+    published = routes.publish_topics
+    if not retries and not dead and not published and not routes.matches_dead_letters:
+        return frozenset()
+    with closing(Cluster(config, observer)) as cluster:
+        cluster.watch(observer, None if routes.matches_dead_letters else {*retries, *dead, *replays, *published})
+        origins = {origin for wanted in (retries, dead) for of in wanted.values() for origin in of}
+        cluster.watch(routes, origins)
+        await cluster.reach(config.start_timeout_ms / 1000)
+        with contextlib.suppress(UnknownTopicError):
+            # What stays unknown, the consumer tells in its own words.
+            await cluster.retrying(lambda: _see(cluster, origins), timeout_s=_GRACE_S, what="looking for the topics")
+        if routes.matches_dead_letters:
+            dead, replays = routes.dead_letters(cluster.topology.topics)
+            # Only a topic that is asked for by name is answered to be unknown.
+            cluster.watch(routes, {origin for of in dead.values() for origin in of} | origins)
+            cluster.watch(observer, {*retries, *dead, *replays, *published})
+            await cluster.retrying(cluster.refresh, timeout_s=_GRACE_S, what="looking for the dead-letter topics")
+        for name, of in _missing(cluster, retries):
+            if refused := await _made(cluster, name, of, _KEPT, observer):
+                raise broker_error(refused.code, f"the retry topic {name!r} is not there: {_advice(of)}") from refused
+        await _create_missing(cluster, dead, replays, observer)
+        for name in _unknown(cluster, published):
+            observer.tell(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
+        return frozenset(origin for wanted in (retries, dead) for of in wanted.values() for origin in of).intersection(
+            cluster.topology.topics
+        )
+
+
+async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Collection[str], observer: Observer) -> None:
+    """Create the missing retry, dead-letter and replay topics of ``topics``, which did not exist at the start.
+
+    Raises:
+        BrokerConnectionError: no broker answers in time.
+    """
+    retries = {name: {one.origin} for name, one in routes.retries.items() if one.origin in topics}
+    dead, replays = (
+        {name: of.intersection(topics) for name, of in wanted.items() if not of.isdisjoint(topics)}
+        for wanted in routes.dead_letters(topics)
+    )
+    if not retries and not dead:
+        return
+    with closing(Cluster(config, observer)) as cluster:
+        cluster.watch(observer, {*retries, *dead, *replays, *topics})
+        await cluster.reach(_GRACE_S)
+        for name, of in _missing(cluster, retries):
+            if refused := await _made(cluster, name, of, _KEPT, observer):
+                observer.tell(TopicMissing(name, str(refused), _advice(of)))
+        await _create_missing(cluster, dead, replays, observer)
+
+
+async def _create_missing(
+    cluster: Cluster, dead: Mapping[str, set[str]], replays: Mapping[str, set[str]], observer: Observer
+) -> None:
+    for wanted, topic_config, event in ((dead, _KEPT_FOR_EVER, TopicMissing), (replays, _KEPT, ReplayTopicMissing)):
+        for name, of in _missing(cluster, wanted):
+            if refused := await _made(cluster, name, of, topic_config, observer):
+                observer.tell(event(name, str(refused), _advice(of)))
+
+
+async def _see(cluster: Cluster, topics: Iterable[str]) -> None:
+    for topic in topics:
+        if topic not in cluster.topology.topics:
+            await cluster.refresh()
+            if topic not in cluster.topology.topics:
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r}")
+
+
+def _unknown(cluster: Cluster, topics: Iterable[str]) -> list[str]:
+    """Topics that the cluster says are not there."""
+    return [one for one in topics if cluster.topology.errors.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def _missing(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
+    """Topics that the cluster says are not there, each with those that it is for and are."""
+    topics = cluster.topology.topics
+    found = [(name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown(cluster, wanted)]
+    return [(name, of) for name, of in found if of]
+
+
+async def _made(
+    cluster: Cluster, name: str, of: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
+) -> BrokerError | None:
+    """Make a topic; the error when the brokers do not let us. What somebody else makes meanwhile will do."""
+    partitions, copies = _partitions(of), max(len(one.partitions[0].replicas) for one in of)
+    try:
+        await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)
+    except BrokerError as error:
+        return None if error.code == ErrorCode.TOPIC_ALREADY_EXISTS else error
+    observer.tell(TopicMade(name, partitions))
+    return None
+
+
+def _partitions(of: Sequence[TopicInfo]) -> int:
+    return max(len(one.partitions) for one in of)
+
+
+def _advice(of: Sequence[TopicInfo]) -> str:
+    names = ", ".join(sorted(one.name for one in of))
+    return f"make it with {_partitions(of)} partitions, as {names} has, or let this app make topics"

@@ -1,0 +1,1 @@
+"""Exactly-once delivery: records handled inside transactions."""

@@ -1,0 +1,210 @@
+"""One attempt of a handler at its records, as far as it publishes: nothing, or when it has succeeded, all of it.
+
+Rule of this file: a transaction is made of attempts that succeeded. What an attempt published before it failed is
+forgotten with it, so that the next one may publish it again. Whose attempt it is that runs is known by the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
+
+from tailrace.app.transactions.interfaces import TransactionCommitter
+from tailrace.core.failures.failure_counts import FailureCounts
+from tailrace.core.transactions.refused_records import RefusedRecords
+from tailrace.core.transactions.window import Window
+from tailrace.errors import ConsumerStateError, PublishError, TailraceError
+from tailrace.producer.publisher import Publisher
+from tailrace.records import Record
+
+__all__ = ["Attempts", "PendingRecord", "current_publisher"]
+
+WorkT = TypeVar("WorkT")
+
+_MISSING_S = 30.0
+
+
+class PendingRecord(NamedTuple):
+    """A record to be published, as ``Publisher.publish`` has it."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+class _Attempt:
+    """What one attempt wants published."""
+
+    __slots__ = ("is_over", "outgoing", "publisher")
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.outgoing: list[PendingRecord | None] = []
+        """None where one waits for word of its topic, in its place."""
+        self.is_over = False
+        """It has returned, or failed; what comes now comes from a task that it left behind."""
+
+
+_current: ContextVar[_Attempt | None] = ContextVar("tailrace_attempt", default=None)
+
+
+def current_publisher() -> Publisher | None:
+    """What publishes for the handler in which this code runs; None outside of handlers that run in transactions."""
+    attempt = _current.get()
+    return None if attempt is None else attempt.publisher
+
+
+class Attempts:
+    """Those of one group's handlers.
+
+    Args:
+        transactor: whose transactions they publish in.
+        window: the open one.
+        failure_counts: of records that failed in transactions that were taken back.
+        refusals: of what was too large in such transactions.
+        on_doom: told why it cannot be committed any more.
+
+    Attributes:
+        has_letter: whether a letter is in the open transaction.
+        has_sent: whether anything is.
+    """
+
+    def __init__(
+        self,
+        transactor: TransactionCommitter,
+        window: Window,
+        failure_counts: FailureCounts,
+        refusals: RefusedRecords,
+        on_doom: Callable[[TailraceError], None],
+    ) -> None:
+        self._transactor, self._window, self._failure_counts, self._on_doom = (
+            transactor,
+            window,
+            failure_counts,
+            on_doom,
+        )
+        self._refusals, self.has_letter, self.has_sent = refusals, False, False
+        self._generation = 0
+        """Counts transactions that were aborted while some of their attempts ran on."""
+        self._missing: dict[tuple[str, int | None], tuple[PublishError, float]] = {}
+        """Topics and partitions that are not there, and until when nobody looks again."""
+
+    def around(
+        self, publisher: Publisher, handle: Callable[[WorkT], Awaitable[object]]
+    ) -> Callable[[WorkT], Awaitable[object]]:
+        """``handle``, in an attempt each time; ``publisher`` is what publishes for it."""
+        refusals, failure_counts, send = self._refusals, self._failure_counts, self._send_all
+
+        async def attempted(work: WorkT) -> object:
+            if failure_counts.has_last_words:
+                self._raise_last_word_of(work)
+            attempt, generation = _Attempt(publisher), self._generation
+            token = _current.set(attempt)
+            try:
+                result = await handle(work)
+            finally:
+                _current.reset(token)
+                attempt.is_over = True
+            if generation != self._generation:
+                # Its records are read again, and so is its result made again.
+                return result
+            if attempt.outgoing and (outgoing := [one for one in attempt.outgoing if one is not None]):
+                if refusals:
+                    self._raise_refusal_of(work)
+                await send(outgoing)
+            return result
+
+        return attempted
+
+    async def publish(self, one: PendingRecord) -> None:
+        """Publish with the transaction: from a handler when it has succeeded; a letter, which none publishes, at once.
+
+        Raises:
+            PublishError: the topic or partition does not exist, or the handler has returned already.
+        """
+        attempt = _current.get()
+        if attempt is None:
+            self.has_letter = True
+            await self._send(one)
+            return
+        # Whose topic is found first says nothing of their order.
+        place = len(attempt.outgoing)
+        attempt.outgoing.append(None)
+        if self._window.doomed_by is None and not attempt.is_over:
+            await self._check(one.topic, one.partition)
+        if attempt.is_over:
+            raise PublishError(f"{one.topic}: the handler has returned, and what it published goes without this task")
+        attempt.outgoing[place] = one
+
+    def disown(self) -> None:
+        """What runs on from a transaction that was aborted publishes into no other."""
+        self._generation += 1
+
+    async def _check(self, topic: str, partition: int | None) -> None:
+        """See that it has a place; one that has none is not looked for again at once, while the transaction waits."""
+        loop = asyncio.get_running_loop()
+        if self._missing and (known := self._missing.pop((topic, partition), None)) is not None:
+            error, until = known
+            if loop.time() < until:
+                self._missing[topic, partition] = known
+                raise copy.copy(error)
+        try:
+            await self._transactor.check(topic, partition)
+        except PublishError as error:
+            self._missing[topic, partition] = error, loop.time() + _MISSING_S
+            raise
+
+    async def _send_all(self, outgoing: Sequence[PendingRecord]) -> None:
+        """All of it or nothing: what was sent before one that cannot be goes with the transaction."""
+        for number, one in enumerate(outgoing):
+            try:
+                await self._send(one)
+            except BaseException as error:
+                if number or not isinstance(error, PublishError):
+                    said = f"{type(error).__name__}: {error}"
+                    self._on_doom(PublishError(f"a handler's results could not be published as a whole ({said})"))
+                raise
+
+    async def _send(self, one: PendingRecord) -> None:
+        """Put a record into the transaction; into nothing, when that will be taken back."""
+        if self._window.doomed_by is not None:
+            return
+        self.has_sent = True
+        try:
+            await self._transactor.send(
+                one.topic,
+                one.value,
+                key=one.key,
+                headers=one.headers,
+                partition=one.partition,
+                timestamp_ms=one.timestamp_ms,
+            )
+        except (PublishError, ConsumerStateError) as error:
+            if self._transactor.is_open:
+                raise
+            if not self._window.is_open:
+                raise PublishError(f"{one.topic}: {error}") from error
+            self._on_doom(error)
+
+    def _raise_last_word_of(self, work: object) -> None:
+        records = _records_of(work)
+        # In a batch of several it would be the end of others, too.
+        if len(records) == 1 and (
+            error := self._failure_counts.last_word(records[0].topic_partition, records[0].offset)
+        ):
+            raise error
+
+    def _raise_refusal_of(self, work: object) -> None:
+        for record in _records_of(work):
+            if error := self._refusals.of_output(record.topic_partition, record.offset):
+                raise error
+
+
+def _records_of(work: object) -> list[Record]:
+    return [one for one in (work if isinstance(work, list | tuple) else (work,)) if isinstance(one, Record)]

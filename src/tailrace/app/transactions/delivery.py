@@ -1,0 +1,150 @@
+"""Records on their way from a consumer into the open transaction: which of them may be in it, slice after slice.
+
+Rule of this file: nothing is handed out of a partition before the group knows where that has begun, or whoever comes
+next would begin elsewhere. So a beginning is committed first, in a transaction without a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tailrace.app.transactions.deferred_records import DeferredRecords
+from tailrace.app.transactions.interfaces import GroupSource, GroupView
+from tailrace.app.transactions.interruptible_wait import InterruptibleWait
+from tailrace.app.transactions.partitions import TransactionPartitions, UndeliveredRecords
+from tailrace.core.delivery.progress import Position
+from tailrace.core.transactions.window import Window
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["TransactionDelivery"]
+
+
+class TransactionDelivery:
+    """Takes records for one group.
+
+    Args:
+        source: the consumer, which is started.
+        group_view: where that stands.
+        partitions: what the open transaction has.
+        deferred_records: what may not be in it.
+        window: when it is open.
+
+    Attributes:
+        alone: the record that is tried again by itself.
+        last: the record that was handed out last.
+    """
+
+    def __init__(
+        self,
+        source: GroupSource,
+        group_view: GroupView,
+        partitions: TransactionPartitions,
+        deferred_records: DeferredRecords,
+        window: Window,
+    ) -> None:
+        self._source, self._at, self._held = source, group_view, partitions
+        self._deferred_records, self._deferred_offsets, self._window = (
+            deferred_records,
+            deferred_records.deferred_offsets,
+            window,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._coming = InterruptibleWait()
+        self.alone: tuple[TopicPartition, int] | None = None
+        self.last: tuple[TopicPartition, int] | None = None
+        self._has_moved = True
+        """Whether a partition may stand where the group does not know of."""
+        group_view.watch(self._moved)
+
+    async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+        """What may be handed out next; None when it is time to look at the window again."""
+        if self._has_moved and self._commits_beginnings():
+            return None
+        rests = self._held.rests
+
+        def room(partition: TopicPartition) -> int:
+            return 0 if partition in rests else self._room(partition, None, room_of)
+
+        # Before it is looked: what becomes due in between is looked at again.
+        now = self._loop.time()
+        until = self._window.next_deadline(now)
+        if until is None:
+            first = [rest.records[0] for rest in rests.values()]
+            until = self._deferred_records.next_due_at(now, self._at.delivered(), first)
+        if (found := self._next_rest(room_of)) is not None:
+            return found
+        if (come := await self._coming.wait(self._source.next_slice(room), until)) is None:
+            return None
+        position, records = come
+        if position.is_anew or self._deferred_records.may_hold_back(position.partition):
+            self._has_moved |= position.is_anew
+            rests[position.partition] = UndeliveredRecords(position, position.epoch, records)
+            return self._next_rest(room_of)
+        self._took(position, records, position.delivered)
+        return position, records
+
+    def look_again(self) -> None:
+        """Have ``next`` look at the window now."""
+        self._coming.cut()
+
+    def progressed(self) -> None:
+        """Something is finished, or there is room where there was none."""
+        if self._coming.is_waiting and (self._held.rests or self._is_open_for_nobody):
+            # The consumer knows nothing of what waits here, nor of windows.
+            self._coming.cut()
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _moved(self) -> None:
+        self._has_moved = True
+        self._coming.cut()
+
+    def _commits_beginnings(self) -> bool:
+        """Whether what is to be done next is to commit where partitions have begun, with nothing else."""
+        begun = self._at.begun()
+        self._has_moved = bool(begun)
+        if begun:
+            if not self._window.is_open:
+                self._window.took(0, self._loop.time())
+            self._held.begin(begun)
+            self._window.cut()
+        elif not self._window.is_open and any(one.partition not in self._held.rests for one in self._at.passed()):
+            # What comes within its interval is part of it.
+            self._window.took(0, self._loop.time())
+        return self._has_moved
+
+    def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+        """Of what came too early, what may be handed out now."""
+
+        def take(records: Sequence[Record]) -> Sequence[Record]:
+            room = self._room(records[0].topic_partition, records[0].offset, room_of)
+            return self._deferred_records.first_of(records, room) if room else ()
+
+        if (found := self._held.next_rest(take)) is None:
+            return None
+        position, taken, following = found
+        self._took(position, taken, following)
+        if self._deferred_offsets.is_stopped_at(position.partition, taken[0].offset):
+            self.alone = position.partition, taken[0].offset
+            self._window.close()
+        return position, taken
+
+    def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
+        room = 0 if self._held.is_full(partition) else min(room_of(partition), self._window.room)
+        if partition not in self._deferred_offsets or not room:
+            return room
+        if delivered is None:
+            delivered = self._at.delivered().get(partition)
+        return self._deferred_offsets.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
+
+    def _took(self, position: Position, records: Sequence[Record], following: int | None) -> None:
+        assert following is not None
+        self._window.took(len(records), self._loop.time())
+        self._held.took(position, records, following)
+        self.last = position.partition, records[-1].offset
+
+    @property
+    def _is_open_for_nobody(self) -> bool:
+        """Whether nothing runs or is gathered, for whose sake a transaction was kept open."""
+        return self._window.is_kept_open(self._loop.time()) and not (self._held.are_gathering or self._held.run)

@@ -1,0 +1,266 @@
+"""``App(delivery="exactly_once")``: what its options say, and what takes the place of consumers and of the producer.
+
+Rule of this file: it is told to users here what does not go together with transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from tailrace.app.dispatch.group_runtime import Connect
+from tailrace.app.handlers import Handler
+from tailrace.app.sources import ConsumerSource
+from tailrace.app.topics.routes import Routes
+from tailrace.app.transactions.attempts import current_publisher
+from tailrace.app.transactions.renewing_producer import RenewingProducer
+from tailrace.app.transactions.source import TransactionalSource
+from tailrace.config import ConsumerConfig
+from tailrace.core.transactions.window import WindowSettings
+from tailrace.errors import ConfigurationError
+from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import Published, Publisher
+
+__all__ = [
+    "ByContext",
+    "Delivery",
+    "TransactionOptions",
+    "TransactionalKafka",
+    "check_options",
+    "exactly_once",
+    "transaction_options",
+]
+
+Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
+
+_CONSUMER_OPTIONS: Mapping[str, object] = {
+    "enable_auto_commit": False,
+    "isolation_level": "read_committed",
+    # A transaction's partitions see to their maps.
+    "offset_metadata_max_bytes": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionOptions:
+    """An app's options for transactions; see ``App``."""
+
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 10_000
+    transaction_interval_ms: int = 100
+    transaction_max_records: int = 10_000
+
+    def __post_init__(self) -> None:
+        """Refuse what will not do.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        name: object = self.transactional_id
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigurationError(
+                f"transactional_id={name!r} will not do: it has to be a name, such as"
+                " '{group}-{hostname}-{worker}', that no other process has"
+            )
+        for option in ("transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records"):
+            value = getattr(self, option)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{option}={value!r} will not do: it has to be a whole number, at least 1")
+        if self.transaction_interval_ms * 2 > self.transaction_timeout_ms:
+            raise ConfigurationError(
+                f"transaction_interval_ms={self.transaction_interval_ms} has to be at most half of"
+                f" transaction_timeout_ms={self.transaction_timeout_ms} - what was gathered has to be finished, too"
+            )
+
+    def window(self, handlers: Sequence[Handler]) -> WindowSettings:
+        """What they say about when a transaction of these handlers' begins and ends."""
+        waits_s = [0.0 if one.batches is None else one.batches.max_wait_ms / 1000 for one in handlers]
+        bare = WindowSettings(
+            interval_s=self.transaction_interval_ms / 1000,
+            max_records=self.transaction_max_records,
+            timeout_s=self.transaction_timeout_ms / 1000,
+            gathers_s=max(waits_s, default=0.0),
+        )
+        works_s = [
+            bare.work_share_s(wait_s) if one.timeout_ms is None else one.timeout_ms / 1000
+            for one, wait_s in zip(handlers, waits_s, strict=True)
+        ]
+        return replace(bare, works_s=max(works_s, default=0.0))
+
+    def name_for(self, group_id: str, config: ConsumerConfig) -> str:
+        """The transactional id of a group's producer.
+
+        Raises:
+            ConfigurationError: the template names what is not known.
+        """
+        known = {
+            "group": group_id,
+            "instance": config.group_instance_id or "",
+            "client_id": config.client_id,
+            "hostname": platform.node(),
+            "worker": os.environ.get("TAILRACE_WORKER", "0"),
+            "pid": str(os.getpid()),
+        }
+        template = self.transactional_id
+        if template is None:
+            # A dynamic member has no name that it will have again: what it leaves open, the broker ends by its timeout.
+            return f"{group_id}-{config.group_instance_id or uuid.uuid4().hex}"
+        if re.search(r"\{instance\}", template) and config.group_instance_id is None:
+            raise ConfigurationError(f"transactional_id: {template!r} names an instance - give group_instance_id, too")
+        try:
+            name = template.format_map(known)
+        except (KeyError, ValueError, IndexError, AttributeError):
+            raise ConfigurationError(
+                f"transactional_id: {template!r} will not do - between braces it knows {', '.join(known)} and no more"
+            ) from None
+        return name if "{group}" in template else f"{name}-{group_id}"
+
+
+class TransactionalKafka(NamedTuple):
+    """What a run stands on."""
+
+    connect: Connect
+    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
+
+
+def transaction_options(delivery: object, **given: object) -> TransactionOptions | None:
+    """Those that were given, and for the others their defaults; None where records are handled at least once.
+
+    Raises:
+        ConfigurationError: one will not do, or they are given where there are no transactions.
+    """
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if delivery not in get_args(Delivery):
+        known = " or ".join(map(repr, get_args(Delivery)))
+        raise ConfigurationError(f"delivery={delivery!r} will not do: it has to be {known}")
+    if delivery == "exactly_once":
+        return TransactionOptions(**said)
+    if said:
+        raise ConfigurationError(f"{', '.join(said)}: there are no transactions without delivery='exactly_once'")
+    return None
+
+
+def exactly_once(
+    options: TransactionOptions,
+    config: ConsumerConfig,
+    given: Mapping[str, Any],
+    kafka: TransactionalKafka,
+    *,
+    observer: Observer,
+) -> TransactionalKafka:
+    """Have a run's records handled exactly once.
+
+    Args:
+        options: the app's, for transactions.
+        config: the consumers', resolved.
+        given: the same, as the user said them.
+        kafka: what publishes for code outside of handlers.
+        observer: told what becomes of transactions.
+    """
+    sources: list[TransactionalSource] = []
+
+    def connect(routes: Routes) -> TransactionalSource:
+        group_id = routes.group_id
+        transactor = RenewingProducer(
+            config,
+            group_id,
+            transactional_id=options.name_for(group_id, config),
+            transaction_timeout_ms=options.transaction_timeout_ms,
+            observer=observer,
+        )
+        consumer = ConsumerSource(routes, {**given, "group_id": group_id, **_CONSUMER_OPTIONS})
+        source = TransactionalSource(
+            consumer,
+            routes.retries,
+            transactor=transactor,
+            settings=options.window(routes.handlers),
+            metadata_bytes=config.offset_metadata_max_bytes,
+            observer=observer,
+        )
+        sources.append(source)
+        return source
+
+    @asynccontextmanager
+    async def open_publisher() -> AsyncIterator[Publisher]:
+        async with kafka.open_publisher() as deferred_records:
+            yield ByContext(deferred_records, sources)
+
+    return TransactionalKafka(connect, open_publisher)
+
+
+class ByContext:
+    """Publishes with the transaction of the handler that asks; by itself, when none does.
+
+    Args:
+        deferred_records: what publishes then.
+        sources: those that have transactions; there may be more of them later.
+    """
+
+    def __init__(self, deferred_records: Publisher, sources: Sequence[TransactionalSource]) -> None:
+        self._deferred_records, self._sources = deferred_records, sources
+
+    async def publish(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published | None:
+        """As a publisher has it; None where it is part of a transaction.
+
+        Raises:
+            PublishError: as that has it.
+        """
+        publisher = current_publisher()
+        if publisher is None or publisher not in self._sources:
+            publisher = self._deferred_records
+        return await publisher.publish(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+
+
+def check_options(
+    options: TransactionOptions, config: ConsumerConfig, given: Mapping[str, Any], handlers: Sequence[Handler]
+) -> None:
+    """Refuse what contradicts transactions.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    said = given.get("isolation_level", os.environ.get("TAILRACE_ISOLATION_LEVEL", "read_committed"))
+    if said != "read_committed":
+        raise ConfigurationError(
+            "isolation_level='read_uncommitted' contradicts delivery='exactly_once', which would handle what was"
+            " aborted - leave it out"
+        )
+    if config.enable_auto_commit:
+        raise ConfigurationError(
+            "enable_auto_commit=True contradicts delivery='exactly_once': offsets are committed with what was published"
+            " for them - leave it out"
+        )
+    if not config.offset_metadata_max_bytes:
+        raise ConfigurationError(
+            "offset_metadata_max_bytes=0 contradicts delivery='exactly_once', whose commits need offset maps - leave it"
+            " out, or give the broker's offset.metadata.max.bytes"
+        )
+    longest_ms = options.window(handlers).longest_s * 1000
+    for handler in handlers:
+        batches = handler.batches
+        waits_ms, works_ms = 0 if batches is None else batches.max_wait_ms, handler.timeout_ms or 0
+        if waits_ms + works_ms >= longest_ms:
+            waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
+            works = f"timeout_ms={works_ms}" if works_ms else ""
+            raise ConfigurationError(
+                f"{handler.name} may take {' and then '.join(filter(None, (waits, works)))}, and has to stay below"
+                f" {longest_ms:.0f} ms, four fifths of transaction_timeout_ms={options.transaction_timeout_ms} - raise"
+                " that one, or all of its transactions would be taken back"
+            )

@@ -1,0 +1,210 @@
+"""Whoever commits one group's transactions: a transactional producer, made anew whenever it cannot go on.
+
+Rule of this file: it knows of producers and of brokers that do not answer, and nothing of records, windows or groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from tailrace.config import ConsumerConfig
+from tailrace.core.backoff import Backoff
+from tailrace.core.group.membership import Identity
+from tailrace.core.producer.states import OPEN, OVER, ProducerState
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConsumerStateError,
+    ProducerFencedError,
+    PublishError,
+    TailraceError,
+)
+from tailrace.observe.events import TransactionalIdRenewed, TransactionInDoubt
+from tailrace.observe.hooks import Observer
+from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["RenewingProducer"]
+
+_LONGEST_PAUSE_MS = 5_000
+
+
+class RenewingProducer:
+    """Begins, fills and ends transactions under one transactional id.
+
+    Args:
+        config: how to reach the brokers.
+        group_id: whose offsets it commits.
+        transactional_id: as ``TransactionalProducer`` has it.
+        transaction_timeout_ms: as ``TransactionalProducer`` has it.
+        observer: told what goes wrong.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        group_id: str,
+        *,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        observer: Observer,
+    ) -> None:
+        self._config, self._group_id, self._id = config, group_id, transactional_id
+        self._timeout_ms, self._observer = transaction_timeout_ms, observer
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, _LONGEST_PAUSE_MS)
+        self._producer: TransactionalProducer | None = None
+        self._is_refused = False
+        """Whether no producer id may be had."""
+
+    async def start(self) -> None:
+        """Get a producer id, and so fence whoever had the transactional id before.
+
+        Raises:
+            TailraceError: as ``TransactionalProducer.start`` does.
+        """
+        producer = TransactionalProducer(
+            self._config, transactional_id=self._id, transaction_timeout_ms=self._timeout_ms
+        )
+        try:
+            await producer.start()
+        except PublishError:
+            self._is_refused = producer.state in OVER
+            raise
+        self._producer = producer
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Abort what is open."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.close(timeout_s)
+
+    async def begin(self) -> None:
+        """Begin a transaction, unless one is begun, however long the brokers are away.
+
+        Raises:
+            ProducerFencedError: another process has the same transactional id.
+            PublishError: this producer may not do what is asked for.
+            TailraceError: another try would not help.
+        """
+        failures = 0
+        while True:
+            try:
+                if self._producer is None:
+                    await self.start()
+                assert self._producer is not None
+                if self._producer.state is not ProducerState.IN_TRANSACTION:
+                    await self._producer.begin()
+            except (PublishError, BrokerConnectionError) as error:
+                if isinstance(error, AuthenticationError) or self._is_refused or self._state in OVER:
+                    raise
+            else:
+                return
+            failures += 1
+            await self._pause(failures)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records may be sent."""
+        return self._state in OPEN
+
+    async def check(self, topic: str, partition: int | None) -> None:
+        """See that a record would have a place.
+
+        Raises:
+            PublishError: the topic or partition does not exist.
+        """
+        if self._producer is not None:
+            await self._producer.check(topic, partition)
+
+    async def send(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        """Put a record into the transaction.
+
+        Raises:
+            ConsumerStateError: no transaction is open.
+            PublishError: as ``TransactionalProducer.send`` has it.
+        """
+        if self._producer is None:
+            raise ConsumerStateError("no transaction is open")
+        await self._producer.send(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        identity: Identity,
+        topic_ids: Mapping[TopicPartition, UUID],
+    ) -> None:
+        """Commit, and where it is not known whether that is done, find out.
+
+        Raises:
+            TailraceError: it was not done; where the producer is over, it may have been.
+        """
+        assert self._producer is not None
+        failures = 0
+        while True:
+            try:
+                await self._producer.commit(offsets, identity, self._group_id, topic_ids)
+            except TailraceError as error:
+                if not self._producer.is_in_doubt:
+                    raise
+                failures += 1
+                self._observer.tell(TransactionInDoubt(self._group_id, str(error)))
+            else:
+                return
+            await self._pause(failures)
+
+    async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:
+        """Abort, however long the brokers are away; a producer that is over is made anew, with the next ``begin``.
+
+        Args:
+            cause: why.
+            is_timed_out: whether the broker may have aborted it by itself.
+
+        Raises:
+            ProducerFencedError: another process has the same transactional id.
+        """
+        failures = 0
+        while (producer := self._producer) is not None:
+            error = cause
+            if producer.state not in OVER:
+                try:
+                    await producer.abort()
+                except TailraceError as raised:
+                    error = raised
+                else:
+                    return
+            if producer.state in OVER:
+                # Whatever the transaction was taken back for, this is why there is no other.
+                error = producer.error or error
+                if isinstance(error, ProducerFencedError) and not is_timed_out:
+                    raise error
+                self._observer.tell(TransactionalIdRenewed(self._group_id, self._id, str(error)))
+                await self.close()
+                if producer.state is ProducerState.FAILED:
+                    # The broker has not ended it; it does when somebody asks for the same id again.
+                    await self.begin()
+                return
+            failures += 1
+            await self._pause(failures)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> ProducerState:
+        return ProducerState.UNINITIALISED if self._producer is None else self._producer.state
+
+    async def _pause(self, failures: int) -> None:
+        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter

@@ -1,0 +1,423 @@
+"""Records that are handled exactly once: handed out inside transactions, committed with what was published for them.
+
+Rule of this file: when to open and close is ``core.transactions.window``'s to say. It stands between a consumer, of
+which it is the taker, and a group of handlers, which takes from it. To the consumer all records of an open transaction
+are in hand, finished or not; so a partition that has to be given back waits until the transaction is committed. All of
+it is done by whoever calls ``next_slice``; there is no task behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from tailrace.app.sources import HandlerGroup
+from tailrace.app.topics.retry_topics import RetryTopic
+from tailrace.app.transactions.attempts import Attempts, PendingRecord
+from tailrace.app.transactions.deferred_records import DeferredRecords
+from tailrace.app.transactions.delivery import TransactionDelivery
+from tailrace.app.transactions.interfaces import GroupSource, GroupView, TransactionCommitter
+from tailrace.app.transactions.partitions import TransactionPartitions
+from tailrace.app.transactions.rewind import rewind
+from tailrace.app.transactions.stall_watch import StallWatch
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.core.backoff import Backoff
+from tailrace.core.delivery.progress import Position
+from tailrace.core.failures.failure_counts import FailureCounts
+from tailrace.core.transactions.refused_records import RefusedRecords
+from tailrace.core.transactions.window import Window, WindowSettings, WindowStep
+from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, TopicRecreatedError
+from tailrace.observe.events import OffsetsCommitted, TopicRecreated, TransactionAborted, TransactionsStalled
+from tailrace.observe.hooks import Observer
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["TransactionalSource"]
+
+WorkT = TypeVar("WorkT")
+
+_LONGEST_PAUSE_MS = 5_000
+_LOOK_AGAIN_S = 0.02
+"""While the group counts us in no generation."""
+_CLOSING_S = 5.0
+_STALLED_TIMEOUTS = 3
+"""So many times the transaction's timeout without a commit are no progress."""
+
+
+class TransactionalSource:
+    """A consumer whose records are handled in transactions.
+
+    Args:
+        source: the consumer, which commits nothing by itself.
+        retry_topics: those whose records are not handed out before they are due.
+        transactor: commits.
+        settings: when.
+        observer: told what becomes of transactions.
+        metadata_bytes: most bytes of an offset map.
+    """
+
+    def __init__(  # noqa: PLR0913 - options
+        self,
+        source: GroupSource,
+        retry_topics: Mapping[str, RetryTopic],
+        *,
+        transactor: TransactionCommitter,
+        settings: WindowSettings,
+        observer: Observer,
+        metadata_bytes: int = 4_096,
+    ) -> None:
+        self._source, self._deferred_records = source, DeferredRecords(retry_topics, source.wall_clock)
+        self._transactor, self._observer = transactor, observer
+        self._settings, self._window, self._metadata_bytes = settings, Window(settings), metadata_bytes
+        self._deferred_offsets = self._deferred_records.deferred_offsets
+        self._failure_counts = FailureCounts()
+        self._refusals = RefusedRecords()
+        self._attempts = Attempts(transactor, self._window, self._failure_counts, self._refusals, self._failed)
+        self._backoff = Backoff.of_ms(100, _LONGEST_PAUSE_MS)
+        self._failures = 0
+        self._is_committing = self._is_stopping = False
+        self._handler_group: HandlerGroup | None = None
+        self._partitions: TransactionPartitions | None = None
+        self._group_view: GroupView | None = None
+        self._handing: TransactionDelivery | None = None
+        self._loop = asyncio.get_running_loop()
+        self._progress = AutoResetEvent()
+        self._shut = asyncio.Event()
+        self._shut.set()
+        self._reason = ""
+        """Why the last transaction was aborted, of those since the last commit."""
+        self._stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._stalled)
+
+    @property
+    def transactions(self) -> TransactionalSource:
+        """Itself."""
+        return self
+
+    def wall_clock(self) -> float:
+        """As whoever gives the records has it."""
+        return self._source.wall_clock()
+
+    # ---- as a group wants it -----------------------------------------------------------------------------------
+
+    async def start(self, sink: HandlerGroup) -> int:
+        """Get a producer id, start the consumer.
+
+        Raises:
+            TailraceError: as ``TransactionalProducer.start`` and ``Consumer.start`` do.
+        """
+        self._handler_group = sink
+        self._partitions = TransactionPartitions(
+            sink, on_halt=self._close_soon, on_loss=self._lost, metadata_bytes=self._metadata_bytes
+        )
+        await self._transactor.start()
+        window = await self._source.start(self._partitions)
+        self._group_view = self._source.group_view()
+        self._handing = TransactionDelivery(
+            self._source, self._group_view, self._partitions, self._deferred_records, self._window
+        )
+        return window
+
+    async def stop(self) -> None:
+        """Take back what is not committed, leave the group."""
+        self._stall.end()
+        try:
+            await self._transactor.close(_CLOSING_S)
+        finally:
+            await self._source.stop()
+
+    def progressed(self) -> None:
+        """Something is finished, or there is room where there was none."""
+        if self._handing is not None:
+            self._handing.progressed()
+        self._progress.set()
+        self._source.progressed()
+
+    def halt(self) -> None:
+        """Hand out and start nothing more, and commit when what runs is finished."""
+        self._is_stopping = True
+        self._close_soon()
+
+    async def settled(self, until: float) -> None:
+        """Wait until no transaction is open, or it is ``until``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._shut.wait()
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+        """Records of one partition, in a transaction that is open.
+
+        Raises:
+            TailraceError: as a consumer's reader has it; or no transaction may be made any more.
+        """
+        while True:
+            now, gathers = self._loop.time(), self._held.are_gathering
+            # To see whether all is finished takes time with many partitions: not while it does not matter.
+            takes = self._window.takes(now, is_gathering=gathers)
+            is_done = not takes and self._held.are_done
+            is_idle = not takes and not self._held.run and not self._held.are_held_back
+            step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
+            match step:
+                case WindowStep.FEED if self._is_stopping and not self._window.is_open:
+                    await self._progress.wait()
+                case WindowStep.FEED:
+                    await self._transactor.begin()
+                    found = await self._out.next(room_of)
+                    if self._window.is_open:
+                        self._shut.clear()
+                        if self._window.count:
+                            self._stall.begin()
+                    if found is not None:
+                        return found
+                case WindowStep.COMMIT:
+                    self._group.hold_starts()
+                    await self._commit()
+                case WindowStep.ABORT:
+                    await self._abort()
+                case WindowStep.DRAIN | WindowStep.CUT:
+                    await self._finish(step, now)
+
+    # ---- as handlers want it -----------------------------------------------------------------------------------
+
+    async def publish(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """As ``Attempts`` has it."""
+        await self._attempts.publish(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+
+    def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """``handle``, of which what it publishes counts if it succeeds."""
+        return self._attempts.around(self, handle)
+
+    @property
+    def failure_counts(self) -> FailureCounts:
+        """How often its records have failed, in transactions that were taken back, too."""
+        return self._failure_counts
+
+    @property
+    def refusals(self) -> RefusedRecords:
+        """What was too large of its records."""
+        return self._refusals
+
+    def has_time(self, pause_s: float, work_s: float) -> bool:
+        """Whether a record may wait for its next attempt within the open transaction, while nothing else is begun."""
+        if self._out.alone is not None and pause_s > self._settings.interval_s:
+            # It comes alone again and again: what others there is goes on in between.
+            return False
+        return self._window.has_time(pause_s + work_s, self._loop.time())
+
+    def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
+        """A record has to wait: commit what comes before it, and try it again later, alone."""
+        if record.topic_partition not in self._held.partitions():
+            # It is another's by now.
+            return
+        self._refusals.lift(record.topic_partition, record.offset)
+        due_at = self._loop.time() + seconds
+        self._deferred_offsets.put(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
+        # Its worker goes on at once, and what is behind it may not be begun.
+        self._group.halt(record.topic_partition)
+        reason = f"{record.topic_partition} offset {record.offset} failed, and what comes before it goes without it"
+        self._doom(PublishError(reason), is_at_fault=False)
+
+    def work_share_ms(self, gathers_ms: int) -> int:
+        """How long a handler without ``timeout_ms`` may take, whose batches are gathered for so long."""
+        return max(1, round(self._settings.work_share_s(gathers_ms / 1000) * 1000))
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long none was committed although there are records; 0 while that is not long."""
+        return self._stall.stalled_s
+
+    @property
+    def waiting(self) -> int:
+        """Records that failed for good, and were set aside."""
+        return self._deferred_offsets.given_up
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether none is open, and what waits outside of them waits for what failed for good."""
+        if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
+            return False
+        rests = self._held.rests.values()
+        return all(self._deferred_offsets.is_stopped_at(one.position.partition, one.records[0].offset) for one in rests)
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    def _close_soon(self) -> None:
+        self._window.cut()
+        self._look_again()
+
+    def _doom(self, error: TailraceError, *, is_at_fault: bool) -> None:
+        self._window.doom(error, is_at_fault=is_at_fault)
+        self._look_again()
+
+    def _failed(self, error: TailraceError) -> None:
+        if isinstance(error, TopicRecreatedError):
+            for share in self._held:
+                if share.position.partition in error.partitions:
+                    self._observer.tell(TopicRecreated(share.position.partition, share.following))
+        # Records that are too large are searched for, and recreated topics read anew, without a pause.
+        self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
+
+    def _look_again(self) -> None:
+        """Have ``next_slice`` look at the window now."""
+        self._progress.set()
+        if self._handing is not None:
+            self._handing.look_again()
+
+    def _lost(self, partition: TopicPartition, was_shared: bool) -> None:  # noqa: FBT001 - as Shares tells it
+        self._deferred_offsets.lift(partition)
+        self._failure_counts.forget(partition)
+        self._refusals.forget(partition)
+        # What the broker says of a commit that is under way counts.
+        if was_shared and not self._is_committing:
+            self._doom(PublishError(f"{partition} went before its transaction was committed"), is_at_fault=False)
+
+    async def _finish(self, step: WindowStep, now: float) -> None:
+        """Wait for what was handed out, or for what of it runs."""
+        if self._held.are_held_back:
+            self._doom(PublishError("a handler is paused, and its records wait for it"), is_at_fault=False)
+            return
+        if step is WindowStep.CUT:
+            self._group.hold_starts()
+        else:
+            self._held.hurry()
+        await self._progress.wait(self._window.next_deadline(now))
+
+    async def _commit(self) -> None:
+        """Commit, or say why that cannot be."""
+        identity = self._at.identity
+        if identity is None:
+            # A rebalance is under way, or the partitions are about to be lost.
+            until = self._loop.time() + _LOOK_AGAIN_S
+            if self._window.gives_up_at is not None and until >= self._window.gives_up_at:
+                self._doom(PublishError("the group has not counted this member in for too long"), is_at_fault=False)
+            else:
+                await self._progress.wait(until)
+            return
+        self._held.passed(self._at.passed())
+        self._is_committing = True
+        try:
+            offsets = self._held.offsets()
+            if not self._attempts.has_sent and not self._held.have_changed(offsets):
+                self._carry_on()
+                return
+            await self._transactor.commit(offsets, identity, self._held.topic_ids())
+        except TailraceError as error:
+            self._failed(error)
+            return
+        finally:
+            self._is_committing = False
+        self._failures, self._reason = 0, ""
+        self._stall.end()
+        up_to = {at: one.offset for at, one in offsets.items()}
+        self._observer.tell(OffsetsCommitted(self._at.group_id, up_to))
+        self._held.committed(offsets)
+        self._failure_counts.committed(up_to)
+        self._refusals.committed(up_to)
+        if (alone := self._out.alone) is not None and up_to.get(alone[0], 0) > alone[1]:
+            self._deferred_offsets.lift(alone[0])
+            self._out.alone = None
+        self._window.committed(self._loop.time(), carried=self._carried(), is_searching=bool(self._refusals))
+        self._end()
+
+    def _carried(self) -> int:
+        """How many records are part of the next transaction, since they have not started."""
+        if self._is_stopping:
+            self._held.leave()
+        return self._group.unstarted if self._held else 0
+
+    def _carry_on(self) -> None:
+        """Nothing was finished since the last commit: look again after a while."""
+        self._window.carry_on(self._loop.time(), self._carried())
+        self._end()
+
+    def _end(self, *, is_failure: bool = False) -> None:
+        """A transaction is over; after a failure its records are still not committed."""
+        self._attempts.has_letter = self._attempts.has_sent = False
+        if self._window.is_open:
+            self._stall.begin()
+            if self._out.alone is not None:
+                self._window.close()
+        else:
+            self._out.alone = None
+            self._shut.set()
+            if is_failure:
+                self._stall.begin()
+            else:
+                self._stall.end()
+        if not self._is_stopping:
+            self._group.allow_starts()
+        # Whoever waits to give partitions back looks again.
+        self._source.progressed()
+
+    # ---- taking back -------------------------------------------------------------------------------------------
+
+    async def _abort(self) -> None:
+        """Take back what was published, and read again from what is committed.
+
+        Raises:
+            TailraceError: no other transaction may be made.
+        """
+        error = self._window.doomed_by
+        assert error is not None
+        self._reason = str(error)
+        self._observer.tell(TransactionAborted(self._at.group_id, self._window.count, str(error)))
+        for partition in self._held.partitions():
+            self._group.halt(partition)
+        await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
+        # What runs still publishes into nothing; what it publishes later may not come into the next transaction.
+        until = self._loop.time() + self._settings.timeout_s
+        while self._held.run and self._loop.time() < until:
+            await self._progress.wait(until)
+        self._attempts.disown()
+        if self._window.is_at_fault:
+            self._failures += 1
+            until = self._loop.time() + self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
+            while self._loop.time() < until:
+                await self._progress.wait(until)
+        await rewind(self._held, self._at, self._backoff)
+        self._blame(error)
+        is_failure = self._window.is_at_fault or self._window.is_late or isinstance(error, PublishTooLargeError)
+        self._window.aborted(shrink=is_failure and self._out.alone is None)
+        self._out.alone = None
+        self._end(is_failure=is_failure)
+
+    def _blame(self, error: TailraceError) -> None:
+        """Of a transaction of one record it is known whose fault it is: that fails when it comes again."""
+        if isinstance(error, PublishTooLargeError) and self._window.count == 1 and self._out.last is not None:
+            self._refusals.blame(*self._out.last, error, is_letter=self._attempts.has_letter)
+
+    def _stalled(self, seconds: float) -> None:
+        reason = self._reason or "no record was finished"
+        self._observer.tell(TransactionsStalled(self._at.group_id, seconds, reason))
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _group(self) -> HandlerGroup:
+        assert self._handler_group is not None
+        return self._handler_group
+
+    @property
+    def _held(self) -> TransactionPartitions:
+        assert self._partitions is not None
+        return self._partitions
+
+    @property
+    def _out(self) -> TransactionDelivery:
+        assert self._handing is not None
+        return self._handing
+
+    @property
+    def _at(self) -> GroupView:
+        assert self._group_view is not None
+        return self._group_view

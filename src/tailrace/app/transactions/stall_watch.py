@@ -1,0 +1,46 @@
+"""Watch over the progress of one group's transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["StallWatch"]
+
+
+class StallWatch:
+    """Tells when records were handed out, and for long nothing of them was committed.
+
+    Args:
+        limit_s: how long that may take.
+        on_stall: called with the seconds since, once for each stall.
+    """
+
+    def __init__(self, limit_s: float, on_stall: Callable[[float], None]) -> None:
+        self._limit_s, self._on_stall = limit_s, on_stall
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since there was progress; 0 while that is not long."""
+        waited_s = 0.0 if self._since is None else self._loop.time() - self._since
+        return waited_s if waited_s >= self._limit_s else 0.0
+
+    def begin(self) -> None:
+        """There are records that are not committed."""
+        if self._since is None:
+            self._since = self._loop.time()
+            self._timer = self._loop.call_at(self._since + self._limit_s, self._tell)
+
+    def end(self) -> None:
+        """Some of them are, or wait for good reason."""
+        self._since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self) -> None:
+        assert self._since is not None
+        self._on_stall(self._loop.time() - self._since)

@@ -1,0 +1,63 @@
+"""Results of the user's functions that have to be awaited before they are results."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from typing import Any
+
+from tailrace.errors import ConfigurationError
+
+__all__ = ["abandon", "awaited", "settled"]
+
+
+async def awaited(result: object, where: str) -> object:
+    """Return ``result``, or what it resolves to if it is a coroutine, a future or another awaitable.
+
+    Args:
+        result: returned by the user's function.
+        where: the function, as errors name it.
+
+    Raises:
+        ConfigurationError: ``result`` is a future of another event loop.
+    """
+    while True:
+        if isinstance(result, concurrent.futures.Future):
+            result = asyncio.wrap_future(result)
+        if not inspect.isawaitable(result):
+            return result
+        if asyncio.isfuture(result) and result.get_loop() is not asyncio.get_running_loop():
+            raise ConfigurationError(
+                f"{where} returned {_kind(result)} of another event loop - return a coroutine, or a future of the loop"
+                " that runs the app"
+            )
+        result = await result
+
+
+async def settled(result: object, where: str) -> object:
+    """Return ``result`` as ``awaited`` does, unless it is a generator.
+
+    Raises:
+        ConfigurationError: ``result`` is a generator, or a future of another event loop.
+    """
+    result = await awaited(result, where)
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ConfigurationError(
+            f"{where} returned {_kind(result)}, whose body never ran - return a value or a list, without `yield`"
+        )
+    return result
+
+
+def abandon(task: asyncio.Task[Any]) -> None:
+    """Cancel a task that went on after it was canceled, and have asyncio forget it.
+
+    ``asyncio.run`` would wait for it without end.
+    """
+    task.cancel()
+    asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented under "Extending asyncio"
+
+
+def _kind(result: object) -> str:
+    name = type(result).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

@@ -1,0 +1,1 @@
+"""Record batches: read, written, checked. The only package that imports aiokafka.record."""

@@ -1,0 +1,99 @@
+"""Decompression of record batches into a bounded amount of memory.
+
+Neither a size in a header nor the compressed size limits the memory that a batch takes, only the size of the output:
+each codec writes into a buffer that grows by steps up to the limit, and stops where the buffer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cramjam
+
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.encoding.frame_reader import FrameReader
+
+__all__ = ["decompressed"]
+
+_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
+_STREAMS: dict[int, Callable[[memoryview, memoryview], int]] = {
+    _GZIP: cramjam.gzip.decompress_into,
+    _LZ4: cramjam.lz4.decompress_into,
+    _ZSTD: cramjam.zstd.decompress_into,
+}
+_FILLS = 0xA5, 0x5A
+"""Bytes that stand at the end of the room before it is written."""
+
+_USUAL_RATIO = 8
+_SMALLEST_BUFFER = 65_536
+_GROWTH = 4
+_XERIAL = b"\x82SNAPPY\0"
+_XERIAL_HEAD = 16
+
+
+def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytearray = b"") -> bytearray | None:
+    """Return ``head`` and the decompressed bytes after it; None if these are more than ``limit``.
+
+    Raises:
+        MalformedMessageError: the codec is unknown, or a length leads out of the bytes.
+        cramjam.DecompressionError: the bytes are not what the codec writes.
+    """
+    if codec == _SNAPPY:
+        return _from_snappy(packed, limit, head)
+    decompress_into = _STREAMS.get(codec)
+    if decompress_into is None:
+        raise MalformedMessageError(f"unknown codec {codec}")
+    size = min(limit, max(_SMALLEST_BUFFER, _USUAL_RATIO * len(packed)))
+    while True:
+        output = bytearray(len(head) + size)
+        output[: len(head)] = head
+        with memoryview(output) as view, view[len(head) :] as room:
+            written = _written(decompress_into, packed, room)
+        if written is not None:
+            del output[len(head) + written :]
+            return output
+        if size == limit:
+            return None
+        size = min(limit, size * _GROWTH)
+
+
+def _written(
+    decompress_into: Callable[[memoryview, memoryview], int], packed: memoryview, room: memoryview
+) -> int | None:
+    """Return how many bytes of ``room`` the codec has written; None if it has no room for more.
+
+    The error that cramjam raises for want of room differs from others only in its text, which no version promises. The
+    last byte of the room tells: it was written if it differs from one of two fills.
+    """
+    failure = None
+    for fill in _FILLS:
+        room[-1] = fill
+        try:
+            return decompress_into(packed, room)
+        except cramjam.DecompressionError as error:
+            if room[-1] != fill:
+                return None
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def _from_snappy(packed: memoryview, limit: int, head: bytes | bytearray) -> bytearray | None:
+    """Decompress snappy, raw or in the blocks of Java's library; its decoder holds to the size in the header."""
+    blocks = [packed]
+    if packed[: len(_XERIAL)] == _XERIAL:
+        reader, blocks = FrameReader(packed[_XERIAL_HEAD:]), []
+        while reader.remaining:
+            blocks.append(reader.view(reader.int32()))
+    sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+    if sum(sizes) > limit:
+        return None
+    output = bytearray(len(head) + sum(sizes))
+    output[: len(head)] = head
+    at = len(head)
+    with memoryview(output) as view:
+        for block, size in zip(blocks, sizes, strict=True):
+            with view[at : at + size] as room:
+                cramjam.snappy.decompress_raw_into(block, room)
+            at += size
+    return output

@@ -1,0 +1,240 @@
+"""The demo from beginning to end: a broker, a topic, the replay, the group, the proof, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from contextlib import ExitStack, closing
+from functools import partial
+
+from tailrace.admin.groups import delete_group
+from tailrace.admin.topics import create_topic, delete_topic
+from tailrace.cli.demo.flights import TOTAL, airports
+from tailrace.cli.demo.group import MEMBERS, Reading
+from tailrace.cli.demo.on_spark import SparkReading, check_spark
+from tailrace.cli.demo.replay import Replay
+from tailrace.cli.demo.report import partitions_table, routes_table, shares, verdict
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen, count, megabytes, per_second
+from tailrace.config import ConsumerOptions, resolve
+from tailrace.consumer.offsets.requests import committed_offsets
+from tailrace.errors import ConfigurationError, TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.producer.idempotent import Producer
+from tailrace.records import TopicPartition
+from tailrace.runner import run
+from tailrace.spark.session.connector import MEGABYTES
+
+__all__ = ["PARTITIONS", "Demo", "play"]
+
+PARTITIONS = 6
+
+_SIGTERM = 143
+_COST = "400 MB of memory, 100 MB of disk"
+_COST_ON_SPARK = "2 GB of memory, 200 MB of disk"
+_CLEANING_S = 10
+_OPTIONS: ConsumerOptions = {
+    "client_id": "tailrace-demo",
+    "socket_connection_setup_timeout_ms": 5_000,
+    "default_api_timeout_ms": 30_000,
+    "stop_timeout_ms": 10_000,
+    # Whatever the environment says of these, it is not about the demo.
+    "auto_offset_reset": "earliest",
+    "enable_auto_commit": True,
+    "group_instance_id": None,
+    "leave_on_stop": True,
+    # The first member hears of the second by a heartbeat.
+    "heartbeat_interval_ms": 500,
+}
+
+
+def play(
+    bootstrap_servers: str | None, *, rate: float | None = None, limit: int | None = None, on_spark: bool = False
+) -> int:
+    """Play it on these brokers, or on one of its own; gives the exit code.
+
+    Raises:
+        TailraceError: it could not be played to the end.
+    """
+    if on_spark and rate is not None:
+        raise ConfigurationError("--rate is for reading while records come, and --engine spark reads what is there")
+    # aiokafka's warnings of a broker that is away would stand between our lines; what matters is raised.
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
+    screen, left, began = Screen(), list[str](), time.monotonic()
+    ended = "cut short"
+    try:
+        holds = _play(screen, left, bootstrap_servers, rate=rate, limit=limit, on_spark=on_spark)
+        ended = f"after {time.monotonic() - began:.1f} s"
+    finally:
+        screen.say("end", f"{ended}, {', '.join(left) or 'nothing'} is left behind")
+    if holds is None:
+        return _SIGTERM
+    return 0 if holds and not left else 1
+
+
+def _play(  # noqa: PLR0913 - what was asked for
+    screen: Screen,
+    left: list[str],
+    bootstrap_servers: str | None,
+    *,
+    rate: float | None,
+    limit: int | None,
+    on_spark: bool,
+) -> bool | None:
+    names, options, total = airports(), _OPTIONS.copy(), min(limit or TOTAL, TOTAL)
+    if on_spark and not check_spark():
+        screen.say("download", f"Spark's Kafka connector, once: {MEGABYTES} MB from Maven Central")
+    seconds = 5 + (total / rate if rate else total / 50_000) + (15 + total / 12_000 if on_spark else 0)
+    memory = f", {_COST_ON_SPARK if on_spark else _COST}"
+    screen.say("demo", f"{count(total)} flights: about {count(seconds)} s{'' if bootstrap_servers else memory}")
+    with ExitStack() as stack:
+        is_ours = False
+        if bootstrap_servers is None:
+            server = stack.enter_context(local_broker(screen))
+            is_ours = bool(server.nodes)
+            bootstrap_servers = server.bootstrap_servers
+            options["security_protocol"] = "PLAINTEXT"
+        options["bootstrap_servers"] = bootstrap_servers
+        demo = Demo(screen, names, options, rate=rate, total=total, on_spark=on_spark)
+        try:
+            return run(demo.play(cleans_up=not is_ours))
+        finally:
+            left += demo.left
+
+
+class Demo:
+    """One performance.
+
+    Args:
+        screen: where it is shown.
+        airport_names: by code.
+        options: of every consumer, and of the producer where it has the same.
+        rate: flights a second; all at once when nothing is said.
+        total: how many flights.
+        on_spark: read by Spark, and not by a group of two members.
+
+    Attributes:
+        name: of the topic and of the group.
+        left: what could not be removed in the end.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a performance needs
+        self,
+        screen: Screen,
+        airport_names: dict[str, str],
+        options: ConsumerOptions,
+        *,
+        rate: float | None,
+        total: int,
+        on_spark: bool = False,
+    ) -> None:
+        self.left: list[str] = []
+        self.name = f"tailrace-demo-{secrets.token_hex(4)}"
+        self._screen, self._airport_names, self._rate = screen, airport_names, rate
+        self._total = total
+        options = {**options, "group_id": self.name}
+        self._config = resolve(options)
+        self._replay = Replay(self.name, PARTITIONS, rate=rate, limit=total)
+        self._reading: Reading | SparkReading = (
+            SparkReading(self.name, PARTITIONS, options)
+            if on_spark
+            else Reading(self.name, PARTITIONS, self._replay, options)
+        )
+
+    async def play(self, *, cleans_up: bool) -> bool:
+        """From the topic to the verdict; gives whether each record was handled once and committed.
+
+        Raises:
+            TailraceError: it could not be played to the end.
+        """
+        with closing(Cluster(self._config)) as cluster:
+            await cluster.bootstrap()
+            try:
+                await create_topic(cluster, self.name, PARTITIONS)
+                self._screen.say("topic", f"{self.name}: {PARTITIONS} partitions, the key is the route")
+                match self._reading:
+                    case SparkReading() as reading:
+                        await self._fill_all()
+                        await self._read_on_spark(reading)
+                    case reading if self._rate is None:
+                        await self._fill_all()
+                        await self._read(reading)
+                    case reading:
+                        await self._fill_and_read(reading)
+                committed = await self._committed(cluster)
+            finally:
+                if cleans_up:
+                    await self._clean_up(cluster)
+        return self._report(committed)
+
+    async def _clean_up(self, cluster: Cluster) -> None:
+        self.left = [f"group {self.name}", f"topic {self.name}"]
+        with contextlib.suppress(TailraceError):
+            await delete_group(cluster, self.name, timeout_s=_CLEANING_S)
+            self.left.remove(f"group {self.name}")
+        with contextlib.suppress(TailraceError):
+            await delete_topic(cluster, self.name, timeout_s=_CLEANING_S)
+            self.left.remove(f"topic {self.name}")
+
+    async def _fill_all(self) -> None:
+        screen, replay = self._screen, self._replay
+        began = time.monotonic()
+        await screen.watch(self._fill(), {"replay": lambda: replay.count}, self._total)
+        took = time.monotonic() - began
+        speed = f"{megabytes(replay.payload_bytes)} of JSON in {took:.1f} s, {per_second(replay.count, took)} a second"
+        screen.say("replay", f"{count(replay.count)} flights, {speed}")
+
+    async def _read(self, reading: Reading) -> None:
+        screen, tally = self._screen, reading.tally
+        await screen.watch(reading.run(), {"read": lambda: tally.handled}, self._total)
+        screen.say("group", f"{MEMBERS} members, joined in {reading.joined_s:.1f} s")
+        took = reading.reading_s
+        speed = f"in {took:.2f} s, [bold]{per_second(tally.handled, took)} records/s[/], each decoded and counted"
+        screen.say("read", f"{count(tally.handled)} records {speed}")
+        screen.say("share", shares(tally))
+
+    async def _read_on_spark(self, reading: SparkReading) -> None:
+        screen, tally = self._screen, reading.tally
+        await screen.watch(reading.run(self._replay.produced), {"read": lambda: tally.handled}, self._total)
+        screen.say("spark", f"Apache Spark {reading.version} on this machine, ready in {reading.starting_s:.1f} s")
+        took = reading.reading_s
+        speed = f"in {took:.1f} s, [bold]{per_second(tally.handled, took)} records/s[/], as a table"
+        screen.say("read", f"{count(tally.handled)} records {speed}")
+
+    async def _fill_and_read(self, reading: Reading) -> None:
+        screen, replay, tally = self._screen, self._replay, reading.tally
+        screen.say("replay", f"{self._rate:,g} flights a second, read as they come")
+        async with asyncio.TaskGroup() as tasks:
+            filling = tasks.create_task(self._fill())
+            await screen.watch(
+                reading.run(),
+                {"replay": lambda: replay.count, "read": lambda: tally.handled},
+                self._total,
+                lambda: routes_table(tally, self._airport_names),
+            )
+            await filling
+        screen.say("read", f"{count(tally.handled)} records")
+        screen.say("share", shares(tally))
+
+    async def _fill(self) -> None:
+        async with Producer(self._config, max_batch_bytes=524_288) as producer:
+            await self._replay.run(producer)
+
+    async def _committed(self, cluster: Cluster) -> dict[int, int]:
+        wanted = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
+        ask = partial(committed_offsets, cluster, self.name, wanted)
+        found = await cluster.retrying(ask, timeout_s=30, what="reading the committed offsets")
+        return {partition.partition: committed.offset for partition, committed in found.items()}
+
+    def _report(self, committed: dict[int, int]) -> bool:
+        tally = self._reading.tally
+        proof = self._reading.proof(self._replay.produced, committed)
+        self._screen.show(routes_table(tally, self._airport_names))
+        self._screen.show(partitions_table(proof))
+        holds = all(one.holds for one in proof)
+        self._screen.console.print()
+        self._screen.say("[green]proved[/]" if holds else "[bold red]wrong[/]", verdict(proof))
+        return holds

@@ -1,0 +1,52 @@
+"""The broker that a command starts for itself: what it costs is told before, and that it is gone after."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tailrace.cli.screen import Screen
+from tailrace.embedded import jars
+from tailrace.embedded.cluster import EXTERNAL
+from tailrace.embedded.server import EmbeddedServer
+
+__all__ = ["local_broker"]
+
+
+@contextmanager
+def local_broker(
+    screen: Screen, *, port: int | None = None, config: Mapping[str, object] | None = None
+) -> Iterator[EmbeddedServer]:
+    """A broker on this machine for the length of a ``with``, on ``port`` if one is given; ``config`` overrides ours.
+
+    Raises:
+        KafkaNotAvailableError: nothing to start one with; the message says what to install.
+        KafkaServerError: it does not start; the message has the end of its log.
+    """
+    if os.environ.get(EXTERNAL):
+        with EmbeddedServer() as server:
+            screen.say("broker", f"{server.bootstrap_servers}, as {EXTERNAL} says")
+            yield server
+        return
+    note = "starting"
+    if not jars.is_cached():
+        folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - it need not exist
+        screen.say("download", f"the broker, once: {jars.MEGABYTES} MB from Maven Central into {folder}")
+        note = "looking up its files"
+    began = time.monotonic()
+    with screen.progress() as progress:
+        bar = progress.add_task("broker", total=None, note=note)
+
+        def downloaded(done: int, total: int) -> None:
+            note = "starting" if done == total else f"{done} of {total} files"
+            progress.update(bar, completed=done, total=total, note=note)
+
+        server = EmbeddedServer(progress=downloaded, port=port, config=config)
+        server.start()
+    with server:
+        took = time.monotonic() - began
+        version = f"Apache Kafka {server.version} on " if server.nodes else "in a container: "
+        screen.say("broker", f"{version}{server.bootstrap_servers}, ready in {took:.1f} s")
+        yield server

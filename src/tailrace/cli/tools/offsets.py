@@ -1,0 +1,213 @@
+"""What ``tailrace offsets`` does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tailrace.admin.groups import describe_group
+from tailrace.admin.lag import check_of_consumers
+from tailrace.admin.offset_resets import ResetPlan, reset_offsets
+from tailrace.admin.offsets import GroupOffset, committed_offsets, delete_offsets
+from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
+from tailrace.cli.tools.connection import group_of, hinting, reached
+from tailrace.cli.tools.tables import Column, Paper, count, counted, write_json
+from tailrace.errors import ConfigurationError
+from tailrace.net.cluster import Cluster
+from tailrace.records import TopicPartition
+
+__all__ = ["work"]
+
+
+async def work(options: argparse.Namespace) -> int:
+    """Show, reset or delete; gives the exit code.
+
+    Raises:
+        TailraceError: it could not be done.
+    """
+    async with reached(options) as cluster:
+        group_id = group_of(options, cluster.config)
+        match options.action:
+            case "show":
+                return await _show(cluster, group_id, options)
+            case "reset":
+                return await _reset(cluster, group_id, options)
+            case _:
+                return await _delete(cluster, group_id, options)
+
+
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    group = await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    check_of_consumers(group)
+    found = list((await committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
+    if options.json:
+        write_json(_offset_as_json(group_id, one) for one in found)
+        return 0
+    paper = Paper()
+    # confluent-kafka writes the zero that ends a text in C, too.
+    texts = [one.said.problem or one.said.user_text.rstrip("\0") for one in found]
+    is_same = len(found) > 1 and len(set(texts)) == 1
+    if found:
+        paper.table(
+            [
+                Column("topic"),
+                Column("partition", is_number=True),
+                Column("committed", is_number=True),
+                Column("beyond", is_number=True),
+                *[Column("text")] * (not is_same),
+            ],
+            [
+                [
+                    one.partition.topic,
+                    str(one.partition.partition),
+                    count(one.offset),
+                    count(one.finished_beyond or None),
+                    *[text or "-"] * (not is_same),
+                ]
+                for one, text in zip(found, texts, strict=True)
+            ],
+        )
+    paper.say("offsets", f"{counted(len(found), 'partition')} of group {group_id}" if found else "none are committed")
+    if is_same and texts[0]:
+        paper.say("text", f"{texts[0]} - the same beside each")
+    if beyond := sum(one.finished_beyond for one in found):
+        paper.say(
+            "beyond", f"{counted(beyond, 'record')} after these offsets are finished and will not be handled again"
+        )
+    return 0
+
+
+def _offset_as_json(group_id: str, one: GroupOffset) -> dict[str, object]:
+    said = one.said
+    return {
+        "group": group_id,
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "offset": one.offset,
+        "leader_epoch": one.leader_epoch,
+        "finished_beyond": one.finished_beyond,
+        "text": said.user_text,
+        "writer": said.writer,
+        "problem": said.problem,
+    }
+
+
+# ---- reset -------------------------------------------------------------------------------------------------------
+
+
+async def _reset(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    topics, partitions = options.topic
+    plan = await reset_offsets(
+        cluster,
+        group_id,
+        _target(options),
+        topics=None if options.all_topics else topics,
+        partitions=None if options.all_topics else [TopicPartition(*one) for one in partitions],
+        execute=options.execute,
+        timeout_s=options.timeout,
+    )
+    if options.json:
+        write_json(_change_as_json(plan, one) for one in plan.changes)
+    else:
+        _tell(Paper(), plan)
+    if not plan.members:
+        return 0
+    names = ", ".join(map(str, plan.members[:5])) + (", ..." if len(plan.members) > 5 else "")
+    sys.stderr.write(
+        f"tailrace offsets: group {group_id!r} has {counted(len(plan.members), 'live member')}: {names}"
+        " - stop them before --execute, which is refused while they live\n"
+    )
+    return 1
+
+
+def _target(options: argparse.Namespace) -> ResetTarget:
+    if options.to_earliest:
+        return ToEarliest()
+    if options.to_latest:
+        return ToLatest()
+    if options.to_offset is not None:
+        return ToOffset(options.to_offset)
+    if options.to_datetime is not None:
+        return ToTime(options.to_datetime)
+    if options.by_duration is not None:
+        return ToTime.ago(options.by_duration, now=time.time())
+    return ShiftBy(options.shift_by)
+
+
+def _tell(paper: Paper, plan: ResetPlan) -> None:
+    has_notes = any(one.note for one in plan.changes)
+    columns = [
+        Column("topic"),
+        Column("partition", is_number=True),
+        Column("old", is_number=True),
+        Column("new", is_number=True),
+        Column("change", is_number=True),
+    ]
+    paper.table(
+        columns + [Column("note", is_folded=True)] * has_notes,
+        [_row(one) + [one.note] * has_notes for one in plan.changes],
+    )
+    moved = counted(sum(one.new is not None for one in plan.changes), "partition")
+    if plan.is_new:
+        paper.say(
+            "group", f"{plan.group_id} is not there yet{': it was made' if plan.is_executed else ', it will be made'}"
+        )
+    if plan.is_executed:
+        paper.say("reset", f"{moved} of group {plan.group_id}")
+    else:
+        paper.say("dry run", f"nothing was changed - the same with --execute sets {moved} of group {plan.group_id}")
+
+
+def _row(one: OffsetChange) -> list[str]:
+    change = "-" if one.old is None or one.new is None else f"{one.new - one.old:+,}" if one.new != one.old else "0"
+    return [one.partition.topic, str(one.partition.partition), count(one.old), count(one.new), change]
+
+
+def _change_as_json(plan: ResetPlan, one: OffsetChange) -> dict[str, object]:
+    return {
+        "group": plan.group_id,
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "old": one.old,
+        "new": one.new,
+        "note": one.note,
+        "executed": plan.is_executed and one.new is not None,
+    }
+
+
+# ---- delete ------------------------------------------------------------------------------------------------------
+
+
+async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    topics, partitions = options.topic
+    await hinting(cluster, group_id, describe_group(cluster, group_id, timeout_s=options.timeout))
+    committed = await committed_offsets(cluster, group_id, timeout_s=options.timeout)
+    chosen = [one for one in committed if one.topic in topics or one in partitions]
+    if not chosen:
+        named = ", ".join(sorted({*topics, *(topic for topic, _ in partitions)}))
+        raise ConfigurationError(
+            f"group {group_id!r} has committed nothing of {named} - `tailrace offsets show {group_id}` says of what"
+        )
+    if options.execute:
+        await delete_offsets(cluster, group_id, chosen, timeout_s=options.timeout)
+    if options.json:
+        write_json(
+            {"group": group_id, **one._asdict(), "offset": committed[one].offset, "deleted": bool(options.execute)}
+            for one in chosen
+        )
+        return 0
+    paper = Paper()
+    paper.table(
+        [Column("topic"), Column("partition", is_number=True), Column("committed", is_number=True)],
+        [[one.topic, str(one.partition), count(committed[one].offset)] for one in chosen],
+    )
+    what = f"{counted(len(chosen), 'offset')} of group {group_id}"
+    if options.execute:
+        paper.say("deleted", what)
+    else:
+        paper.say("dry run", f"nothing was changed - the same with --execute deletes {what}")
+    return 0

@@ -1,0 +1,114 @@
+"""How ``tailrace tail`` writes a record: as a line of JSON, a row, or its value alone.
+
+Rule of this file: each is bytes that end with a line's end. None steers a terminal, and a row is never wider than it;
+JSON is the value that it was, and raw values are where they are not written to a terminal.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable
+
+import msgspec
+
+from tailrace.cli.tools.byte_text import as_json, readable
+from tailrace.cli.tools.tables import plain
+from tailrace.cli.tools.times import iso, when
+from tailrace.observe.escaping import escaped, escaped_json
+from tailrace.records import Record
+
+__all__ = ["heading", "writer_of"]
+
+_PLACE, _TIME, _KEY = 14, 19, 14
+_NARROWEST = 10
+
+
+def writer_of(form: str) -> Callable[[Record], bytes]:
+    """What writes a record in ``form``: json, table or raw."""
+    if form == "table":
+        width = _width()
+        return lambda record: _row(
+            f"{record.partition}:{record.offset}",
+            when(record.timestamp),
+            _shown(record.key),
+            _shown(record.value),
+            width,
+        )
+    if form == "json":
+        return _json_line
+    return _raw_on_terminal if sys.stdout.isatty() else _raw
+
+
+def heading() -> bytes:
+    """What stands above the rows."""
+    width = _width()
+    return _row("place", "time (UTC)", "key", "value", width) + b"-" * width + b"\n"
+
+
+def _json_line(record: Record) -> bytes:
+    key_format, key = as_json(record.key)
+    value_format, value = as_json(record.value)
+    headers = [(name, *as_json(content)) for name, content in record.headers]
+    entry = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": iso(record.timestamp),
+        "key": key,
+        "value": value,
+        "headers": [{"name": name, "value": content, "format": kind} for name, kind, content in headers],
+        "key_format": key_format,
+        "value_format": value_format,
+    }
+    return escaped_json(msgspec.json.encode(entry).decode()).encode() + b"\n"
+
+
+def _raw(record: Record) -> bytes:
+    return (record.value or b"") + b"\n"
+
+
+def _raw_on_terminal(record: Record) -> bytes:
+    return escaped((record.value or b"").decode("utf-8", "backslashreplace"), keep="\n\t").encode() + b"\n"
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _row(place: str, time: str, key: str, value: str, width: int) -> bytes:
+    room = max(_NARROWEST, width - _PLACE - _TIME - _KEY - 6)
+    row = f"{place:<{_PLACE}}  {time:<{_TIME}}  {_fitted(key, _KEY)}  {_fitted(value, room).rstrip()}"
+    return f"{row.rstrip()}\n".encode()
+
+
+def _shown(content: bytes | None) -> str:
+    kind, text = readable(content)
+    return "null" if kind == "null" else f"0x{text}" if kind == "hex" else plain(text)
+
+
+def _fitted(text: str, width: int) -> str:
+    """Exactly so many cells wide; what is left out is an ellipsis."""
+    if len(text) <= width and text.isascii():
+        return text.ljust(width)
+    cells, kept = 0, []
+    for one in text:
+        cells += _cells(one)
+        kept.append(one)
+        if cells > width:
+            break
+    if cells <= width:
+        return text + " " * (width - cells)
+    while kept and cells > width - 1:
+        cells -= _cells(kept.pop())
+    return "".join(kept) + "…" + " " * (width - 1 - cells)
+
+
+def _cells(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in {"W", "F"} else 1

@@ -1,0 +1,87 @@
+"""Times and durations as people write them.
+
+Rule of this file: a time without a zone is in UTC, everywhere, as it is written by every command here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+__all__ = ["TailStart", "iso", "parse_duration", "parse_start", "parse_time", "when"]
+
+_SHORT = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_PARTS = "".join(rf"(?:{_NUMBER}{unit})?" for unit in _SHORT)
+_ISO = re.compile(
+    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=[0-9])(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.IGNORECASE
+)
+_LATEST_MS = 253_402_300_800_000
+"""The year 10000."""
+
+
+def parse_duration(text: str) -> float:
+    """``PT1H``, ``P1DT30M``, ``90s``, ``1h30m``, ``2d`` in seconds."""
+    found = _ISO.fullmatch(text) or re.fullmatch(_PARTS, text)
+    if found is None or not any(found.groups()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration - write it such as 90s, 30m, 1h30m, 2d, or PT1H, P1DT12H"
+        )
+    return sum(float(number) * size for number, size in zip(found.groups(), _SHORT.values(), strict=True) if number)
+
+
+def parse_time(text: str) -> int:
+    """A time of ISO 8601 as milliseconds since the epoch."""
+    try:
+        at = datetime.fromisoformat(text)
+        milliseconds = round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        milliseconds = -1
+    if milliseconds < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time - write it such as 2026-01-31, 2026-01-31T09:00 (UTC) or 2026-01-31T09:00+02:00"
+        )
+    return milliseconds
+
+
+def when(at_ms: int) -> str:
+    """For people, to the second."""
+    return _text(at_ms, "seconds").replace("T", " ").replace("+00:00", "")
+
+
+def iso(at_ms: int) -> str:
+    """For programs, to the millisecond."""
+    return _text(at_ms, "milliseconds").replace("+00:00", "Z")
+
+
+def _text(at_ms: int, timespec: str) -> str:
+    if not 0 <= at_ms < _LATEST_MS:
+        return f"{at_ms} ms"
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
+
+
+class TailStart(NamedTuple):
+    """Where reading begins."""
+
+    kind: Literal["earliest", "latest", "offset", "last", "time", "ago"]
+    number: float = 0
+    """The offset, how many from the end, milliseconds since the epoch, or seconds ago."""
+
+
+def parse_start(text: str) -> TailStart:
+    """``earliest``, ``latest``, ``1200``, ``-10``, ``2026-01-31T09:00`` or ``1h``."""
+    if text in {"earliest", "latest"}:
+        return TailStart("earliest" if text == "earliest" else "latest")
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        number = int(text)
+        return TailStart("last", -number) if text.startswith("-") else TailStart("offset", number)
+    for kind, parse in (("ago", parse_duration), ("time", parse_time)):
+        try:
+            return TailStart("ago" if kind == "ago" else "time", parse(text))
+        except argparse.ArgumentTypeError:
+            continue
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no start - write earliest, latest, an offset, -10 for the last 10, 2026-01-31T09:00 (UTC), or 1h"
+    )

@@ -1,0 +1,24 @@
+"""Addresses of brokers, as users write them."""
+
+from __future__ import annotations
+
+import re
+
+from tailrace.errors import ConfigurationError
+
+__all__ = ["split_address"]
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\s\[\]]+)\]|(?P<host>[^\s:,/\[\]]+))(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+
+
+def split_address(address: str, where: str = "bootstrap_servers", *, default_port: int = 9092) -> tuple[str, int]:
+    """``host:port``, ``[v6]:port`` or ``host`` (``default_port``) as its two parts.
+
+    Raises:
+        ConfigurationError: it is none of these; the message says ``where`` it comes from.
+    """
+    found = _ADDRESS.fullmatch(address.strip())
+    host, port = (found["v6"] or found["host"], int(found["port"] or default_port)) if found else ("", -1)
+    if not host or not min(default_port, 1) <= port <= 65_535:
+        raise ConfigurationError(f"{where}: {address!r} is no address - write host:port, such as localhost:9092")
+    return host, port

@@ -1,0 +1,1 @@
+"""Consumer and GroupMember: coroutines that act on the decisions of core."""

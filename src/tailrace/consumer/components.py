@@ -1,0 +1,144 @@
+"""What every consumer has, whatever it reads: put together in the order in which one part needs the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable
+
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.delivery.offset_gaps import OffsetGaps
+from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
+from tailrace.consumer.offsets.queries import OffsetQueries
+from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.consumer.positions.seek import Seek
+from tailrace.consumer.positions.start_points import now_ms, start_by_policy
+from tailrace.core.delivery.progress import Positions
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.net.cluster import Cluster
+from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.observe.hooks import Observer
+from tailrace.records import TopicPartition
+
+__all__ = ["Components"]
+
+_numbers = itertools.count(1)
+
+
+class Components:
+    """The parts that stand for a consumer's life.
+
+    Args:
+        shared: a cluster of several consumers, in place of one of its own.
+        whole: topics that ``auto_offset_reset`` does not speak of.
+        on_metadata: called when the cluster may look different.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        observer: Observer,
+        shared: Cluster | None,
+        whole: Container[str],
+        on_metadata: Callable[[], None],
+    ) -> None:
+        self.config, self.observer = config, observer
+        self.cluster, self.is_shared = shared or Cluster(config, observer), shared is not None
+        self.policy = ResetPolicy.of_option(config.begins_at, whole)
+        self.positions = Positions()
+        self.buffer: FetchBuffer[BufferedBatch] = FetchBuffer(config.max_buffered_bytes)
+        self.metadata_refresher = MetadataRefresher(self.cluster, on_metadata)
+        self.reader = Reader(
+            self.positions,
+            self.buffer,
+            OffsetMapWatch(observer, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
+            is_acked_by_hand=config.ack == "manual",
+            max_queued_records=config.max_queued_records,
+            on_room=self._room_made,
+            gaps=None if config.allow_offset_gaps else OffsetGaps(),
+        )
+        self.offset_resetter = OffsetResetter(
+            config, self.cluster, self.positions, self.reader, self.metadata_refresher, observer, self.positions_changed
+        )
+        self._members: list[str] = []
+        self._name = self._new_name()
+        self.fetcher = Fetcher(
+            config,
+            self.cluster,
+            self.positions,
+            self.buffer,
+            self.reader,
+            self.metadata_refresher,
+            observer,
+            self.policy,
+            self.offset_resetter.wake,
+            self._name if self.is_shared else "",
+        )
+        timeout_s = config.default_api_timeout_ms / 1000
+        self.offset_queries = OffsetQueries(
+            self.cluster, timeout_s, lambda: int(self.config.isolation_level == "read_committed"), now_ms
+        )
+        self.seek = Seek(self.positions, self.reader, self.offset_resetter, self.positions_changed, timeout_s)
+
+    def new_member(self) -> str:
+        """A name for the connections of another membership."""
+        self._members.append(self._new_name())
+        return self._members[-1]
+
+    def _new_name(self) -> str:
+        """Of its own in this process."""
+        return f"{self.config.client_id}-{next(_numbers)}"
+
+    def watch(self, topics: Iterable[str] | None) -> None:
+        """Keep what is read in the picture; None keeps all topics there are."""
+        self.cluster.watch(self, topics)
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from now on."""
+        self.config = config
+        self.policy.reset = start_by_policy(config.begins_at)
+        self.buffer.max_bytes = config.max_buffered_bytes
+        self.reader.max_queued_records = config.max_queued_records
+        self.fetcher.reconfigure(config)
+        self.offset_resetter.reconfigure(config)
+        self.positions_changed()
+
+    def close(self) -> None:
+        """Close all connections; of a cluster that is shared those that are this consumer's alone."""
+        if not self.is_shared:
+            self.cluster.close()
+            return
+        self.cluster.unwatch(self)
+        for member in self._members:
+            self.cluster.unwatch((member, "group"))
+        for number in range(self.config.num_fetchers):
+            for is_for_added in (False, True):
+                self.cluster.forget_member(connection_name(self._name, number, is_for_added=is_for_added))
+        for name in self._members:
+            self.cluster.forget_member(name)
+
+    def restart(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read recreated topics: drop fetched records of the old ones and look for the position in the new ones."""
+        for position in self.positions.of(partitions):
+            self.reader.drop([position.partition])
+            position.reset(self.policy.of_added(position.partition), position.delivered)
+        self.positions_changed()
+
+    # ---- who has to know what ----------------------------------------------------------------------------------
+
+    def positions_changed(self) -> None:
+        """A partition came, went, or has another position."""
+        self.fetcher.wake()
+        self.offset_resetter.wake()
+        self.reader.look_again()
+
+    def metadata_changed(self) -> None:
+        """Somebody else may lead what is read."""
+        self.fetcher.wake()
+        self.offset_resetter.wake()
+
+    def _room_made(self) -> None:
+        self.fetcher.room_made()

@@ -1,0 +1,1 @@
+"""Delivery of fetched records to readers, and progress of what was delivered."""

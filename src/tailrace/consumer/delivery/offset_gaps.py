@@ -1,0 +1,32 @@
+"""Offsets that are missing, told to whoever says that there are none: ``allow_offset_gaps=False``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.core.delivery.progress import Position
+from tailrace.errors import OffsetGapError
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["OffsetGaps"]
+
+
+class OffsetGaps:
+    """Knows which offset has to come next in each partition; a seek to behind a gap goes on without it."""
+
+    def __init__(self) -> None:
+        self._next: dict[TopicPartition, tuple[int, int]] = {}
+        """The epoch, and the offset."""
+
+    def sound(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
+        """How many of ``records`` come before a gap, and the error to be told in its place."""
+        epoch, expected = self._next.get(position.partition, (-1, 0))
+        if epoch != position.epoch:
+            expected = position.delivered or 0
+        for count, record in enumerate(records):
+            if record.offset > expected:
+                self._next[position.partition] = (position.epoch, expected)
+                return count, OffsetGapError(position.partition, expected, record.offset)
+            expected = record.offset + 1
+        self._next[position.partition] = (position.epoch, expected)
+        return len(records), None

@@ -1,0 +1,163 @@
+"""What was finished out of order, before a takeover and since: what is skipped, and when there is too much of it.
+
+Rule of this file: nothing here runs for a single record, and nothing at all for a partition of which everything is
+finished in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from tailrace.core.delivery.offset_tracker import OffsetTracker
+from tailrace.core.delivery.progress import Position
+from tailrace.core.offset_map import DecodedMetadata
+from tailrace.observe.events import (
+    FinishedSkipped,
+    ForeignMetadataFound,
+    OffsetMapFound,
+    OffsetMapHigh,
+    OffsetMapIgnored,
+    OffsetMapLow,
+)
+from tailrace.observe.hooks import Observer
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["OffsetMapWatch"]
+
+
+class OffsetMapWatch:
+    """Watches over the maps of one consumer's partitions.
+
+    Args:
+        max_bytes: of a partition's commit metadata; 0 when there are no maps.
+        writer: who writes them.
+
+    Attributes:
+        ignored: how many commits were found at takeovers whose metadata are not ours, or cannot be read.
+        look_again_at: when to ask ``holds_back`` once more, though nothing happens; None when that is not needed.
+    """
+
+    def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
+        self._observer, self._max_bytes, self._writer = observer, max_bytes, writer
+        self._loop = asyncio.get_running_loop()
+        self._skipped: dict[TopicPartition, int] = {}
+        self._held_back: set[TopicPartition] = set()
+        self.ignored = 0
+        self.look_again_at: float | None = None
+
+    # ---- what was finished before ------------------------------------------------------------------------------
+
+    def found(self, position: Position, decoded: DecodedMetadata) -> None:
+        """A partition is taken over, with this beside its commit."""
+        partition, offset = position.partition, position.done
+        assert offset is not None
+        if decoded.problem:
+            self._observer.tell(OffsetMapIgnored(partition, offset, decoded.problem))
+        elif decoded.is_foreign:
+            self._observer.tell(ForeignMetadataFound(partition, offset))
+        elif (found := decoded.offset_map) is not None:
+            finished = found.limit - found.base - found.unfinished_count
+            self._observer.tell(OffsetMapFound(partition, offset, finished, decoded.writer))
+        self.ignored += bool(decoded.problem) or decoded.is_foreign
+
+    def check_log(self, position: Position, end_offset: int) -> None:
+        """Drop the offset map of an earlier owner unless the log that its leader describes can be the map's."""
+        known = position.tracker.known if position.tracker is not None else None
+        if known is not None and (reason := known.contradiction(str(position.topic_id or ""), end_offset)):
+            self._drop_known(position, reason)
+
+    def check_batch(self, position: Position, base_offset: int, leader_epoch: int) -> None:
+        """Drop the offset map of an earlier owner if a fetched batch was written after the map, within its range."""
+        known = position.tracker.known if position.tracker is not None else None
+        if known is not None and known.is_rewritten_by(base_offset, leader_epoch):
+            reason = (
+                f"its offset map covers records up to leader epoch {known.leader_epoch}, and offset {base_offset}"
+                f" was written again under epoch {leader_epoch}"
+            )
+            self._drop_known(position, reason)
+
+    def _drop_known(self, position: Position, reason: str) -> None:
+        assert position.tracker is not None
+        assert position.done is not None
+        position.tracker.forget_known()
+        self.ignored += 1
+        self._observer.tell(OffsetMapIgnored(position.partition, position.done, reason))
+
+    def unfinished_of(self, position: Position, records: Sequence[Record]) -> list[Record]:
+        """Those of ``records`` that nobody has finished before."""
+        known = position.tracker.known if position.tracker is not None else None
+        if known is None:
+            return list(records)
+        left = [record for record in records if not known.is_finished(record.offset)]
+        partition = position.partition
+        self._skipped[partition] = self._skipped.get(partition, 0) + len(records) - len(left)
+        if records and records[-1].offset + 1 >= known.limit:
+            self._tell_skipped(partition)
+        return left
+
+    def _tell_skipped(self, partition: TopicPartition) -> None:
+        count = self._skipped.pop(partition, 0)
+        if count:
+            self._observer.tell(FinishedSkipped(partition, count))
+
+    # ---- what is finished now ----------------------------------------------------------------------------------
+
+    def is_due(self, position: Position) -> bool:
+        """Whether it is time to look how large the map is; what it goes by is good enough without ``sync``."""
+        tracker, delivered = position.tracker, position.delivered
+        if not self._max_bytes or tracker is None or delivered is None:
+            return False
+        return position.map_fill.is_due(tracker, delivered, self._max_bytes)
+
+    def look(self, position: Position) -> None:
+        """See how large the map of a position is that is in sync."""
+        if position.tracker is not None and position.delivered is not None:
+            now = self._loop.time()
+            position.map_fill.look(position.tracker, position.delivered, self._max_bytes, self._writer, now)
+
+    def holds_back(self, position: Position, sync: Callable[[Position], None]) -> bool:
+        """Whether no new records of a partition may be begun, whose map was too full when somebody looked last."""
+        tracker, fill = position.tracker, position.map_fill
+        if tracker is None:
+            return False
+        if not fill.is_high or not self._may_shrink(position, tracker):
+            self._note(position, tracker, is_held=False)
+            return False
+        now = self._loop.time()
+        again_at = fill.again_at(tracker, now)
+        if again_at is not None and again_at <= now:
+            sync(position)
+            self.look(position)
+        elif again_at is not None:
+            self.look_again_at = again_at if self.look_again_at is None else min(again_at, self.look_again_at)
+        self._note(position, tracker, is_held=fill.is_high)
+        return fill.is_high
+
+    def _may_shrink(self, position: Position, tracker: OffsetTracker) -> bool:
+        """Whether its map gets smaller without new records: by one in hand, and not by those that it spans already."""
+        if not self._max_bytes or position.delivered is None or not tracker.unfinished:
+            return False
+        return tracker.known is None or position.delivered >= tracker.known.limit
+
+    def _note(self, position: Position, tracker: OffsetTracker, *, is_held: bool) -> None:
+        partition, fill = position.partition, position.map_fill
+        if is_held is (partition in self._held_back):
+            return
+        if is_held:
+            self._held_back.add(partition)
+            self._observer.tell(OffsetMapHigh(partition, tracker.done, tracker.unfinished, fill.fill))
+        else:
+            self._held_back.discard(partition)
+            self._observer.tell(OffsetMapLow(partition, tracker.done, fill.fill))
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held_back)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions: they are not ours any more, or are read from somewhere else."""
+        for partition in partitions:
+            self._held_back.discard(partition)
+            self._tell_skipped(partition)

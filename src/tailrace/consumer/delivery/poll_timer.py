@@ -1,0 +1,63 @@
+"""How long a reader waits for a record when the call itself says nothing of it: ``consumer_timeout_ms``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tailrace.config import ConsumerConfig
+from tailrace.errors import ConsumerStateError, ConsumerTimeoutError
+
+__all__ = ["or_stop", "within", "within_timeout"]
+
+ResultT = TypeVar("ResultT")
+
+
+async def or_stop(
+    work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
+) -> ResultT:
+    """What ``work`` gives; a loop ends when its consumer is stopped, or as ``when_timed_out`` says.
+
+    Raises:
+        StopAsyncIteration: it ends.
+        ConsumerTimeoutError: no record came in time.
+    """
+    try:
+        return await within_timeout(work, None if config is None else config.consumer_timeout_ms)
+    except ConsumerStateError:
+        if is_stopped():
+            raise StopAsyncIteration from None
+        raise
+    except ConsumerTimeoutError:
+        if config is not None and config.when_timed_out == "stop":
+            raise StopAsyncIteration from None
+        raise
+
+
+async def within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
+    """What ``work`` gives.
+
+    Raises:
+        ConsumerTimeoutError: it takes longer than ``limit_ms``; the consumer can be read on.
+    """
+    if limit_ms is None:
+        return await work()
+    found = await within(work, limit_ms)
+    if found is None:
+        raise ConsumerTimeoutError(
+            f"no record came within consumer_timeout_ms={limit_ms} - call again to go on waiting"
+        )
+    return found
+
+
+async def within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
+    """What ``work`` gives; None when it takes longer than ``limit_ms``."""
+    waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
+    try:
+        async with waiting:
+            return await work()
+    except TimeoutError:
+        if not waiting.expired():
+            raise
+        return None

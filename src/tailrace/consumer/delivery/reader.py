@@ -1,0 +1,426 @@
+"""The reading end: the buffer's batches, decoded in slices and handed out one record, or many, at a time.
+
+Rule of this file: what runs for each record is ``next`` of a list. All else is done once a slice: finding whose turn it
+is, decoding, the record keeping (``consumer.delivery.progress``), and giving the event loop a turn. Nothing leaves the
+buffer before the last ``await`` of a call, so a call that is cancelled loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.delivery.buffered_counts import BufferedCounts
+from tailrace.consumer.delivery.in_flight import PolledSink, RecordSink
+from tailrace.consumer.delivery.offset_gaps import OffsetGaps
+from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
+from tailrace.consumer.delivery.progress import DeliveryProgress
+from tailrace.consumer.delivery.slices import RecordSlice, SliceReader
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.errors import ConsumerStateError, TailraceError
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["Reader"]
+
+TWO_READERS = (
+    "two tasks, or two styles, read from this consumer at once - let one read and hand records to the other,"
+    " or use streams() alone, one for each partition"
+)
+
+
+class Reader:
+    """Hands out what was fetched.
+
+    Attributes:
+        kept: what is handed out and what of it is done; the consumer takes records from its slice.
+        finished_counter: how many were handed out and are done.
+        asked: somebody comes for the next record.
+        maps: watches over what is finished out of order.
+        on_change: told when a partition may stand elsewhere.
+    """
+
+    def __init__(  # noqa: PLR0913 - the sides of a reader
+        self,
+        positions: Positions,
+        buffer: FetchBuffer[BufferedBatch],
+        maps: OffsetMapWatch,
+        *,
+        is_acked_by_hand: bool,
+        max_queued_records: int,
+        on_room: Callable[[], None],
+        gaps: OffsetGaps | None = None,
+    ) -> None:
+        self.maps = maps
+        self._positions, self._buffer, self._on_room = positions, buffer, on_room
+        self.kept = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
+        self.finished_counter, self.asked = self.kept.finished_counter, self.kept.asked
+        self._news = AutoResetEvent()
+        self._slice_reader = SliceReader(
+            positions,
+            buffer,
+            maps,
+            sync=self.kept.in_flight.sync,
+            on_room=on_room,
+            on_prepared=self._news.set,
+            gaps=gaps,
+        )
+        self._buffered_counts = BufferedCounts(positions, buffer, self._slice_reader)
+        self.max_queued_records = max_queued_records
+        self._loop = asyncio.get_running_loop()
+        self._slice_size = FIRST_SLICE
+        self._slice_began_at = self._turn_began_at = self._loop.time()
+        self._is_waiting = False
+        self._errors: deque[TailraceError] = deque()
+        self._end: TailraceError | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    # ---- reading -----------------------------------------------------------------------------------------------
+
+    async def next_record(self) -> Record:
+        """The next record, when the slice is used up; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        await self._until_something_to_read()
+        return self._first_of_slice()
+
+    async def record_now(self) -> Record | None:
+        """The next record if there is one, when others have had a turn; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        await self._come()
+        return self._first_of_slice() if self._find_slice(self._next_size()) else None
+
+    async def records_now(self, count: int) -> list[Record]:
+        """At most ``count`` records of those that are there when others have had a turn; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        await self._come()
+        return self.take_now(count)
+
+    async def next_batch(self, count: int, wait_s: float) -> list[Record]:
+        """At most ``count`` records, as many as have come so long after the first one.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        while True:
+            await self.until_there_are(1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self.until_there_are(count)
+            if taken := self.take_now(count):
+                return taken
+            await self.wait_for_news()
+
+    async def next_full(self, least: int, count: int) -> list[Record]:
+        """At most ``count`` records, when ``least`` are there, or as many as there is room for.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        while True:
+            await self.until_there_are(least, is_patient=False)
+            if taken := self.take_now(count):
+                return taken
+            await self.wait_for_news()
+
+    async def until_there_are(self, count: int, *, is_patient: bool = True) -> None:
+        """Wait until so many records may be handed out, as ``BufferedCounts.are_there`` says; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        self._be_the_only_one()
+        try:
+            self.kept.finish()
+            self._put_back_current()
+            await self._give_a_turn()
+            while not self._buffered_counts.are_there(count, is_patient=is_patient):
+                self.raise_failure()
+                await self.wait_for_news()
+        finally:
+            self._is_waiting = False
+
+    async def next_records(self, count: int) -> list[Record]:
+        """At most ``count`` records, at least one; what is in hand is done.
+
+        Raises:
+            ConsumerStateError: two tasks read at once, or the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        self.kept.finish()
+        if not self.kept.left:
+            await self._until_something_to_read()
+        return self.take_now(count)
+
+    def take_now(self, count: int) -> list[Record]:
+        """At most ``count`` records of those that are there; what is in hand is done."""
+        self.kept.finish()
+        taken: list[Record] = []
+        while len(taken) < count:
+            wanted = count - len(taken)
+            try:
+                if not self.kept.left and not self._find_slice(wanted):
+                    break
+            except TailraceError as error:
+                if not taken:
+                    raise
+                # What was taken is the answer to this call; the next one is told.
+                self._errors.appendleft(error)
+                break
+            taken += self.kept.take(wanted)
+        return taken
+
+    def hand_over_to(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
+        """From now on ``sink`` takes slices, by ``next_slice``, and says what is done.
+
+        Args:
+            sink: whoever takes them.
+            watched: the same, if a user reads from it, who may stand still.
+
+        Raises:
+            ConsumerStateError: somebody waits for a record.
+        """
+        if self._is_waiting:
+            raise ConsumerStateError(TWO_READERS)
+        self.kept.finish()
+        self._put_back_current()
+        self.kept.hand_over_to(sink, watched)
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]]:
+        """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
+
+        Raises:
+            ConsumerStateError: the consumer was stopped.
+            TailraceError: whatever has to be told.
+        """
+        while (found := self.take_slice(room_of)) is None:
+            await self.wait_for_news()
+        return found
+
+    def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
+        """The same of what is there; None when there is nothing."""
+        self.raise_failure()
+        found = self._next_slice(
+            lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
+            lambda partition: self.finished_counter.room(
+                min(room_of(partition), self.max_queued_records), self.kept.slice
+            ),
+        )
+        if self._slice_reader.has_passed:
+            self.on_change()
+        if found is None:
+            return None
+        self.kept.took(found)
+        return found.position, found.records
+
+    def progressed(self) -> None:
+        """Something that was in hand is done, or more is wanted than before."""
+        self.kept.finished_some()
+        self._news.set()
+
+    async def _until_something_to_read(self) -> None:
+        """Wait for a slice and find it; nothing is awaited after that."""
+        self._be_the_only_one()
+        try:
+            self.kept.finish()
+            await self._give_a_turn()
+            size = self._next_size()
+            while not self._find_slice(size):
+                await self.wait_for_news()
+                self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
+
+    async def _come(self) -> None:
+        """Ask for what is there: a loop that does nothing else must not keep others from their turn."""
+        self._be_the_only_one()
+        try:
+            self.kept.finish()
+            await asyncio.sleep(0)
+            self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
+
+    def _be_the_only_one(self) -> None:
+        if self._is_waiting or self.kept.in_flight.sink is not None:
+            raise ConsumerStateError(TWO_READERS)
+        self._is_waiting = True
+
+    async def _give_a_turn(self) -> None:
+        if is_too_long(self._loop.time() - self._turn_began_at):
+            # Records have been handed out without a pause: heartbeats and fetches want a turn.
+            await asyncio.sleep(0)
+            self._turn_began_at = self._loop.time()
+
+    def _next_size(self) -> int:
+        took_s = self._loop.time() - self._slice_began_at
+        self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
+        return self.finished_counter.room(self._slice_size, self.kept.slice)
+
+    def _find_slice(self, count: int) -> bool:
+        """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
+        self.raise_failure()
+        found = self._next_slice(self._slice_reader.is_readable, lambda _: min(count, self.max_queued_records))
+        if found is None:
+            return False
+        self.kept.begin(found)
+        return True
+
+    def _next_slice(
+        self, is_wanted: Callable[[TopicPartition], bool], count_of: Callable[[TopicPartition], int]
+    ) -> RecordSlice | None:
+        found = self._slice_reader.next_slice(is_wanted, count_of)
+        if self._slice_reader.has_more:
+            self._loop.call_soon(self._news.set)
+        return found
+
+    async def wait_for_news(self) -> None:
+        """Wait until something may have changed; one at a time."""
+        # Whoever looks then says when to look next.
+        until, self.maps.look_again_at = self.maps.look_again_at, None
+        await self._news.wait(until)
+
+    def _first_of_slice(self) -> Record:
+        self._slice_began_at = self._loop.time()
+        return self.kept.first()
+
+    # ---- what is done ------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Bring the positions up to what has been handed out."""
+        self.kept.sync()
+
+    def acknowledge(self, record: Record) -> bool:
+        """``record`` is done, as ``DeliveryProgress.acknowledge`` says; False when it is not in hand any more."""
+        was_in_hand = self.kept.acknowledge(record)
+        if was_in_hand and self.maps.is_holding:
+            self._news.set()
+        return was_in_hand
+
+    # ---- what others do to it ----------------------------------------------------------------------------------
+
+    def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
+        """Something was fetched."""
+        self._slice_reader.put(partition, buffered, size)
+        self._news.set()
+
+    def look_again(self) -> None:
+        """A partition may be readable that was not, or stand elsewhere."""
+        self._news.set()
+        self.on_change()
+
+    def halt(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
+        self.sync()
+        for position in self._positions.of(partitions):
+            self.kept.in_flight.halt(position)
+        self._put_back_if_not_readable()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of ``partitions`` until they are resumed."""
+        for position in self._positions.of(partitions):
+            position.is_paused = True
+        self._put_back_if_not_readable()
+        # What they hold may be set aside now, if others have no room.
+        self._on_room()
+
+    def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
+        """Deliver only records of topics for which ``is_subscribed`` is true; None: of all that are assigned."""
+        self._positions.subscribe(is_subscribed)
+        self._put_back_if_not_readable()
+        self.look_again()
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget all that was fetched of ``partitions``, and what is in hand of them."""
+        gone = set(partitions)
+        self.maps.drop(gone)
+        self.kept.drop(gone)
+        for partition in gone:
+            self._buffer.drop(partition)
+        self._on_room()
+
+    def report(self, error: TailraceError) -> None:
+        """Have ``error`` raised by the next call."""
+        if str(error) not in map(str, self._errors):
+            self._errors.append(error)
+        self._put_back_current()
+        self._news.set()
+
+    def close(self, reason: TailraceError) -> None:
+        """Have every call from now on raise ``reason``; what is in hand is not done."""
+        self.kept.close()
+        self._end = reason
+        self._news.set()
+
+    def raise_failure(self) -> None:
+        """Tell what was reported, or why all is over.
+
+        Raises:
+            TailraceError: whatever has to be told.
+        """
+        if self._errors:
+            raise self._errors.popleft()
+        if self._end is not None:
+            raise self._end
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> object:
+        """Something that differs whenever the user has come for a record since."""
+        return self.kept.progress
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether records wait for the user, or are in hand, while the user does not wait for any."""
+        if self._is_waiting:
+            return False
+        waits = any(
+            self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
+        )
+        return self.kept.is_owed(waits=waits)
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to be read any more, since the consumer was stopped.
+
+        Raises:
+            TailraceError: what has ended it otherwise.
+        """
+        if self._end is not None and not isinstance(self._end, ConsumerStateError):
+            raise self._end
+        return self._end is not None
+
+    @property
+    def queued_records(self) -> int:
+        """Records that are decoded and not handed out."""
+        return self.kept.left
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _put_back_if_not_readable(self) -> None:
+        if (partition := self.kept.partition) is not None and not self._slice_reader.is_readable(partition):
+            self._put_back_current()
+
+    def _put_back_current(self) -> None:
+        """Records that are decoded and not handed out go back to where they came from."""
+        if (found := self.kept.take_back()) is not None:
+            self._slice_reader.put_back(*found)

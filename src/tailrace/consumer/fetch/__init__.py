@@ -1,0 +1,1 @@
+"""Fetching from brokers into the buffer."""

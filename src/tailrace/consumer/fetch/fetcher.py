@@ -1,0 +1,492 @@
+"""Fetching: one loop for each broker that has partitions of ours, reading ahead as far as the buffer has room.
+
+A broker answers one connection's requests in order, so a partition that is sought, resumed or assigned while a fetch is
+held would wait for that. Until the fetch is answered it is fetched by another connection, without a session.
+
+Rule of this file: what to fetch and what an answer means is decided in ``core.fetch.plan``; a loop asks, hands the
+batches to the reader, and keeps the books. An answer counts only for the epoch its question was asked in, so what
+comes after a seek or a rebalance is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator
+from uuid import UUID
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.record_batch import RecordBatch, split
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.delivery.deserializers import deserializing
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.fetch.batch_limits import forbidden
+from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
+from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.core.backoff import Backoff
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.core.fetch.isolation import visible
+from tailrace.core.fetch.plan import (
+    FETCH_REACTIONS,
+    AddedWait,
+    FetchErrorAction,
+    FetcherSlot,
+    FetchLimits,
+    FetchPlan,
+    FetchWait,
+    is_interruption,
+    make_plan,
+    slot_of,
+    source_of,
+    sources_change_at,
+)
+from tailrace.core.fetch.session import FetchSession, SessionPart, without_session
+from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.error_codes import name_of
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    CorruptRecordError,
+    LogTruncatedError,
+    MalformedMessageError,
+    RequestTimedOutError,
+    broker_error,
+)
+from tailrace.net.broker import Channel, ChannelKey
+from tailrace.net.cluster import Cluster
+from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.observe.events import BatchRefused, FetchAnswered, FetchFailed, FetchInterrupted, LogTruncated
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import FetchedPartition, FetchRequest, FetchResponse
+from tailrace.records import TopicPartition
+
+__all__ = ["Fetcher", "connection_name"]
+
+_GRACE_S = 5.0
+"""What a broker may need on top of the time it was told to hold a fetch."""
+_REFUSALS = 3
+"""So many times a batch is fetched anew before it is given up as corrupt."""
+
+
+class Fetcher:
+    """Fills the buffer."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        buffer: FetchBuffer[BufferedBatch],
+        reader: Reader,
+        metadata_refresher: MetadataRefresher,
+        observer: Observer,
+        policy: ResetPolicy,
+        on_reset: Callable[[], None],
+        name: str = "",
+    ) -> None:
+        self._policy, self._on_reset = policy, on_reset
+        self._cluster, self._positions = cluster, positions
+        self._buffer, self._reader = buffer, reader
+        self._metadata_refresher, self._observer = metadata_refresher, observer
+        self._name = name
+        self.reconfigure(config)
+        self._deserializing = deserializing(config, observer)
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._loop = asyncio.get_running_loop()
+        self._fetched_records = 0
+        """Since the last word to those who measure."""
+        self._news = AutoResetEvent()
+        self._loops: dict[FetchConnection, FetchLoop] = {}
+        self._crowded: set[AutoResetEvent] = set()
+        """Of loops that wait for room."""
+        self._refusals: dict[TopicPartition, tuple[int, int]] = {}
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from the next fetch on."""
+        self._config = config
+        self._limits = FetchLimits(
+            config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
+        )
+
+    def wake(self) -> None:
+        """Something may be fetched that could not be, or from somewhere else: a position, a leader."""
+        self._news.set()
+
+    def room_made(self) -> None:
+        """There is room in the buffer that there was not: who waits for that looks again, and nobody else."""
+        for crowded in self._crowded:
+            crowded.set()
+
+    async def run_fetches(self) -> None:
+        """Have one loop for each broker that has partitions of ours, for ever."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._begin_loops(tasks)
+                await self._news.wait(sources_change_at(self._positions, self._loop.time()))
+                for connection, loop in self._loops.items():
+                    loop.news.set()
+                    loop.added.set()
+                    if loop.held_aside and self._added_plan(connection, loop).added_to(loop.held_aside).partitions:
+                        loop.aside.cancel()
+
+    def _begin_loops(self, tasks: TaskGroup) -> None:
+        now, topology = self._loop.time(), self._cluster.topology
+        count = self._config.num_fetchers
+        for node_id, number in {(source_of(p, topology, now), slot_of(p.partition, count)) for p in self._positions}:
+            if node_id is None:
+                self._metadata_refresher.ask()
+            elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
+                loop = self._loops[connection] = FetchLoop()
+                tasks.start_soon(self._run_connection, connection, loop)
+                tasks.start_soon(self._run_added, connection, loop)
+
+    async def _run_connection(self, connection: FetchConnection, loop: FetchLoop) -> None:
+        """Fetch from one broker, by one connection, for as long as it has partitions of ours for that."""
+        session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
+        node_id = connection.node_id
+        try:
+            while True:
+                plan = self._plan(connection)
+                if plan.is_idle:
+                    # Its partitions may have another source now, whose loop has ended before, or waits.
+                    self.wake()
+                    return
+                if not plan.partitions:
+                    await self._wait(loop.news, plan)
+                    continue
+                fetch_wait.longest_s = self._limits.max_wait_s
+                wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
+                asked_at = self._loop.time()
+                try:
+                    loop.under_way, loop.held_until = plan, asked_at + wait_s
+                    answer = await self._fetch_in_session(connection, plan, session, wait_s)
+                except AuthenticationError:
+                    raise
+                except (BrokerConnectionError, MalformedMessageError) as error:
+                    session.lost()
+                    failures += 1
+                    await self._recover(node_id, plan, error, failures)
+                    continue
+                finally:
+                    loop.under_way = None
+                    if loop.held_aside:
+                        loop.aside.cancel()
+                failures, took_s = 0, self._loop.time() - asked_at
+                self._absorb(node_id, plan, session, answer)
+                self._measure(node_id, answer, took_s)
+                if self._crowded:
+                    # Who waits for the room that this fetch has left has its turn before this one asks for it again.
+                    await asyncio.sleep(0)
+        finally:
+            del self._loops[connection]
+            loop.added.set()
+
+    async def _run_added(self, connection: FetchConnection, loop: FetchLoop) -> None:
+        """Fetch what is added while a fetch is under way, until that is answered; ends with the connection's loop."""
+        name = connection_name(self._name, connection.lane.number, is_for_added=True)
+        hold = AddedWait()
+        while self._loops.get(connection) is loop:
+            plan, asked_at = self._added_plan(connection, loop), self._loop.time()
+            wait_s = hold.wait_s(plan, self._limits.max_wait_s, loop.held_until - asked_at) if plan.partitions else None
+            if wait_s is None:
+                await loop.added.wait()
+                continue
+            loop.held_aside = plan if hold.is_long(plan) else None
+            with anyio.CancelScope() as loop.aside:
+                try:
+                    answer = await self._fetch(connection, plan, without_session(plan.partitions), wait_s, name)
+                except AuthenticationError:
+                    raise
+                except (BrokerConnectionError, MalformedMessageError):
+                    # The fetch under way fails as well, or brings it later.
+                    await loop.added.wait()
+                    continue
+                finally:
+                    loop.held_aside = None
+            if loop.aside.cancelled_caught:
+                # Until it answers the fetch, the broker reads no other request of this connection.
+                self._cluster.broker(connection.node_id).forget(name)
+                continue
+            hold.answered(plan, is_empty=not any(one.records for one in answer.partitions))
+            self._absorb(connection.node_id, plan, FetchSession(), answer)
+            self._measure(connection.node_id, answer, self._loop.time() - asked_at)
+
+    def _added_plan(self, connection: FetchConnection, loop: FetchLoop) -> FetchPlan:
+        """Return what the fetch under way does not ask for; nothing if none is under way."""
+        plan = self._next_plan(connection)
+        return plan.added_to(loop.under_way or plan)
+
+    def _next_plan(self, connection: FetchConnection) -> FetchPlan:
+        topology, now = self._cluster.topology, self._loop.time()
+        return make_plan(
+            connection.node_id, self._positions, topology, self._buffer, self._limits, now, connection.lane
+        )
+
+    def _plan(self, connection: FetchConnection) -> FetchPlan:
+        plan = self._next_plan(connection)
+        has_room = self._cut(plan.overdrawn)
+        for position in self._positions.of(plan.remade):
+            self._start_over(position, self._policy.of_added(position.partition))
+        if not has_room and not plan.remade:
+            return plan
+        return self._next_plan(connection)
+
+    def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
+        """Shares became smaller: what was read ahead beyond them is forgotten, to be fetched again in its time."""
+        share, has_room = self._buffer.share_of(len(self._positions)), False
+        for position in self._positions.of(overdrawn):
+            # One that is not paused and has room left would be fetched again at once, to be cut again.
+            last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
+            if last is not None:
+                position.fetched, position.last_fetched_epoch = last.next_offset, last.leader_epoch
+                has_room = True
+            if position.is_paused and self._buffer.bytes_of(position.partition) > share:
+                self._set_aside(position)
+                has_room = True
+        return has_room
+
+    def _set_aside(self, position: Position) -> None:
+        """Forget all that is not handed out: a broker gives a whole batch, however small the share.
+
+        Only of a partition that is paused: another one would be fetched again at once, to be forgotten again.
+        """
+        self._reader.sync()
+        self._buffer.drop(position.partition)
+        position.fetched, position.last_fetched_epoch = position.delivered, position.delivered_epoch
+
+    async def _wait(self, news: AutoResetEvent, plan: FetchPlan) -> None:
+        if plan.lacks_room:
+            self._crowded.add(news)
+        try:
+            await news.wait(plan.retry_at)
+        finally:
+            self._crowded.discard(news)
+
+    async def _fetch_in_session(
+        self, connection: FetchConnection, plan: FetchPlan, session: FetchSession, wait_s: float
+    ) -> FetchResponse:
+        asked = self._positions.of(plan.partitions)
+        if any(one.high_watermark is None and session.knows(one.partition) for one in asked):
+            # Assigned anew since it was asked for: where its log ends was told to the assignment before.
+            session.lost()
+        name = connection_name(self._name, connection.lane.number)
+        return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
+
+    async def _fetch(
+        self, connection: FetchConnection, plan: FetchPlan, part: SessionPart, wait_s: float, name: str
+    ) -> FetchResponse:
+        request = FetchRequest(
+            max_wait_ms=round(wait_s * 1000),
+            min_bytes=self._config.fetch_min_bytes,
+            max_bytes=plan.max_bytes,
+            partitions=part.partitions,
+            forgotten=part.forgotten,
+            isolation_level=int(self._config.isolation_level == "read_committed"),
+            session_id=part.session_id,
+            session_epoch=part.session_epoch,
+            rack_id=self._config.client_rack,
+        )
+        self._buffer.reserve((connection, name), plan.max_bytes)
+        try:
+            timeout_s = max(self._config.request_timeout_ms / 1000, wait_s + _GRACE_S)
+            key = ChannelKey(Channel.FETCH, name)
+            return await self._cluster.broker(connection.node_id).send(request, key=key, timeout_s=timeout_s)
+        finally:
+            self._buffer.unreserve((connection, name))
+            self.room_made()
+
+    async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
+        """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
+        is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
+        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.LOOK_AGAIN
+        self._tell_failure(node_id, None, str(error), action, failures - 1)
+        for position in self._positions.of(plan.partitions):
+            # A nearer replica that fails is left for the leader (KIP-392).
+            position.preferred_read_replica = None
+        self._metadata_refresher.ask()
+        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
+        self.wake()
+
+    def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
+        size = sum(len(one.records) for one in answer.partitions if one.records)
+        self._observer.tell(
+            FetchAnswered(f"broker {node_id}", size, self._fetched_records, took_s, answer.throttle_time_ms / 1000)
+        )
+        self._fetched_records = 0
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def _absorb(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
+        if not session.answered(answer):
+            return
+        if answer.error_code:
+            failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
+            self._observer.tell(FetchFailed(f"broker {node_id}", None, str(failure)))
+            self._back_off(self._positions.of(plan.partitions))
+            return
+        names = plan.topic_names()
+        for fetched in answer.partitions:
+            topic = fetched.topic or names.get(fetched.topic_id, "")
+            position = self._positions.get(TopicPartition(topic, fetched.partition))
+            if position is not None and plan.counts(position):
+                self._absorb_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
+
+    def _absorb_partition(
+        self, node_id: int, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID
+    ) -> None:
+        if fetched.error_code and position.preferred_read_replica == node_id:
+            # It may lag behind, or not have the partition any more: only the leader's word counts.
+            position.preferred_read_replica = None
+            error = name_of(fetched.error_code)
+            self._tell_failure(node_id, position.partition, error, FetchErrorAction.LOOK_AGAIN, position.failures)
+            self._back_off([position])
+            self.wake()
+            return
+        match action := FETCH_REACTIONS.reaction_to(fetched.error_code):
+            case FetchErrorAction.GOOD:
+                self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
+                return
+            case FetchErrorAction.RESET:
+                self._start_over(position, self._policy.again(position.partition))
+                return
+            case FetchErrorAction.LOOK_AGAIN:
+                self._cluster.learn_leader(
+                    position.partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
+                )
+                self._metadata_refresher.ask()
+            case FetchErrorAction.REFUSED:
+                self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
+            case FetchErrorAction.RETRY:
+                pass
+        self._tell_failure(node_id, position.partition, name_of(fetched.error_code), action, position.failures)
+        self._back_off([position])
+
+    def _tell_failure(
+        self, node_id: int, partition: TopicPartition | None, error: str, action: FetchErrorAction, failures: int
+    ) -> None:
+        kind = FetchInterrupted if is_interruption(action, failures) else FetchFailed
+        self._observer.tell(kind(f"broker {node_id}", partition, error))
+
+    def _start_over(self, position: Position, at: StartPoint) -> None:
+        """The log does not have the position, or is another one."""
+        if self._buffer.holds(position.partition) or self._reader.kept.holds(position):
+            # What was fetched before is good; only when it is used up does the position matter.
+            self._back_off([position])
+            return
+        position.reset(at, position.fetched)
+        self._on_reset()
+
+    def _go_back(self, position: Position, end_offset: int) -> None:
+        """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
+        topic, number = position.partition
+        before, (after, lost) = position.delivered, position.diverged(end_offset)
+        if lost and self._policy.again(position.partition).whence is StartFrom.NONE:
+            self._reader.put(
+                position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
+            )
+            position.fetched = None
+            return
+        self._reader.drop([position.partition])
+        position.begin(after)
+        if lost:
+            self._observer.tell(LogTruncated(position.partition, before, after, lost))
+        self.wake()
+
+    def _accept(
+        self, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_leaders: bool
+    ) -> None:
+        position.failures = 0
+        if fetched.diverging_epoch.end_offset >= 0:
+            self._reader.sync()
+            self._go_back(position, fetched.diverging_epoch.end_offset)
+            return
+        position.fetched_topic_id = fetched_topic_id
+        position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
+        if is_leaders:
+            # A follower may lag behind the records of the map.
+            self._reader.maps.check_log(position, fetched.high_watermark)
+        is_committed = self._config.isolation_level == "read_committed"
+        stable = fetched.last_stable_offset if is_committed else -1
+        position.last_stable_offset = stable if stable >= 0 else fetched.high_watermark
+        if fetched.preferred_read_replica >= 0:
+            position.preferred_read_replica = fetched.preferred_read_replica
+            position.preferred_read_replica_until = self._loop.time() + self._config.metadata_max_age_ms / 1000
+            self.wake()
+        if not fetched.records:
+            return
+        try:
+            batches = split(fetched.records)
+        except MalformedMessageError as error:
+            self._refuse(position, str(error))
+            return
+        aborted = fetched.aborted_transactions if is_committed else None
+        for batch, is_visible in visible(self._sound(position, batches), aborted):
+            if (fault := forbidden(self._config, position, batch)) is not None:
+                self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
+                position.fetched = None
+                return
+            self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
+            buffered = BufferedBatch(
+                batch.next_offset,
+                batch=batch if is_visible else None,
+                leader_epoch=batch.leader_epoch,
+                deserializing=self._deserializing,
+                max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
+            )
+            self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
+            self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
+            position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch
+
+    def _sound(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+        """The batches from the position on; one that cannot be read ends them, to be fetched anew."""
+        for batch in batches:
+            if batch.next_offset <= (position.fetched or 0):
+                continue
+            if (fault := self._fault_of(batch)) is not None:
+                self._refuse(position, fault, batch.next_offset)
+                return
+            self._refusals.pop(position.partition, None)
+            yield batch
+
+    def _fault_of(self, batch: RecordBatch) -> str | None:
+        """Return why ``batch`` cannot be read; a control batch is decoded, since ``visible`` reads its marker."""
+        # The checksum is checked first, before any byte that it covers is believed.
+        if self._config.check_crcs and not batch.checksum_holds():
+            return "its checksum does not hold"
+        try:
+            batch.is_abort_marker()
+        except MalformedMessageError as error:
+            return str(error)
+        return None
+
+    def _refuse(self, position: Position, reason: str, behind: int | None = None) -> None:
+        """Fetch a batch anew, since the network may have changed it; after some tries it is the log that is broken."""
+        partition, offset = position.partition, position.fetched or 0
+        refused_at, times = self._refusals.get(partition, (offset, 0))
+        times = times + 1 if refused_at == offset else 1
+        self._refusals[partition] = (offset, times)
+        self._observer.tell(BatchRefused(partition, offset, reason))
+        if times < _REFUSALS:
+            self._back_off([position])
+        else:
+            error = CorruptRecordError(partition, offset, reason)
+            self._reader.put(partition, BufferedBatch(behind or offset + 1, error=error), 0)
+            position.fetched = None
+
+    def _back_off(self, positions: Iterable[Position]) -> None:
+        now = self._loop.time()
+        for position in positions:
+            position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311
+
+
+def connection_name(name: str, number: int, *, is_for_added: bool = False) -> str:
+    """Return the name of a slot's connection, or of its second one, which fetches added partitions.
+
+    ``name`` is that of a consumer on a cluster that others use, too.
+    """
+    return f"{name}{number or ''}{'-added' if is_for_added else ''}"

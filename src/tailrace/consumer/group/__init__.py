@@ -1,0 +1,1 @@
+"""Group membership: coordinator, requests, rebalance callbacks."""

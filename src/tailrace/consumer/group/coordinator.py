@@ -1,0 +1,155 @@
+"""Group membership of a consumer: which topics it subscribes to, and what it does with its assignment."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+
+import anyio
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.error_reactions import ErrorReactions
+from tailrace.consumer.group.membership import MembershipLoop, member_settings
+from tailrace.consumer.group.poll_interval import run_poll_interval_check
+from tailrace.consumer.group.reconciler import AssignmentReconciler
+from tailrace.consumer.group.requests import GroupRequests
+from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
+from tailrace.core.group.assignors.strategies import strategies_of
+from tailrace.core.group.classic.member import ClassicMember
+from tailrace.core.group.effects import Release, TakeOver
+from tailrace.core.group.error_reactions import GroupRequestKind
+from tailrace.core.group.events import Identity, PartitionsChanged, Resubscribed, StopMembership
+from tailrace.core.group.kip848.member import Kip848Member
+from tailrace.core.group.membership import Membership
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.hooks import Observer
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """One consumer's membership of its group.
+
+    Args:
+        member: name of this member's connections, unique in this process.
+        topics: topics to subscribe to.
+        pattern: or a pattern that the names of topics match.
+        on_failure: called with the error that ends the membership.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part of the consumer that an assignment changes
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        ownership: AssignmentReconciler,
+        reader: Reader,
+        observer: Observer,
+        member: str,
+        topics: frozenset[str],
+        pattern: TopicPattern | None,
+        on_failure: Callable[[TailraceError], None],
+    ) -> None:
+        self.topics, self._pattern = topics, pattern
+        self._cluster, self._ownership, self._reader = cluster, ownership, reader
+        self._max_wait_s = config.max_poll_interval_ms / 1000
+        self._on_failure = on_failure
+        self._reactions = ErrorReactions(config)
+        self._is_brokers_choice = config.group_protocol == "consumer"
+        self._newer_metadata = AutoResetEvent()
+        self._requests = GroupRequests(config, cluster, observer, member)
+        machine = _machine(config, topics, pattern)
+        self._membership = MembershipLoop(config, machine, self._requests, cluster, observer, self)
+
+    @property
+    def identity(self) -> Identity:
+        """Member id and generation (or member epoch)."""
+        return self._membership.identity
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last acknowledged heartbeat was sent."""
+        return self._membership.heartbeat_age_s
+
+    def committing_as(self) -> Identity | None:
+        """Return the identity to commit with; None while the group counts the member in no generation."""
+        return self._membership.identity if self._membership.is_member else None
+
+    def resubscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+        """Change the subscription."""
+        self.topics, self._pattern = topics, pattern
+        self._membership.receive(Resubscribed(topics))
+        self.metadata_changed()
+
+    def stop(self) -> None:
+        """Release all partitions and leave the group."""
+        self._membership.receive(StopMembership(self._ownership.is_owing))
+
+    def refused(self, code: int, identity: Identity) -> bool:
+        """Handle the error code of a commit sent as ``identity``; return True if that is still the current one."""
+        counts = self._membership.is_current(identity)
+        if counts:
+            self._membership.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
+        return counts
+
+    def metadata_changed(self) -> None:
+        """Handle new cluster metadata: topics and partitions may have come or gone."""
+        topology = self._cluster.topology
+        if self._pattern is not None and not isinstance(self._pattern, BrokerPattern):
+            matching = topology.matching(self._pattern)
+            if matching != self.topics:
+                self.topics = matching
+                self._membership.receive(Resubscribed(matching))
+        counts = {name: len(topic.partitions) for name, topic in topology.topics.items()}
+        gone = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        self._membership.receive(PartitionsChanged({**gone, **counts}))
+        self._newer_metadata.set()
+
+    async def run_membership(self) -> None:
+        """Be a member until ``stop``, or until the membership fails."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership.receive)
+            if self._is_brokers_choice:
+                tasks.start_soon(self._learn_sessions)
+            await self._membership.run()
+            tasks.cancel_scope.cancel()
+
+    async def _learn_sessions(self) -> None:
+        """Ask for the group's session timeout, and again with new metadata: the broker's setting may change."""
+        while True:
+            if (session := await self._requests.session()) is not None:
+                self._membership.receive(session)
+            await self._newer_metadata.wait()
+
+    # ---- AssignmentOwner ---------------------------------------------------------------------------------------
+
+    async def take_over(self, effect: TakeOver) -> None:
+        """Make the assigned partitions ready."""
+        await self._ownership.take_over(effect.added, effect.kept)
+
+    async def release(self, effect: Release) -> None:
+        """Give up revoked or lost partitions."""
+        if effect.is_lost:
+            await self._ownership.lose(effect.partitions, effect.reason)
+        else:
+            await self._ownership.release(effect.partitions, is_last=effect.is_last)
+
+    def report(self, error: TailraceError) -> None:
+        """Raise the error in the next reading call."""
+        self._reader.report(error)
+
+    def fail(self, error: TailraceError) -> None:
+        """Report the error that ends the membership."""
+        self._on_failure(error)
+
+
+def _machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> Membership:
+    if config.group_protocol == "consumer":
+        expression = pattern.pattern if isinstance(pattern, BrokerPattern) else None
+        return Kip848Member(member_settings(config, topics, expression), str(uuid.uuid4()), random.random)
+    strategies = strategies_of(config.partition_assignment_strategy)
+    return ClassicMember(member_settings(config, topics), strategies, random.random)

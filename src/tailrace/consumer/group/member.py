@@ -1,0 +1,224 @@
+"""GroupMember: member of a group of any kind, whose members share something other than partitions of topics."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, cast
+
+import anyio
+from typing_extensions import Unpack
+
+from tailrace.awaitables import settled
+from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from tailrace.consumer.group.membership import MembershipLoop, member_settings
+from tailrace.consumer.group.reconciler import called_back, in_callback
+from tailrace.consumer.group.requests import GroupRequests
+from tailrace.consumer.group.role_protocol import Generation, GroupRole, RoleProtocol
+from tailrace.consumer.supervisor import Supervisor
+from tailrace.core.group.classic.member import ClassicMember
+from tailrace.core.group.effects import Release, TakeOver
+from tailrace.core.group.events import Resubscribed, StopMembership
+from tailrace.errors import ConfigurationError, ConsumerStateError, NoCommonAssignorError, RebalanceError, TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import ConsumerFailed
+from tailrace.observe.hooks import Hook, Observer
+
+__all__ = ["DEFAULT_GROUP", "GroupMember"]
+
+DEFAULT_GROUP = "tailrace-default-group"
+
+_numbers = itertools.count(1)
+
+
+class GroupMember:
+    """One member of a group of any kind: workers that share duties, an election, a set of caches.
+
+    ``async with GroupMember(role, bootstrap_servers="localhost:9092", group_id="indexers") as member`` joins and
+    leaves; the role says what members tell each other, and is told of each generation.
+
+    Args:
+        role: what the group is for.
+        options: those of a Consumer that are about the cluster and the group; ``group_id`` may be left out.
+
+    Raises:
+        ConfigurationError: the role lacks something, or an option will not do.
+    """
+
+    def __init__(self, role: GroupRole, **options: Unpack[ConsumerOptions]) -> None:
+        self._options = {"group_id": DEFAULT_GROUP, **options}
+        check_names(self._options)
+        if resolve(self._options).group_protocol != "classic":
+            raise ConfigurationError("group_protocol: only 'classic' groups may be of other kinds than consumers")
+        self._role, self._protocol = role, RoleProtocol(role)
+        self._supervisor: Supervisor | None = None
+        self._membership: _Membership | None = None
+
+    async def start(self) -> None:
+        """Reach the cluster and begin to join.
+
+        Raises:
+            ConsumerStateError: it was started before.
+            BrokerConnectionError: no broker answers within ``start_timeout_ms``.
+        """
+        if self._supervisor is not None:
+            raise ConsumerStateError("this member was started already - make a new one")
+        self._membership = _Membership(resolve(self._options), self._role, self._protocol)
+        self._supervisor = Supervisor(self._membership.run, f"tailrace member of {self._membership.group_id}")
+        await self._supervisor.start()
+
+    async def stop(self) -> None:
+        """Leave the group and close all connections, within ``stop_timeout_ms``.
+
+        Raises:
+            ConsumerStateError: it is called by the role, which has to return first.
+        """
+        if self._membership is not None and in_callback(self._membership):
+            raise ConsumerStateError("stop() in a role's method would wait for itself - let another task call it")
+        if self._supervisor is not None and self._membership is not None:
+            await self._supervisor.stop(self._membership.stop_timeout_s)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def generation(self) -> Generation | None:
+        """The generation this member is in; None while it joins, and after the end."""
+        return self._membership.generation if self._membership is not None else None
+
+    async def joined(self) -> Generation:
+        """Wait until this member is in a generation; however many wait, there is one join.
+
+        Raises:
+            ConsumerStateError: not started, or stopped.
+            TailraceError: what has ended the membership.
+        """
+        if self._membership is None:
+            raise ConsumerStateError("this member is not started - use `async with GroupMember(...)`")
+        return await self._membership.joined()
+
+    def rejoin(self) -> None:
+        """Have the group begin another generation: what ``protocols()`` says is different now.
+
+        Raises:
+            ConsumerStateError: not started.
+        """
+        if self._membership is None:
+            raise ConsumerStateError("this member is not started - use `async with GroupMember(...)`")
+        self._membership.rejoin()
+
+
+class _Membership:
+    """Running membership of a GroupMember."""
+
+    def __init__(self, config: ConsumerConfig, role: GroupRole, protocol: RoleProtocol) -> None:
+        assert config.group_id is not None
+        self.group_id, self.stop_timeout_s = config.group_id, config.stop_timeout_ms / 1000
+        self.generation: Generation | None = None
+        self._config, self._role, self._protocol = config, role, protocol
+        self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
+        self._cluster = Cluster(config, self._observer)
+        member = f"{config.client_id}-member-{next(_numbers)}"
+        requests = GroupRequests(config, self._cluster, self._observer, member, protocol)
+        machine = ClassicMember(member_settings(config, frozenset()), protocol.strategies, random.random)
+        self._membership = MembershipLoop(config, machine, requests, self._cluster, self._observer, self)
+        self._changed = asyncio.Condition()
+        self._failure: TailraceError | None = None
+        self._times_asked = 0
+
+    # ---- for the user ------------------------------------------------------------------------------------------
+
+    async def joined(self) -> Generation:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.generation or self._failure or self._membership.is_over)
+        if self.generation is None:
+            raise self._failure or ConsumerStateError("this member was stopped - make a new one")
+        return self.generation
+
+    def rejoin(self) -> None:
+        self._times_asked += 1
+        # For the state machine this is another subscription, so that a join in flight is followed by another one.
+        self._membership.receive(Resubscribed(frozenset({str(self._times_asked)})))
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Join, and stay a member until asked to stop or until that is impossible, then leave."""
+        try:
+            timeout_s = self._config.start_timeout_ms / 1000
+            await self._cluster.reach(timeout_s)
+            supervisor.ready.set()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._stop_when_asked, supervisor.stopping)
+                await self._membership.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._cluster.close()
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+            await self._enter(None)
+
+    async def _stop_when_asked(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._membership.receive(StopMembership())
+
+    # ---- AssignmentOwner ---------------------------------------------------------------------------------------
+
+    async def take_over(self, _effect: TakeOver) -> None:
+        """Enter the new generation."""
+        generation = self._protocol.generation
+        assert generation is not None
+        await self._call("on_joined", generation)
+        await self._enter(generation)
+
+    async def release(self, _effect: Release) -> None:
+        """Leave the current generation."""
+        generation = self.generation
+        await self._enter(None)
+        if generation is not None:
+            await self._call("on_rebalance", generation)
+
+    def report(self, error: TailraceError) -> None:
+        """Raise the error in ``joined()``."""
+        self.fail(error)
+
+    def fail(self, error: TailraceError) -> None:
+        """Raise the error in ``joined()``."""
+        self._failure = self._in_our_words(error)
+        self._observer.tell(ConsumerFailed(str(self._failure)))
+
+    def _in_our_words(self, error: TailraceError) -> TailraceError:
+        if not isinstance(error, NoCommonAssignorError):
+            return error
+        offered = ", ".join(repr(one.name) for one in self._protocol.strategies)
+        mine = NoCommonAssignorError(
+            f"group {self.group_id!r} has members that know none of {offered}, or is not of the kind"
+            f" {self._protocol.protocol_type!r} (INCONSISTENT_GROUP_PROTOCOL, code 23)"
+            " - offer a protocol that the others have, or use another group_id"
+        )
+        mine.__cause__ = error
+        return mine
+
+    async def _enter(self, generation: Generation | None) -> None:
+        async with self._changed:
+            self.generation = generation
+            self._changed.notify_all()
+
+    async def _call(self, name: str, generation: Generation) -> None:
+        callback: Callable[[Generation], Awaitable[Any] | None] | None = getattr(self._role, name, None)
+        if callback is None:
+            return
+        try:
+            with called_back(self):
+                async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
+                    await settled(callback(generation), f"{name}()")
+        except Exception as error:
+            raise RebalanceError(f"{name}() of the group's role raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,262 @@
+"""Loop of one group membership, for consumers and for group members of other kinds.
+
+The loop decides nothing. It performs each effect of the state machine in a task of its own, so that heartbeats are sent
+while a join is held, a callback runs or records are drained, and reports the outcomes that the machine still awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from typing import Protocol, assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.group.requests import GroupRequests, Question, outcome_of
+from tailrace.core.backoff import Backoff
+from tailrace.core.group.effects import (
+    Effect,
+    EmitGroupEvent,
+    FailMembership,
+    FindPartitions,
+    ForgetCoordinator,
+    NameTopics,
+    Release,
+    SendGroupHeartbeat,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+)
+from tailrace.core.group.events import (
+    Beat,
+    CoordinatorGone,
+    GroupEvent,
+    Identity,
+    MembershipFailed,
+    NotNow,
+    Released,
+    StartMembership,
+    TakenOver,
+)
+from tailrace.core.group.membership import MemberSettings, Membership
+from tailrace.errors import TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import GroupJoined, GroupRequestFailed, RebalanceStarted, SessionExpired
+from tailrace.observe.hooks import Observer
+
+__all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
+
+_REBALANCE_SHARE_OF_STOP = 0.25
+"""Share of ``stop_timeout_ms`` that a stop waits for the end of a rebalance, before which nothing can be committed."""
+
+
+class AssignmentOwner(Protocol):
+    """Receiver of a membership's assignments and errors."""
+
+    async def take_over(self, effect: TakeOver) -> None:
+        """Make the assigned partitions ready."""
+
+    async def release(self, effect: Release) -> None:
+        """Give up revoked or lost partitions."""
+
+    def report(self, error: TailraceError) -> None:
+        """Report an error that does not end the membership."""
+
+    def fail(self, error: TailraceError) -> None:
+        """Report the error that ends the membership."""
+
+
+class MembershipLoop:
+    """Drives the state machine of one member.
+
+    Args:
+        machine: state machine of the member's protocol.
+        requests: sends the member's requests.
+        owner: receives assignments and errors.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each thing that an effect acts on
+        self,
+        config: ConsumerConfig,
+        machine: Membership,
+        requests: GroupRequests,
+        cluster: Cluster,
+        observer: Observer,
+        owner: AssignmentOwner,
+    ) -> None:
+        assert config.group_id is not None
+        self._group_id = config.group_id
+        self._machine, self._requests, self._cluster = machine, requests, cluster
+        self._observer, self._owner = observer, owner
+        self._loop = asyncio.get_running_loop()
+        self._news = AutoResetEvent()
+        self._is_rebalancing = False
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._callback: anyio.CancelScope | None = None
+        """Scope of the takeover or release in progress; a later one cancels it."""
+        self._callbacks = asyncio.Lock()
+
+    @property
+    def identity(self) -> Identity:
+        """Member id and generation (or member epoch)."""
+        return self._machine.identity
+
+    @property
+    def is_member(self) -> bool:
+        """True while the group counts the member in a generation, so that it may commit."""
+        return self._machine.is_member
+
+    @property
+    def is_over(self) -> bool:
+        """True once the membership has ended."""
+        return self._machine.is_over
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the last acknowledged heartbeat was sent."""
+        return self._machine.heartbeat_age_s(self._loop.time())
+
+    def is_current(self, identity: Identity) -> bool:
+        """Return True if an error that answers a request sent as ``identity`` still matters."""
+        return self._machine.is_current(identity)
+
+    def receive(self, event: GroupEvent) -> None:
+        """Pass an event to the state machine and perform its effects soon."""
+        self._machine.receive(event, self._loop.time())
+        self._news.set()
+
+    async def run(self) -> None:
+        """Join, and stay a member until the state machine is over."""
+        self.receive(StartMembership())
+        async with anyio.create_task_group() as tasks:
+            while not self._machine.is_over:
+                self._handle_timer()
+                self._perform_all(tasks)
+                await self._news.wait(self._machine.next_deadline())
+            self._perform_all(tasks)
+            # Requests in flight are not awaited; a release in progress is, so that it is complete.
+            while self._callback is not None:
+                await self._news.wait()
+            tasks.cancel_scope.cancel()
+
+    def _handle_timer(self) -> None:
+        now = self._loop.time()
+        was_member, silent_s = self._machine.is_member, self._machine.heartbeat_age_s(now)
+        self._machine.handle_timer(now)
+        if was_member and not self._machine.is_member:
+            self._observer.tell(SessionExpired(self._group_id, silent_s))
+
+    def _perform_all(self, tasks: TaskGroup) -> None:
+        for effect in self._machine.effects():
+            self._perform(effect, tasks)
+
+    def _perform(self, effect: Effect, tasks: TaskGroup) -> None:
+        match effect:
+            case SendJoin() | SendSync() | SendGroupHeartbeat() | FindPartitions() | NameTopics() | SendLeave():
+                tasks.start_soon(self._request, effect)
+            case SendHeartbeat():
+                tasks.start_soon(self._send_heartbeat, effect)
+            case TakeOver() | Release():
+                if self._callback is not None:
+                    self._callback.cancel()
+                scope = self._callback = anyio.CancelScope()
+                tasks.start_soon(self._call_owner, effect, scope)
+            case ForgetCoordinator():
+                self._cluster.forget_coordinator(self._group_id, effect.reason)
+            case EmitGroupEvent():
+                self._owner.report(effect.error)
+            case FailMembership():
+                self._owner.fail(effect.error)
+            case _:
+                assert_never(effect)
+
+    async def _request(self, effect: Question) -> None:
+        if isinstance(effect, SendJoin):
+            self._rebalance_started(effect.reason)
+        event = await self._requests.outcome(effect)
+        if self._machine.awaits(effect):
+            self._report_failure(effect, event)
+            self.receive(event)
+
+    async def _send_heartbeat(self, effect: SendHeartbeat) -> None:
+        event = await self._requests.outcome(effect)
+        if self._machine.is_current(effect.identity):
+            self._report_failure(effect, event)
+        self.receive(Beat(effect.identity, event))
+
+    async def _call_owner(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
+        with scope:
+            async with self._callbacks:
+                event = await (self._take_over(effect) if isinstance(effect, TakeOver) else self._release(effect))
+            if self._callback is scope:
+                self._callback = None
+            if self._machine.awaits(effect) or isinstance(event, MembershipFailed):
+                self.receive(event)
+        self._news.set()
+
+    async def _take_over(self, effect: TakeOver) -> GroupEvent:
+        self._is_rebalancing, me = False, effect.identity
+        self._observer.tell(GroupJoined(self._group_id, me.generation, me.member_id, effect.protocol, effect.is_leader))
+        failures = 0
+        while True:
+            event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
+            if not isinstance(event, CoordinatorGone | NotNow):
+                return event
+            # Heartbeats succeed, so the group does not rebalance: nothing else would begin this takeover again.
+            self._report_failure(effect, event)
+            failures += 1
+            await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - jitter
+            if not self._machine.awaits(effect):
+                return event
+
+    async def _release(self, effect: Release) -> GroupEvent:
+        if not effect.is_last and not effect.is_lost:
+            self._rebalance_started(effect.reason)
+        event = await outcome_of(_then(self._owner.release(effect), Released()))
+        if not effect.is_last:
+            # After a loss the rebalance begins with the next join.
+            self._rebalance_started(effect.reason)
+        return event
+
+    def _rebalance_started(self, reason: str) -> None:
+        """Emit one event a rebalance, however many joins it takes."""
+        if not self._is_rebalancing:
+            self._is_rebalancing = True
+            self._observer.tell(RebalanceStarted(self._group_id, reason))
+
+    def _report_failure(self, effect: Effect, event: GroupEvent) -> None:
+        if isinstance(event, CoordinatorGone | NotNow):
+            request = type(effect).__name__.removeprefix("Send")
+            self._observer.tell(GroupRequestFailed(self._group_id, request, event.reason, "trying again"))
+
+
+async def _then(work: Awaitable[None], event: GroupEvent) -> GroupEvent:
+    await work
+    return event
+
+
+def member_settings(config: ConsumerConfig, topics: frozenset[str], pattern: str | None = None) -> MemberSettings:
+    """Return the settings of a membership; ``pattern`` is a regular expression that the broker resolves (KIP-848)."""
+    assert config.group_id is not None
+    return MemberSettings(
+        group_id=config.group_id,
+        topics=topics,
+        session_timeout_s=config.session_timeout_ms / 1000,
+        heartbeat_interval_s=config.heartbeat_interval_ms / 1000,
+        rebalance_timeout_s=config.max_poll_interval_ms / 1000,
+        request_timeout_s=config.request_timeout_ms / 1000,
+        retry_first_s=config.retry_backoff_ms / 1000,
+        retry_longest_s=config.retry_backoff_max_ms / 1000,
+        leaves_on_stop=config.leaves_on_stop,
+        stop_max_wait_s=config.stop_timeout_ms * _REBALANCE_SHARE_OF_STOP / 1000,
+        instance_id=config.group_instance_id,
+        rack=config.client_rack or None,
+        pattern=pattern,
+        remote_assignor=config.group_remote_assignor,
+    )

@@ -1,0 +1,348 @@
+"""Partitions that come and go: start positions, the user's callbacks, drain, the last commit.
+
+The order is the promise. Taking over: committed offsets are read, the user's callbacks run, what they say is applied,
+and only then is the first record fetched. Giving back in order: nothing more is handed out, what is in hand is waited
+for, what is done is committed, the user is told, and only then is the partition somebody else's. All the while
+heartbeats go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from tailrace.awaitables import settled
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.offsets.committer import Committer
+from tailrace.consumer.offsets.requests import committed_offsets, is_offset
+from tailrace.consumer.positions.manual_assignment import take_up
+from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.fetch.plan import is_other_log
+from tailrace.errors import RebalanceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import (
+    DrainTimedOut,
+    OverrideRefused,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
+from tailrace.observe.hooks import Observer
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["AssignmentReconciler", "called_back", "in_callback"]
+
+Partitions = frozenset[TopicPartition]
+
+
+@dataclass(slots=True)
+class _Callback:
+    owner: object
+    outer: _Callback | None
+    is_over: bool = False
+
+
+_callback: ContextVar[_Callback | None] = ContextVar("tailrace_rebalance_callback", default=None)
+
+
+def in_callback(owner: object) -> bool:
+    """Whether this code runs inside a rebalance callback of a consumer, where waiting for its records is for ever.
+
+    A task that one has begun may outlive it, and is as free as any other from then on.
+    """
+    callback = _callback.get()
+    while callback is not None and (callback.is_over or callback.owner is not owner):
+        callback = callback.outer
+    return callback is not None
+
+
+@contextlib.contextmanager
+def called_back(owner: object) -> Iterator[None]:
+    """Run the user's code as a callback of ``owner``."""
+    callback = _Callback(owner, _callback.get())
+    token = _callback.set(callback)
+    try:
+        yield
+    finally:
+        callback.is_over = True
+        _callback.reset(token)
+
+
+class AssignmentReconciler:
+    """Takes partitions over and gives them back.
+
+    Args:
+        consumer: what callbacks are given.
+        on_taken: called when positions are good and fetching may begin.
+        is_first: whether there was no membership before, in this consumer's life.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        committer: Committer,
+        observer: Observer,
+        policy: ResetPolicy,
+        offset_resetter: OffsetResetter,
+        consumer: object,
+        on_taken: Callable[[], None],
+        *,
+        is_first: bool,
+    ) -> None:
+        assert config.group_id is not None
+        self._group_id = config.group_id
+        self._config, self._cluster, self._positions = config, cluster, positions
+        self._reader, self._committer, self._observer = reader, committer, observer
+        self._policy, self._offset_resetter = policy, offset_resetter
+        self._consumer, self._on_taken = consumer, on_taken
+        self._starts_anew = config.reset_offset_on_start and is_first
+        self._before: dict[TopicPartition, int | None] = {}
+        """What was owned before the rebalance that is going on, and where each partition stood."""
+        self._announced: Partitions = frozenset()
+        """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
+        self._unsought: dict[TopicPartition, int] = {}
+        """The epoch that a partition has for as long as nobody has sought it."""
+        self._left: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
+        """Of what went, which log it was read from, and what was committed of that."""
+
+    # ---- taking over -------------------------------------------------------------------------------------------
+
+    async def take_over(self, added: Partitions, kept: Partitions) -> None:
+        """Own ``added`` beside ``kept``, from the right offsets on.
+
+        Raises:
+            RebalanceError: a callback raised or overran its deadline.
+            BrokerError: the committed offsets may not be read.
+        """
+        self._remember(kept)
+        self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
+        # What the user knows of has its place, though the takeover that gave it that was cut short.
+        news = added - self._announced
+        committed = await self._cluster.retrying(
+            partial(committed_offsets, self._cluster, self._group_id, news),
+            timeout_s=self._config.max_poll_interval_ms / 1000,
+            what=f"reading the committed offsets of group {self._group_id!r}",
+        )
+        for position in self._positions.of(news):
+            # Who sought a partition as soon as it was assigned has said where to begin.
+            if position.epoch == self._unsought[position.partition]:
+                self._place(position, self._of_its_log(position.partition, committed))
+                self._unsought[position.partition] = position.epoch
+        if self._starts_anew and news:
+            await self._start_anew(news)
+        self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
+        await self._announce(news)
+        await self._ask_callback()
+        for position in self._positions.of(added):
+            position.is_fetchable = True
+        self._before.clear()
+        self._on_taken()
+
+    def _of_its_log(
+        self, partition: TopicPartition, committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> OffsetAndMetadata | None:
+        """What is committed, but for what we committed of a topic that has been made anew since: it has that name."""
+        found = committed.get(partition)
+        fetched_topic_id, offset = self._left.pop(partition, (None, None))
+        if (
+            found is None
+            or found.offset != offset
+            or not is_other_log(fetched_topic_id, partition, self._cluster.topology)
+        ):
+            return found
+        return None
+
+    async def _announce(self, news: Partitions) -> None:
+        self._announced |= news
+        try:
+            await self._tell_listener("on_partitions_assigned", news)
+        except asyncio.CancelledError:
+            # The next rebalance has come before the listener was done: what is left of them is news again.
+            self._announced -= news
+            raise
+
+    def _place(self, position: Position, committed: OffsetAndMetadata | None) -> None:
+        if self._starts_anew and self._policy.speaks_of(position.partition):
+            position.reset(self._policy.reset, None)
+        elif committed is None:
+            position.reset(self._policy.of(position.partition, self._cluster.topology), None)
+        else:
+            take_up(position, committed, self._reader)
+
+    async def _start_anew(self, added: Partitions) -> None:
+        """Overrule what is committed, for once: at the first assignment, before anything of it is read."""
+        self._on_taken()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
+                for position in self._positions.of(added):
+                    await self._offset_resetter.found(position)
+        await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
+        self._starts_anew = False
+
+    async def _ask_callback(self) -> None:
+        callback = self._config.post_rebalance_callback
+        if callback is None:
+            return
+        old = MappingProxyType(dict(self._before))
+        self._reader.sync()
+        new = MappingProxyType({position.partition: position.delivered for position in self._positions})
+        overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise RebalanceError(
+                f"post_rebalance_callback returned {overrides!r}"
+                " - let it return None or a mapping of partitions to offsets"
+            )
+        for partition, offset in (overrides or {}).items():
+            self._override(partition, offset)
+
+    def _override(self, partition: TopicPartition, offset: int) -> None:
+        position = self._positions.get(partition)
+        if position is None:
+            self._refuse(partition, offset, "it is not this consumer's partition")
+        elif not is_offset(offset):
+            self._refuse(partition, offset, "an offset is a whole number, 0 or more")
+        else:
+            # On a kept partition this is a seek.
+            self._reader.drop([partition])
+            position.begin(offset)
+
+    def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
+        self._observer.tell(OverrideRefused(partition, offset, reason))
+
+    # ---- giving back -------------------------------------------------------------------------------------------
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether giving all back may commit something: what is done, or what the user's callback commits."""
+        if self._config.commits_automatically:
+            return self._committer.is_behind
+        return self._committer.is_at_work or self._config.rebalance_listener is not None
+
+    @property
+    def _may_commit_in_flight(self) -> bool:
+        """Whether a record in flight is committed when it is finished: automatically or by the user.
+
+        An App and worker processes commit by other ways although automatic commits are off.
+        """
+        config = self._config
+        is_by_user = config.rebalance_listener is not None or self._committer.is_used
+        return config.commits_automatically or is_by_user or not self._reader.kept.is_read_by_user
+
+    async def release(self, partitions: Partitions, *, is_last: bool) -> None:
+        """Give partitions back in order.
+
+        When the consumer goes for good nobody asks for another record, so what is in hand is not waited for: it is
+        not done, and will be delivered again. Nor is it where no commit would follow.
+
+        Raises:
+            RebalanceError: a callback raised or overran its deadline.
+        """
+        if not partitions:
+            return
+        self._reader.halt(partitions)
+        if not is_last and self._may_commit_in_flight:
+            await self._drain(partitions)
+        self._remember(partitions)
+        if self._config.commits_automatically:
+            # The rebalance cannot wait for long; the next owner begins at the commit before.
+            await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
+        else:
+            # What the user commits may be just that which was in hand until now.
+            await self._committer.wait(timeout_s=self._commit_timeout_s)
+        told = self._denounced(partitions)
+        try:
+            await self._tell_listener("on_partitions_revoked", told)
+        except asyncio.CancelledError:
+            # A loss or a stop has come before the listener was done: it gives these back, too, and tells of them.
+            self._announced |= told
+            raise
+        except RebalanceError:
+            self._remove(partitions)
+            raise
+        self._remove(partitions)
+        self._observer.tell(PartitionsRevoked(self._group_id, partitions))
+
+    async def lose(self, partitions: Partitions, reason: str) -> None:
+        """They are somebody else's already: drop them at once, then tell the user.
+
+        Raises:
+            RebalanceError: the callback raised or overran its deadline.
+        """
+        if not partitions:
+            return
+        self._remember(partitions)
+        self._remove(partitions)
+        self._observer.tell(PartitionsLost(self._group_id, partitions, reason))
+        await self._tell_listener("on_partitions_lost", self._denounced(partitions))
+
+    async def _drain(self, partitions: Partitions) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        held = await self._reader.kept.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        if held:
+            self._observer.tell(DrainTimedOut(held, loop.time() - began_at))
+
+    @property
+    def _commit_timeout_s(self) -> float:
+        # With the cluster down the membership ends anyway, and stop() has its own bound.
+        return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
+
+    def _denounced(self, partitions: Partitions) -> Partitions:
+        known = partitions & self._announced
+        self._announced -= partitions
+        return known
+
+    def _remember(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.sync()
+        for position in self._positions.of(partitions):
+            self._before[position.partition] = position.delivered
+
+    def _remove(self, partitions: Partitions) -> None:
+        self._reader.drop(partitions)
+        self._left |= {one.partition: (one.fetched_topic_id, one.committed) for one in self._positions.of(partitions)}
+        self._positions.remove(partitions)
+        self._on_taken()
+
+    # ---- the user's code ---------------------------------------------------------------------------------------
+
+    async def _tell_listener(self, name: str, partitions: Partitions) -> None:
+        told = getattr(self._config.rebalance_listener, name, None)
+        # Nothing that goes is no news; nothing that comes is: the member has joined and waits.
+        if told is not None and (partitions or name == "on_partitions_assigned"):
+            await self._call(name, told, partitions)
+
+    async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
+        deadline_s = self._config.max_poll_interval_ms / 1000
+        deadline = asyncio.timeout(deadline_s)
+        try:
+            with called_back(self._consumer):
+                async with deadline:
+                    return await settled(function(*arguments), name)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+                raise
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise RebalanceError(
+                    f"{name} was not done within max_poll_interval_ms ({deadline_s:.0f} s) and was cancelled"
+                ) from error
+            raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled us; else what was cancelled is a task that the user's code waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,375 @@
+"""What a membership asks of brokers: one effect, one request, one event that says what came of it.
+
+Rule of this file: nothing here raises to a membership. An answer's error code is the event that
+``core.group.error_reactions`` makes of it, a broker that is gone is ``CoordinatorGone``, and what no other try would
+heal is ``MembershipFailed``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Mapping
+from typing import TypeAlias, TypeVar, assert_never
+from uuid import UUID
+
+import anyio
+
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.error_reactions import ErrorReactions
+from tailrace.consumer.group.consumer_protocol import ConsumerProtocol, MemberProtocol
+from tailrace.core.group.effects import (
+    FindPartitions,
+    NameTopics,
+    SendGroupHeartbeat,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+)
+from tailrace.core.group.error_reactions import NOT_HELD, GroupRequestKind, error_of
+from tailrace.core.group.events import (
+    CoordinatorGone,
+    GroupEvent,
+    GroupHeartbeatAnswered,
+    HeartbeatAnswered,
+    InstanceReleased,
+    LeaveAnswered,
+    MemberIdGiven,
+    MembershipFailed,
+    NotNow,
+    PartitionsFound,
+    SessionKnown,
+    TopicsNamed,
+)
+from tailrace.core.group.join_limit import JoinLimit
+from tailrace.core.group.kip848.states import STATIC_LEAVE_EPOCH
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    MalformedMessageError,
+    RequestTimedOutError,
+    TailraceError,
+    UnsupportedVersionError,
+)
+from tailrace.net.broker import Broker, Channel, ChannelKey
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import GroupAnswered, GroupLeft, GroupRequestFailed
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import (
+    ConfigsToDescribe,
+    ConsumerGroupHeartbeatRequest,
+    DescribeConfigsRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    Request,
+    SyncGroupRequest,
+    TopicIdPartitions,
+)
+
+__all__ = ["GroupRequests", "Question", "outcome_of"]
+
+Question: TypeAlias = SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | NameTopics
+
+ResponseT = TypeVar("ResponseT")
+
+_LEAVE_ATTEMPTS = 2
+_SESSION_SHARE_OF_HELD = 2 / 3
+"""Share of ``session_timeout_ms`` that a held request waits for its answer before it is sent again."""
+_GROUP_RESOURCE = 32
+_SESSION_OPTION = "consumer.session.timeout.ms"
+
+
+class GroupRequests:
+    """Asks on behalf of one member.
+
+    Args:
+        member: a name for this member's connections, of its own in this process.
+        protocol: of the kind of group that it is.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        observer: Observer,
+        member: str,
+        protocol: MemberProtocol | None = None,
+    ) -> None:
+        assert config.group_id is not None
+        self._protocol = protocol or ConsumerProtocol()
+        self._group_id, self._member = config.group_id, member
+        self._config, self._cluster, self._observer = config, cluster, observer
+        self._reactions = ErrorReactions(config)
+        self._limit = JoinLimit(config.rebalance_max_retries)
+
+    async def outcome(self, question: Question) -> GroupEvent:
+        """Ask, and say what came of it."""
+        began_at = asyncio.get_running_loop().time()
+        event = self._limit.after(question, await outcome_of(self._ask(question)))
+        # An id to join with is half an answer: the join is measured when it is one.
+        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdGiven):
+            what = type(question).__name__.removeprefix("Send")
+            took_s = asyncio.get_running_loop().time() - began_at
+            self._observer.tell(GroupAnswered(self._group_id, what, took_s))
+        return event
+
+    async def session(self) -> SessionKnown | None:
+        """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""
+        request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
+        try:
+            answer = await self._cluster.send_to_any(request)
+        except (BrokerConnectionError, UnsupportedVersionError):
+            return None
+        for described in answer.results:
+            for config in described.configs:
+                if config.name == _SESSION_OPTION and config.value is not None and config.value.isdecimal():
+                    return SessionKnown(int(config.value) / 1000)
+        return None
+
+    async def _ask(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one for each effect
+        match question:
+            case SendJoin():
+                return await self._join(question)
+            case SendSync():
+                return await self._sync(question)
+            case SendHeartbeat():
+                return await self._beat(question)
+            case SendGroupHeartbeat():
+                return await self._beat_and_reconcile(question)
+            case SendLeave():
+                return await self._leave(question)
+            case FindPartitions():
+                return await self._find_partitions(question)
+            case NameTopics():
+                return await self._name_topics(question)
+            case _:
+                assert_never(question)
+
+    async def _coordinator(self) -> Broker:
+        return await self._cluster.coordinator(self._group_id)
+
+    # ---- the classic protocol ----------------------------------------------------------------------------------
+
+    async def _join(self, effect: SendJoin) -> GroupEvent:
+        coordinator = await self._coordinator()
+        request = JoinGroupRequest(
+            self._group_id,
+            self._config.session_timeout_ms,
+            self._config.max_poll_interval_ms,
+            effect.member_id,
+            self._protocol.protocol_type,
+            self._protocol.offers(effect),
+            self._config.group_instance_id,
+            effect.reason,
+        )
+        return await self._while_it_lives(coordinator, self._ask_to_join(coordinator, request, effect.timeout_s))
+
+    async def _ask_to_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
+        answer = await self._send_held(coordinator, request, timeout_s)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            return MemberIdGiven(answer.member_id)
+        if answer.error_code:
+            return self._reactions.event_of(answer.error_code, GroupRequestKind.JOIN)
+        try:
+            return self._protocol.joined(answer)
+        except MalformedMessageError as error:
+            return MembershipFailed(error)
+
+    async def _send_held(self, coordinator: Broker, request: Request[ResponseT], timeout_s: float) -> ResponseT:
+        """Send a request that the coordinator may hold; after two thirds of a session, again on a new connection.
+
+        A coordinator answers nothing else on a connection while it holds a request there, so nothing tells such a
+        connection from one that is half-open, and heartbeats go by another one. A coordinator that still holds the
+        request takes the second for the first; one that has answered it answers again. A rebalance may hold it for
+        many sessions, so the event comes once. The last third is for the answer: when the coordinator has completed the
+        rebalance and its answer is lost, it acknowledges no heartbeat of the former generation.
+        """
+        has_told = False
+        patience_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD
+        deadline = anyio.current_time() + timeout_s
+        while True:
+            # A request that is not answered in time takes its connection with it.
+            left_s = deadline - anyio.current_time()
+            try:
+                return await coordinator.send(request, member=self._member, timeout_s=min(patience_s, left_s))
+            except RequestTimedOutError as error:
+                if anyio.current_time() >= deadline:
+                    raise
+                if has_told:
+                    continue
+                has_told = True
+                name = type(request).__name__.removesuffix("GroupRequest")
+                self._observer.tell(
+                    GroupRequestFailed(self._group_id, name, str(error), "it is sent again by another connection")
+                )
+
+    async def _while_it_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
+        """What comes of ``work``, unless the coordinator falls silent or is no coordinator any more before."""
+        outcomes: list[GroupEvent] = []
+
+        async def watch() -> None:
+            outcomes.append(await self._loss_of(coordinator))
+            # What is still asked there must not stand before what is asked there later.
+            coordinator.forget(self._member)
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            outcomes.append(await outcome_of(work))
+            tasks.cancel_scope.cancel()
+        return outcomes[0]
+
+    async def _loss_of(self, coordinator: Broker) -> CoordinatorGone:
+        """Ask it now and then who coordinates, until it says another's name, or nothing for a session."""
+        session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
+        heard_at = asked_at = anyio.current_time()
+        while heard_at + session_s > anyio.current_time():
+            await anyio.sleep_until(asked_at + session_s / 3)
+            asked_at = anyio.current_time()
+            with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
+                answer = await coordinator.send(question, key=self._heartbeats, timeout_s=session_s / 3)
+                heard_at = asked_at
+                if not answer.only.error_code and answer.only.node_id != coordinator.id:
+                    return CoordinatorGone(f"broker {answer.only.node_id} is the coordinator now")
+            if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:
+                return CoordinatorGone(f"{coordinator.address} is not the coordinator any more")
+        return CoordinatorGone(f"{coordinator.address} holds a join and has not answered for {session_s:g} s")
+
+    async def _find_partitions(self, effect: FindPartitions) -> GroupEvent:
+        if not effect.topics:
+            return PartitionsFound({})
+        self._cluster.watch((self._member, "group"), effect.topics)
+        await self._cluster.refresh()
+        topology = self._cluster.topology
+        return PartitionsFound(topology.partitions_of(effect.topics), topology.racks_of(effect.topics))
+
+    async def _sync(self, effect: SendSync) -> GroupEvent:
+        coordinator = await self._coordinator()
+        request = SyncGroupRequest(
+            self._group_id,
+            effect.identity.generation,
+            effect.identity.member_id,
+            effect.identity.instance_id,
+            self._protocol.protocol_type,
+            effect.protocol,
+            self._protocol.shares(effect),
+        )
+        answer = await self._send_held(coordinator, request, effect.timeout_s)
+        if answer.error_code:
+            return self._reactions.event_of(answer.error_code, GroupRequestKind.SYNC)
+        return self._protocol.synced(answer.assignment)
+
+    async def _beat(self, effect: SendHeartbeat) -> GroupEvent:
+        """Heartbeats have a connection of their own and a short wait, so that one may be lost in a session."""
+        me = effect.identity
+        with anyio.move_on_after(effect.timeout_s):
+            coordinator = await self._coordinator()
+            request = HeartbeatRequest(self._group_id, me.generation, me.member_id, me.instance_id)
+            answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+            if answer.error_code:
+                return self._reactions.event_of(answer.error_code, GroupRequestKind.HEARTBEAT)
+            return HeartbeatAnswered()
+        return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
+
+    # ---- the consumer protocol ---------------------------------------------------------------------------------
+
+    async def _beat_and_reconcile(self, effect: SendGroupHeartbeat) -> GroupEvent:
+        me = effect.identity
+        request = ConsumerGroupHeartbeatRequest(
+            self._group_id,
+            me.member_id,
+            me.generation,
+            me.instance_id,
+            effect.rack,
+            -1 if effect.rebalance_timeout_s is None else round(effect.rebalance_timeout_s * 1000),
+            None if effect.topics is None else tuple(sorted(effect.topics)),
+            effect.pattern,
+            effect.assignor,
+            None if effect.owned is None else tuple(TopicIdPartitions(*entry) for entry in effect.owned.items()),
+        )
+        with anyio.move_on_after(effect.timeout_s):
+            coordinator = await self._coordinator()
+            try:
+                answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
+            except UnsupportedVersionError as error:
+                # It does not offer the request, which is as good as a refusal.
+                raise error_of(ErrorCode.UNSUPPORTED_VERSION, GroupRequestKind.GROUP_HEARTBEAT) from error
+            if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in NOT_HELD:
+                return InstanceReleased()
+            if answer.error_code:
+                return self._reactions.event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
+            assigned = answer.assignment
+            return GroupHeartbeatAnswered(
+                answer.member_id or me.member_id,
+                answer.member_epoch,
+                answer.heartbeat_interval_ms / 1000,
+                None if assigned is None else {one.topic_id: one.partitions for one in assigned},
+            )
+        return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
+
+    async def _name_topics(self, effect: NameTopics) -> GroupEvent:
+        names = self._known(effect)
+        if len(names) < len(effect.topic_ids):
+            await self._cluster.refresh()
+            names = self._known(effect)
+        return TopicsNamed(names)
+
+    def _known(self, effect: NameTopics) -> Mapping[UUID, str]:
+        topics = self._cluster.topology.topics.values()
+        return {topic.topic_id: topic.name for topic in topics if topic.topic_id in effect.topic_ids}
+
+    @property
+    def _heartbeats(self) -> ChannelKey:
+        return ChannelKey(Channel.HEARTBEAT, self._member)
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    async def _leave(self, effect: SendLeave) -> GroupEvent:
+        for _ in range(_LEAVE_ATTEMPTS):
+            event = await outcome_of(self._say_goodbye(effect))
+            if isinstance(event, LeaveAnswered):
+                break
+            why = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
+            self._observer.tell(
+                GroupRequestFailed(self._group_id, "Leave", why, "if need be, the session ends by itself")
+            )
+            if not isinstance(event, CoordinatorGone | NotNow):
+                break
+            self._cluster.forget_coordinator(self._group_id, why)
+        return LeaveAnswered()
+
+    async def _say_goodbye(self, effect: SendLeave) -> GroupEvent:
+        me = effect.identity
+        coordinator = await self._coordinator()
+        # Not behind a join that may still be held on the group's connection.
+        if self._config.group_protocol == "consumer":
+            farewell = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
+            codes = [(await coordinator.send(farewell, key=self._heartbeats)).error_code]
+        else:
+            leaving = LeavingMember(me.member_id, me.instance_id, effect.reason)
+            answer = await coordinator.send(LeaveGroupRequest(self._group_id, leaving), key=self._heartbeats)
+            codes = [answer.error_code, *(member.error_code for member in answer.members)]
+        if code := next((code for code in codes if code), ErrorCode.NONE):
+            return self._reactions.event_of(code, GroupRequestKind.LEAVE)
+        self._observer.tell(GroupLeft(self._group_id, me.member_id))
+        return LeaveAnswered()
+
+
+async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
+    """What happened, as an event: our own errors become what they mean to a membership."""
+    try:
+        return await work
+    except (AuthenticationError, UnsupportedVersionError) as error:
+        return MembershipFailed(error)
+    except (BrokerConnectionError, MalformedMessageError) as error:
+        return CoordinatorGone(str(error))
+    except BrokerError as error:
+        return NotNow(str(error)) if error.retriable else MembershipFailed(error)
+    except TailraceError as error:
+        return MembershipFailed(error)

@@ -1,0 +1,66 @@
+"""How one consumer is, from what is told of it: a hook that keeps the last word of each kind."""
+
+from __future__ import annotations
+
+from tailrace.consumer.monitoring.status import ConsumerHealth
+from tailrace.errors import TailraceError
+from tailrace.observe.events import (
+    ConnectionOpened,
+    CoordinatorFound,
+    CoordinatorLost,
+    Event,
+    GroupJoined,
+    MetadataRefreshFailed,
+    PartitionsAssigned,
+    RebalanceStarted,
+)
+
+__all__ = ["HealthTracker"]
+
+
+class HealthTracker:
+    """Told of every event of one consumer."""
+
+    def __init__(self) -> None:
+        self._unreachable = self._lost = ""
+        self._was_assigned = self._is_rebalancing = False
+
+    def on_event(self, event: Event) -> None:
+        """Take note."""
+        match event:
+            case PartitionsAssigned():
+                self._was_assigned, self._is_rebalancing = True, False
+            case RebalanceStarted():
+                self._is_rebalancing = True
+            case GroupJoined():
+                self._is_rebalancing = False
+            case MetadataRefreshFailed(reason=reason):
+                self._unreachable = reason
+            case ConnectionOpened():
+                self._unreachable = ""
+            case CoordinatorLost(reason=reason):
+                self._lost = reason
+            case CoordinatorFound():
+                self._lost = ""
+            case _:
+                pass
+
+    def health(
+        self, failure: TailraceError | None, partitions: int, heartbeat_age_s: float | None, *, is_member: bool
+    ) -> ConsumerHealth:
+        """What all that comes to."""
+        if failure is not None:
+            return ConsumerHealth(status="failed", detail=str(failure))
+        if is_member and not self._was_assigned:
+            return ConsumerHealth(status="starting", detail=self._trouble or "joining the group")
+        detail = self._trouble or ("the group deals out partitions" if is_member and self._is_rebalancing else "")
+        return ConsumerHealth(
+            status="degraded" if detail else "ok",
+            detail=detail,
+            partitions=partitions,
+            heartbeat_age_s=heartbeat_age_s,
+        )
+
+    @property
+    def _trouble(self) -> str:
+        return self._unreachable or (f"the group's coordinator is lost: {self._lost}" if self._lost else "")

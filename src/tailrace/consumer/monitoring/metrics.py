@@ -1,0 +1,138 @@
+"""The metrics of one consumer: a hook that counts events, and a snapshot under the names of Kafka's own consumer.
+
+Rule of this file: what is measured is an event, so that a hook of the user's can measure the same; what is true at the
+moment (lag, assigned partitions) is looked up when somebody asks. Durations are milliseconds, as Kafka's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.metrics import Meter, MetricName
+from tailrace.observe.events import (
+    CommitFailed,
+    Event,
+    FetchAnswered,
+    GroupAnswered,
+    PartitionsAssigned,
+    RebalanceStarted,
+)
+
+__all__ = ["ConsumerMetrics"]
+
+_GROUP, _FETCH = "coordinator-metrics", "fetch-manager-metrics"
+
+
+class ConsumerMetrics:
+    """Told of every event of one consumer.
+
+    Args:
+        prefix: of the metrics' groups, ``metric_group_prefix``.
+        client_id: a tag of each.
+        group_id: likewise, where there is one.
+        clock: the time, in seconds.
+    """
+
+    def __init__(self, prefix: str, client_id: str, group_id: str | None, clock: Callable[[], float]) -> None:
+        self._prefix, self._clock = prefix, clock
+        self._client: tuple[tuple[str, str], ...] = (("client-id", client_id),)
+        self._of_group = self._client if group_id is None else (*self._client, ("group-id", group_id))
+        now = clock()
+        self._heartbeats, self._joins, self._syncs, self._commits = Meter(now), Meter(now), Meter(now), Meter(now)
+        self._fetches, self._bytes, self._records = Meter(now), Meter(now), Meter(now)
+        self._throttled, self._rebalances = Meter(now), Meter(now)
+        self._asked = {
+            "Heartbeat": self._heartbeats,
+            "GroupHeartbeat": self._heartbeats,
+            "Join": self._joins,
+            "Sync": self._syncs,
+            "Commit": self._commits,
+        }
+        self._failed_commits = 0
+        self._rebalance_began_at: float | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Count it."""
+        now = self._clock()
+        match event:
+            case FetchAnswered():
+                self._fetches.note(now, event.took_s * 1000)
+                self._bytes.note(now, event.size)
+                self._records.note(now, event.records)
+                self._throttled.note(now, event.throttled_s * 1000)
+            case GroupAnswered() if event.request in self._asked:
+                self._asked[event.request].note(now, event.took_s * 1000)
+            case CommitFailed():
+                self._failed_commits += 1
+            case RebalanceStarted():
+                self._rebalance_began_at = now
+            case PartitionsAssigned() if self._rebalance_began_at is not None:
+                self._rebalances.note(now, (now - self._rebalance_began_at) * 1000)
+                self._rebalance_began_at = None
+            case _:
+                pass
+
+    def snapshot(self, positions: Positions) -> dict[MetricName, float]:
+        """What was measured, and what is true now."""
+        now = self._clock()
+        group = dict(self._group_metrics(now))
+        found = {MetricName(f"{self._prefix}-{_GROUP}", name, self._of_group): value for name, value in group.items()}
+        found[MetricName(f"{self._prefix}-{_GROUP}", "assigned-partitions", self._of_group)] = float(len(positions))
+        for name, value in self._fetch_metrics(now):
+            found[MetricName(f"{self._prefix}-{_FETCH}", name, self._client)] = value
+        lags = {one.partition: lag for one in positions if (lag := _lag(one)) is not None}
+        for partition, lag in lags.items():
+            tags = (*self._client, ("topic", partition.topic), ("partition", str(partition.partition)))
+            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag", tags)] = float(lag)
+        for position in positions:
+            if position.delivered is not None and position.log_start is not None:
+                topic, number = position.partition
+                tags = (*self._client, ("topic", topic), ("partition", str(number)))
+                lead = float(max(0, position.delivered - position.log_start))
+                found[MetricName(f"{self._prefix}-{_FETCH}", "records-lead", tags)] = lead
+        if lags:
+            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag-max", self._client)] = float(max(lags.values()))
+        return found
+
+    def _group_metrics(self, now: float) -> Iterator[tuple[str, float]]:
+        yield "heartbeat-rate", self._heartbeats.rate(now)
+        yield "heartbeat-total", float(self._heartbeats.count)
+        yield "heartbeat-response-time-max", self._heartbeats.max(now)
+        last_at = self._heartbeats.last_at
+        yield "last-heartbeat-seconds-ago", -1.0 if last_at is None else now - last_at
+        for name, meter in (("join", self._joins), ("sync", self._syncs)):
+            yield f"{name}-rate", meter.rate(now)
+            yield f"{name}-total", float(meter.count)
+            yield f"{name}-time-avg", meter.mean(now)
+            yield f"{name}-time-max", meter.max(now)
+        yield "commit-rate", self._commits.rate(now)
+        yield "commit-total", float(self._commits.count)
+        yield "commit-latency-avg", self._commits.mean(now)
+        yield "commit-latency-max", self._commits.max(now)
+        yield "failed-commit-total", float(self._failed_commits)
+        yield "rebalance-total", float(self._rebalances.count)
+        yield "rebalance-latency-avg", self._rebalances.mean(now)
+        yield "rebalance-latency-max", self._rebalances.max(now)
+        yield "rebalance-latency-total", self._rebalances.sum
+
+    def _fetch_metrics(self, now: float) -> Iterator[tuple[str, float]]:
+        yield "fetch-rate", self._fetches.rate(now)
+        yield "fetch-total", float(self._fetches.count)
+        yield "fetch-latency-avg", self._fetches.mean(now)
+        yield "fetch-latency-max", self._fetches.max(now)
+        yield "fetch-size-avg", self._bytes.mean(now)
+        yield "fetch-size-max", self._bytes.max(now)
+        yield "fetch-throttle-time-avg", self._throttled.mean(now)
+        yield "fetch-throttle-time-max", self._throttled.max(now)
+        yield "bytes-consumed-rate", self._bytes.sum_rate(now)
+        yield "bytes-consumed-total", self._bytes.sum
+        yield "records-consumed-rate", self._records.sum_rate(now)
+        yield "records-consumed-total", self._records.sum
+        yield "records-per-request-avg", self._records.mean(now)
+
+
+def _lag(position: Position) -> int | None:
+    if position.delivered is None or position.last_stable_offset is None:
+        return None
+    return max(0, position.last_stable_offset - position.delivered)

@@ -1,0 +1,1 @@
+"""Commits, and requests about offsets."""

@@ -1,0 +1,444 @@
+"""Committing: what is done, now and then and when asked; one commit in flight, never backwards.
+
+Rule of this file: what to commit is ``core.offsets.commits``'s to say, and what an error means
+``core.group.error_reactions``'s. A commit is tried again while the coordinator moves or loads; a membership that is
+gone ends it at once, since the offsets are somebody else's to commit then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import settled
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.error_reactions import ErrorReactions
+from tailrace.consumer.offsets.requests import coordinator_timeout_s, outdated_topics, with_topic_ids
+from tailrace.core.fetch.plan import is_other_log
+from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, error_of
+from tailrace.core.group.membership import Identity
+from tailrace.core.offsets.auto_commit import CommitClock
+from tailrace.core.offsets.commits import Commits, CommitSnapshot
+from tailrace.error_codes import ErrorCode, name_of
+from tailrace.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    CommitFailedError,
+    GroupError,
+    MalformedMessageError,
+    TailraceError,
+    TopicRecreatedError,
+    broker_error,
+)
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import (
+    CommitCallbackFailed,
+    CommitFailed,
+    CommitTextDropped,
+    GroupAnswered,
+    OffsetMapDropped,
+    OffsetsCommitted,
+    TopicRecreated,
+)
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import CommitOffset, OffsetCommitRequest
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Committer"]
+
+
+class Committer:
+    """Commits for one member of a group, or for a group that has none.
+
+    Args:
+        identity: who commits, asked anew for each request; None while the group counts us in no generation.
+        on_error: told the code with which the group refused us, and who we were; says whether that counts, or is
+            of a generation that is over.
+        on_recreated: called with partitions whose records were read before their topic was recreated.
+
+    Attributes:
+        is_used: whether the user has committed explicitly.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        commits: Commits,
+        reader: Reader,
+        observer: Observer,
+        identity: Callable[[], Identity | None],
+        on_error: Callable[[int, Identity], bool],
+        on_recreated: Callable[[Collection[TopicPartition]], None],
+    ) -> None:
+        assert config.group_id is not None
+        self._group_id = config.group_id
+        self._config, self._cluster, self._commits = config, cluster, commits
+        self._reader, self._observer = reader, observer
+        self._identity, self._on_error, self._reactions = identity, on_error, ErrorReactions(config)
+        self._on_recreated = on_recreated
+        self._clock = _clock_of(config)
+        self._is_over = self.is_used = False
+        self._out_of_retries: CommitFailedError | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._news = AutoResetEvent()
+        self._dropped: set[TopicPartition] = set()
+        """Partitions whose map did not fit beside their last commit."""
+
+    async def run_commits(self) -> None:
+        """Commit what is done at every interval, for ever."""
+        loop, finished_counter = asyncio.get_running_loop(), self._reader.finished_counter
+        finished_counter.on_due = self._news.set
+        self._restart(loop.time(), finished_counter.finished)
+        while True:
+            await self._news.wait(self._clock.next_at)
+            if not self._clock.is_due(loop.time(), finished_counter.finished):
+                continue
+            self._reader.sync()
+            self._restart(loop.time(), finished_counter.finished)
+            # What fails is done again at the next interval, or by the partitions' next owner.
+            await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
+
+    async def commit_unasked(
+        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
+    ) -> None:
+        """The same as ``commit_done`` for nobody who could be told: what is refused for good, the next reader is told.
+
+        So is a commit that has been tried ``offset_commit_max_retries`` times more.
+
+        Raises:
+            ConfigurationError: the user's ``group_error_reactions`` are wrong.
+        """
+        if self._is_over:
+            return
+        try:
+            await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
+        except (GroupError, BrokerError) as error:
+            may_succeed = isinstance(error, CommitFailedError | BrokerError) and error.retriable
+            self._observer.tell(CommitFailed(self._group_id, str(error), will_retry and may_succeed))
+            if not isinstance(error, CommitFailedError) or error is self._out_of_retries:
+                self._reader.report(error)
+
+    def end(self) -> None:
+        """Nothing is committed any more unless the user does."""
+        self._is_over = True
+
+    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
+        """Commit what is done, of all partitions or some; no request when that is nothing new.
+
+        Raises:
+            CommitFailedError: the broker did not take it.
+            FencedMemberError: another member has taken this one's place.
+            BrokerError: it may not be committed at all.
+        """
+        self.is_used = True
+        await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
+
+    async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
+        """Commit offsets of the caller's choice.
+
+        Raises:
+            CommitFailedError: the broker did not take them.
+            FencedMemberError: another member has taken this one's place.
+            BrokerError: they may not be committed at all.
+        """
+        self.is_used = True
+        await self._commit(partial(self._commits.chosen, offsets), timeout_s)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a commit is under way."""
+        return self._one_at_a_time.locked()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is done and not known to be committed."""
+        self._reader.sync()
+        return self.is_at_work or bool(self._commits.snapshot())
+
+    async def wait(self, *, timeout_s: float) -> None:
+        """Wait for commits that are under way, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._one_at_a_time:
+                pass
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _commit(self, take_snapshot: Callable[[], CommitSnapshot], timeout_s: float) -> None:
+        """Commit what the picture says when it is this one's turn, and tell the user's callback what came of it."""
+        snapshot: CommitSnapshot | None = None
+        try:
+            async with self._turn(timeout_s) as deadline:
+                snapshot = take_snapshot()
+                if snapshot:
+                    await self._send_until_done(snapshot, deadline)
+        except TailraceError as error:
+            await self._call_back(snapshot, error)
+            raise
+        await self._call_back(snapshot, None)
+
+    async def _call_back(self, snapshot: CommitSnapshot | None, error: TailraceError | None) -> None:
+        """The next commit need not wait for it: its turn is over."""
+        callback = self._config.offset_commit_callback
+        if callback is None or not snapshot:
+            return
+        offsets = {
+            partition: OffsetAndMetadata(
+                one.offset,
+                snapshot.notes[partition].user_text,
+                one.leader_epoch if one.leader_epoch >= 0 else None,
+            )
+            for partition, one in snapshot.offsets.items()
+        }
+        try:
+            async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
+                await settled(callback(offsets, error), "offset_commit_callback")
+        except Exception as raised:  # noqa: BLE001 - the user's own code
+            self._observer.tell(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
+
+    def _restart(self, now: float, finished: int) -> None:
+        self._clock.restart(now, finished)
+        self._reader.finished_counter.wait_for(self._clock.next_count)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
+        """Wait for the commit that is under way; gives when this one has to be through."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._one_at_a_time.acquire()
+        except TimeoutError:
+            raise CommitFailedError(f"the commit before this one was not through within {timeout_s:.1f} s") from None
+        try:
+            self._reader.sync()
+            finished = self._reader.finished_counter.finished
+            yield deadline
+            self._restart(loop.time(), finished)
+            self._news.set()
+        finally:
+            self._one_at_a_time.release()
+
+    async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
+        left = dict(snapshot.offsets)
+        self._tell_dropped(snapshot)
+        final: list[BrokerError] = []
+        recreated: set[TopicPartition] = set()
+        attempts, retries = 0, self._config.offset_commit_max_retries
+
+        async def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                await self._send(snapshot, left, recreated)
+            except (BrokerConnectionError, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    final.append(error)
+                elif retries is not None and attempts > retries:
+                    self._out_of_retries = CommitFailedError(
+                        f"{error}, still so after {attempts} attempts - the records since the last commit may be"
+                        " delivered again; offset_commit_max_retries says how often it is tried"
+                    )
+                    raise self._out_of_retries from error
+                raise
+
+        timeout_s = deadline - asyncio.get_running_loop().time()
+        try:
+            await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
+        except (BrokerConnectionError, BrokerError) as error:
+            if error in final:
+                raise
+            # Heartbeats would have brought a newer epoch by now: the group continues without this member.
+            is_stale = isinstance(error, BrokerError) and error.code == ErrorCode.STALE_MEMBER_EPOCH
+            raise CommitFailedError(
+                f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
+            ) from error
+        gone = self._commits.gone(snapshot) & left.keys()
+        missing = gone | recreated
+        committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
+        if committed or not recreated:
+            self._observer.tell(OffsetsCommitted(self._group_id, committed))
+        if recreated:
+            raise TopicRecreatedError(recreated)
+        if gone:
+            raise CommitFailedError(
+                f"{', '.join(sorted(map(str, gone)))}: not committed, they were given back meanwhile"
+                " - their next owner goes on from what was committed then",
+                retriable=False,
+            )
+
+    async def _send(
+        self,
+        snapshot: CommitSnapshot,
+        left: dict[TopicPartition, CommitOffset],
+        recreated: set[TopicPartition],
+    ) -> None:
+        """Try once to commit ``left``; move partitions of recreated topics from it to ``recreated``."""
+        gone = self._commits.gone(snapshot)
+        entries = {partition: entry for partition, entry in left.items() if partition not in gone}
+        if not entries:
+            return
+        identity = self._identity()
+        if identity is None:
+            raise CommitFailedError(
+                f"this consumer is in no generation of group {self._group_id!r} now, so its offsets are not its own"
+                " to commit - the group is rebalancing, or has gone on without it",
+                retriable=False,
+            )
+        request = OffsetCommitRequest(
+            self._group_id,
+            tuple(with_topic_ids(entries.values(), self._cluster.topology)),
+            identity.generation,
+            identity.member_id,
+            identity.instance_id,
+        )
+        try:
+            coordinator = await self._cluster.coordinator(self._group_id)
+            asked_at = asyncio.get_running_loop().time()
+            if outdated := await outdated_topics(coordinator, request, entries, coordinator_timeout_s(self._config)):
+                await self._look_for_topics(outdated, snapshot, left, recreated)
+                if not left.keys().isdisjoint(outdated):
+                    raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"{outdated[0]}: its topic has another id now")
+                await self._send(snapshot, left, recreated)
+                return
+            answer = await coordinator.send(request, timeout_s=coordinator_timeout_s(self._config))
+        except BrokerConnectionError as error:
+            self._cluster.forget_coordinator(self._group_id, str(error))
+            raise
+        except MalformedMessageError as error:
+            self._cluster.forget_coordinator(self._group_id, str(error))
+            raise BrokerConnectionError(str(error)) from error
+        took_s = asyncio.get_running_loop().time() - asked_at
+        self._observer.tell(GroupAnswered(self._group_id, "Commit", took_s))
+        names = {one.topic_id: one.topic for one in request.partitions}
+        codes = {
+            TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
+            for one in answer.partitions
+        }
+        taken = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
+        self._commits.acknowledged(snapshot, taken, [one for one in taken if not left[one].metadata])
+        for partition in taken:
+            del left[partition]
+        unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
+        await self._look_for_topics(unknown, snapshot, left, recreated)
+        too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
+        if shortened := [one for one in too_large if self._shorten(one, snapshot, left)]:
+            raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
+        for partition in entries.keys() & left.keys():
+            self._refused(partition, codes.get(partition), identity)
+
+    async def _look_for_topics(
+        self,
+        unknown: Collection[TopicPartition],
+        snapshot: CommitSnapshot,
+        left: dict[TopicPartition, CommitOffset],
+        recreated: set[TopicPartition],
+    ) -> None:
+        """Find out why a coordinator does not know topics: they are new to it, were deleted, or were recreated."""
+        if not unknown:
+            return
+        token = object()
+        # An offset may be of a topic that is not read here.
+        self._cluster.watch(token, {one.topic for one in unknown})
+        try:
+            await self._cluster.refresh()
+        finally:
+            self._cluster.unwatch(token)
+        others = {one for one in unknown if is_other_log(left[one].topic_id, one, self._cluster.topology)}
+        for partition in others:
+            self._observer.tell(TopicRecreated(partition, left.pop(partition).offset))
+        recreated |= others
+        self._on_recreated(self._commits.unmoved(snapshot) & others)
+        topics = self._cluster.topology.topics
+        deleted = {
+            one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions
+        }
+        if deleted:
+            raise CommitFailedError(
+                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic is not there any more",
+                retriable=False,
+            )
+
+    def _shorten(
+        self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
+    ) -> bool:
+        """The broker takes less metadata than we thought: commit without the map, if there is one; says whether."""
+        bare = self._commits.without_map(left[partition], snapshot.notes[partition])
+        if bare is None:
+            return self._blank(partition, left)
+        left[partition] = bare
+        reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
+        self._observer.tell(OffsetMapDropped(partition, bare.offset, reason))
+        return True
+
+    def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
+        """The user's own text is too long: commit without, where that is asked for; says whether."""
+        entry = left[partition]
+        if self._config.on_metadata_too_large == "raise" or not entry.metadata:
+            return False
+        left[partition] = replace(entry, metadata="")
+        self._observer.tell(CommitTextDropped(partition, entry.offset, len(entry.metadata.encode())))
+        return True
+
+    def _tell_dropped(self, snapshot: CommitSnapshot) -> None:
+        """Tell of maps that do not fit, of each partition once until they fit again."""
+        for partition, note in snapshot.notes.items():
+            if not note.is_map_dropped:
+                self._dropped.discard(partition)
+            elif partition not in self._dropped:
+                self._dropped.add(partition)
+                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
+                self._observer.tell(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
+
+    def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
+        if code is None:
+            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the answer to a commit")
+        match self._reactions.to(code, GroupRequestKind.COMMIT):
+            case GroupReaction.FIND_COORDINATOR:
+                self._cluster.forget_coordinator(self._group_id, name_of(code))
+                raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
+            case GroupReaction.RETRY:
+                if code == ErrorCode.STALE_MEMBER_EPOCH:
+                    # The next heartbeat brings the newer one.
+                    self._on_error(code, identity)
+                raise _to_be_tried_again(code, partition)
+            case GroupReaction.REJOIN | GroupReaction.REJOIN_AS_NEW | GroupReaction.REJOIN_WITH_SAME_ID:
+                if not self._on_error(code, identity):
+                    # A rebalance is under way, or over since this was sent: what is still ours goes under its name.
+                    raise _to_be_tried_again(code, partition)
+                raise CommitFailedError(
+                    f"{partition} was not committed: the group has gone on without this member ({name_of(code)})"
+                    " - its records are delivered again to whoever owns it now; if handling takes long, raise"
+                    " session_timeout_ms or max_poll_interval_ms",
+                    retriable=False,
+                )
+            case GroupReaction.FAIL:
+                if code != ErrorCode.FENCED_INSTANCE_ID:
+                    raise broker_error(code, f"{partition} was not committed")
+                if not self._on_error(code, identity):
+                    # We have a newer name ourselves by now.
+                    raise _to_be_tried_again(code, partition)
+                raise error_of(code, GroupRequestKind.COMMIT)
+
+
+_UNKNOWN_TOPIC = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
+
+
+def _clock_of(config: ConsumerConfig) -> CommitClock:
+    if not config.commits_automatically:
+        return CommitClock(None)
+    interval_ms = config.auto_commit_interval_ms
+    return CommitClock(None if interval_ms is None else interval_ms / 1000, config.auto_commit_every_records)
+
+
+def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:
+    error = broker_error(code, f"{partition} was not committed")
+    # To Kafka in general it may be final; to this group it is not.
+    error.retriable = True
+    return error

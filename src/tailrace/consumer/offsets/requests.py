@@ -1,0 +1,189 @@
+"""What is asked of brokers about offsets: what a group has committed, and where logs begin and end.
+
+Rule of this file: what was asked for and is absent from an answer is an error, never "there is none". A broker that
+is not the coordinator (any more, or yet) answers for no partition at all and says so beside them (KIP-211's sibling
+in version 2 of OffsetFetch); taking that for "nothing was committed" would reset a group that is in good order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from uuid import UUID
+
+from tailrace.config import ConsumerConfig
+from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind
+from tailrace.core.positions.start_point import EARLIEST, LATEST
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
+from tailrace.net.broker import Broker, Channel, ChannelKey
+from tailrace.net.cluster import Cluster
+from tailrace.net.topic_ids import with_other_ids
+from tailrace.protocol.messages import (
+    NO_TOPIC_ID,
+    CommitOffset,
+    CommittedOffset,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "by_leader",
+    "committed_offsets",
+    "coordinator_timeout_s",
+    "is_offset",
+    "list_offsets",
+    "outdated_topics",
+    "with_topic_ids",
+]
+
+
+_FIRST_BY_ID = 10
+
+
+def is_offset(given: object) -> bool:
+    """Whether a record may have this offset: a whole number of 63 bits."""
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
+
+
+def coordinator_timeout_s(config: ConsumerConfig) -> float:
+    """How long one attempt may take at the coordinator.
+
+    As long as a heartbeat's: one that hangs is replaced by another within the session, and that one has to be asked.
+    """
+    return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
+
+
+def with_topic_ids(entries: Iterable[CommitOffset], topology: ClusterMetadata) -> list[CommitOffset]:
+    """Return the entries with the current id of each topic whose id is not known from its records."""
+    return [
+        one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic)) for one in entries
+    ]
+
+
+async def outdated_topics(
+    coordinator: Broker,
+    commit: OffsetCommitRequest,
+    entries: Mapping[TopicPartition, CommitOffset],
+    timeout_s: float,
+) -> list[TopicPartition]:
+    """Return the partitions of ``entries`` whose records were read under another topic id than the current one.
+
+    A commit by topic id (OffsetCommit version 10) needs no such question: the coordinator compares the ids itself.
+
+    Raises:
+        BrokerConnectionError: the coordinator does not answer in time.
+    """
+    if await coordinator.version_for(commit, timeout_s=timeout_s) >= _FIRST_BY_ID:
+        return []
+    # On the connection of the commit that follows, so that as little time as possible lies between the two.
+    ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
+    return await with_other_ids(ask, {one: entry.topic_id for one, entry in entries.items()})
+
+
+async def committed_offsets(
+    cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed; a partition that it has not is absent. One attempt.
+
+    Raises:
+        BrokerError: the coordinator cannot say now (retriable) or may not.
+        BrokerConnectionError: it does not answer.
+    """
+    wanted = list(partitions)
+    if not wanted:
+        return {}
+    coordinator = await cluster.coordinator(group_id)
+    topology = cluster.topology
+    asked = tuple(OffsetFetchPartition(*one, topology.topic_id(one.topic)) for one in wanted)
+    names = {one.topic_id: one.topic for one in asked}
+    try:
+        request = OffsetFetchRequest(group_id, asked)
+        answer = await coordinator.send(request, timeout_s=coordinator_timeout_s(cluster.config))
+        found = _checked(answer, wanted, names)
+    except BrokerConnectionError as error:
+        cluster.forget_coordinator(group_id, str(error))
+        raise
+    except BrokerError as error:
+        if REACTIONS.reaction_to(error.code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
+            cluster.forget_coordinator(group_id, error.name)
+        if error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+            # The topic was recreated since the last refresh, or is so new that the coordinator does not know it.
+            await cluster.refresh()
+        raise
+    return {
+        tp: OffsetAndMetadata(one.offset, one.metadata or "", one.leader_epoch if one.leader_epoch >= 0 else None)
+        for tp, one in found.items()
+        if one.offset >= 0
+    }
+
+
+def _checked(
+    answer: OffsetFetchResponse, wanted: Iterable[TopicPartition], names: Mapping[UUID, str]
+) -> dict[TopicPartition, CommittedOffset]:
+    if answer.error_code:
+        raise broker_error(answer.error_code, "the group's committed offsets could not be read")
+    found = {TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one for one in answer.partitions}
+    for partition in wanted:
+        if partition not in found:
+            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the committed offsets")
+        if code := found[partition].error_code:
+            raise broker_error(code, f"{partition}: its committed offset could not be read")
+    return found
+
+
+def by_leader(
+    cluster: Cluster, partitions: Iterable[TopicPartition]
+) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
+    """The partitions by who leads them, and those that nobody leads now."""
+    led: dict[int, list[TopicPartition]] = {}
+    leaderless = []
+    for partition in partitions:
+        leadership = cluster.topology.leader(partition)
+        if leadership is None or leadership.leader_id < 0:
+            leaderless.append(partition)
+        else:
+            led.setdefault(leadership.leader_id, []).append(partition)
+    return led, leaderless
+
+
+async def list_offsets(
+    cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
+) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
+    """The offsets of the times (or EARLIEST, LATEST) that are wanted, and what was refused. One attempt at one leader.
+
+    Raises:
+        BrokerConnectionError: it does not answer.
+    """
+    found: dict[TopicPartition, ListedOffset] = {}
+    refused: list[BrokerError] = []
+    answer = await cluster.broker(leader_id).send(_question(cluster.topology, wanted, isolation_level))
+    answered = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
+    for partition in wanted:
+        one = answered.get(partition)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.error_code
+        if one is None or code:
+            refused.append(broker_error(code, f"{partition}: its offsets could not be listed"))
+        else:
+            found[partition] = one
+    return found, refused
+
+
+def _question(
+    topology: ClusterMetadata, wanted: Mapping[TopicPartition, int], isolation_level: int
+) -> ListOffsetsRequest:
+    entries = []
+    for partition, time in wanted.items():
+        leadership = topology.leader(partition)
+        entries.append(ListOffsetsPartition(*partition, time, leadership.epoch if leadership is not None else -1))
+    return ListOffsetsRequest(tuple(entries), isolation_level)

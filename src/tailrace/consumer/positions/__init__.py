@@ -1,0 +1,1 @@
+"""Where reading begins: offset reset, seek, manual assignment."""

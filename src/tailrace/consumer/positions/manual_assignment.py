@@ -1,0 +1,141 @@
+"""Partitions of the user's own choice: no membership, and a group, if there is one, as nothing but a store of offsets.
+
+Rule of this file: each choice replaces the one before as a whole, with all that was fetched, and nothing of the old one
+is dropped before it is known that the new one is good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.offsets.committer import Committer
+from tailrace.consumer.offsets.queries import OffsetQueries
+from tailrace.consumer.offsets.requests import committed_offsets
+from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.offset_map import decode_metadata
+from tailrace.core.positions.partition_spec import PartitionSpec, Wished
+from tailrace.net.cluster import Cluster
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["ManualAssignment", "take_up"]
+
+
+def take_up(position: Position, committed: OffsetAndMetadata, reader: Reader) -> None:
+    """Go on where the group has committed."""
+    leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
+    said = decode_metadata(committed.metadata, committed.offset)
+    position.begin(committed.offset, leader_epoch, said.offset_map)
+    position.note_committed(committed.offset, said.user_text, said.offset_map)
+    reader.maps.found(position, said)
+
+
+class ManualAssignment:
+    """Makes a choice of partitions the consumer's own."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        offset_queries: OffsetQueries,
+        offset_resetter: OffsetResetter,
+        policy: ResetPolicy,
+        committer: Committer | None,
+        on_taken: Callable[[], None],
+    ) -> None:
+        self._config, self._cluster, self._positions, self._reader = config, cluster, positions, reader
+        self._offset_queries, self._offset_resetter, self._policy, self._committer = (
+            offset_queries,
+            offset_resetter,
+            policy,
+            committer,
+        )
+        self._on_taken = on_taken
+        self._is_first = True
+
+    async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, Wished]:
+        """The partitions that are wished for, and where each is to begin; of one that is named twice the last counts.
+
+        Raises:
+            UnknownTopicError: a topic or a partition does not exist.
+        """
+        wanted = list(specs)
+        there = await self._offset_queries.partitions_of({spec.topic for spec in wanted})
+        found: dict[TopicPartition, Wished] = {}
+        for spec in wanted:
+            numbers = there.get(spec.topic, []) if spec.partition is None else [spec.partition]
+            for number in numbers:
+                found[TopicPartition(spec.topic, number)] = spec.begin
+        await self._offset_queries.check(found)
+        return found
+
+    async def prepare(self, chosen: dict[TopicPartition, Wished]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Commit what is done of the choice before, and find out what is committed where ``chosen`` does not say more.
+
+        Raises:
+            BrokerError: the committed offsets may not be read.
+            BrokerConnectionError: nobody says in time what is committed.
+        """
+        if self._committer is not None and self._config.commits_automatically:
+            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=False)
+        return await self._committed([one for one, begin in chosen.items() if begin is None and not self._starts_anew])
+
+    async def replace(
+        self, chosen: dict[TopicPartition, Wished], committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """Read ``chosen`` and nothing else, from where it says or ``committed`` does."""
+        starts_anew = self._starts_anew
+        self.clear()
+        for position in self._positions.add(chosen):
+            self._place(position, chosen[position.partition], committed.get(position.partition))
+            position.is_fetchable = True
+        self._on_taken()
+        if starts_anew and chosen and self._committer is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    for position in self._positions.of(chosen):
+                        await self._offset_resetter.found(position)
+            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=True)
+        self._is_first = self._is_first and not chosen
+
+    def clear(self) -> None:
+        """Read nothing."""
+        before = self._positions.partitions
+        self._reader.drop(before)
+        self._positions.remove(before)
+        self._on_taken()
+
+    async def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        if self._config.group_id is None or not partitions:
+            return {}
+        return await self._cluster.retrying(
+            partial(committed_offsets, self._cluster, self._config.group_id, partitions),
+            timeout_s=self._timeout_s,
+            what=f"reading the committed offsets of group {self._config.group_id!r}",
+        )
+
+    def _place(self, position: Position, begin: Wished, committed: OffsetAndMetadata | None) -> None:
+        if committed is not None:
+            take_up(position, committed, self._reader)
+        elif begin is None:
+            position.reset(self._policy.reset, None)
+        elif isinstance(begin, int):
+            position.begin(begin)
+        else:
+            position.reset(begin, None)
+
+    @property
+    def _starts_anew(self) -> bool:
+        return self._is_first and self._config.reset_offset_on_start
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._config.default_api_timeout_ms / 1000

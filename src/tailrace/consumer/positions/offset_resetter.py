@@ -1,0 +1,167 @@
+"""Where to begin when no position is good: by policy or by wish, from what the leaders say of their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import anyio
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.offsets.requests import by_leader, list_offsets
+from tailrace.consumer.positions.start_points import now_ms
+from tailrace.core.backoff import Backoff
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, OffsetOutOfRangeError
+from tailrace.net.cluster import Cluster
+from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.observe.events import OffsetReset
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import ListedOffset
+from tailrace.records import TopicPartition
+
+__all__ = ["OffsetResetter"]
+
+
+class _Search:
+    """What is known by now of where one position begins."""
+
+    def __init__(self, position: Position) -> None:
+        assert position.reset_to is not None
+        self.position, self.epoch = position, position.epoch
+        self.start: StartPoint = position.reset_to.fixed(now_ms())
+        self.known: dict[int, ListedOffset] = {}
+
+    @property
+    def question(self) -> int | None:
+        return self.start.question(self.known)
+
+    @property
+    def counts(self) -> bool:
+        """Whether nobody has begun elsewhere meanwhile."""
+        return self.position.epoch == self.epoch and self.position.reset_to is not None
+
+
+class OffsetResetter:
+    """Finds beginnings for positions that wait for one (``Position.reset_to``)."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        config: ConsumerConfig,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        metadata_refresher: MetadataRefresher,
+        observer: Observer,
+        on_found: Callable[[], None],
+    ) -> None:
+        self._cluster, self._positions, self._reader = cluster, positions, reader
+        self._metadata_refresher, self._observer, self._on_found = metadata_refresher, observer, on_found
+        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self.reconfigure(config)
+        self._news = AutoResetEvent()
+        self._busy: set[int] = set()
+        """Leaders that are being asked, or wait out a pause."""
+        self._failures: dict[int, int] = {}
+        self._round = asyncio.Event()
+        """Set when something was found, and then replaced, for any number of those who wait."""
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from now on."""
+        self._isolation_level = int(config.isolation_level == "read_committed")
+
+    def wake(self) -> None:
+        """A position may be waiting, or one may be good that was not."""
+        self._news.set()
+        self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        self._round.set()
+        self._round = asyncio.Event()
+
+    async def found(self, position: Position) -> None:
+        """Wait until a position is good again, or gone, or left to the user."""
+        # Callbacks of a takeover ask before it is over, when nothing else has started the look-up.
+        self._news.set()
+        while position.delivered is None and not position.is_refused:
+            if self._positions.get(position.partition) is not position:
+                return
+            await self._round.wait()
+
+    async def run_resets(self) -> None:
+        """Find beginnings, for ever; a leader that hangs keeps nobody but its own partitions waiting."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
+                for position in waiting.values():
+                    if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
+                        self._refuse(position)
+                led, leaderless = by_leader(self._cluster, (p for p, at in waiting.items() if at.reset_to is not None))
+                if leaderless:
+                    self._metadata_refresher.ask()
+                for leader_id in led.keys() - self._busy:
+                    self._busy.add(leader_id)
+                    tasks.start_soon(self._look_up, leader_id, [waiting[partition] for partition in led[leader_id]])
+                await self._news.wait()
+
+    def _refuse(self, position: Position) -> None:
+        """The policy is to ask the user, who is told in place of the next record, and again, until he seeks."""
+        topic, partition = position.partition
+        error = OffsetOutOfRangeError(topic, partition, position.reset_from)
+        self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
+        position.refuse()
+        self._tell_who_waits()
+
+    async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
+        """Ask one leader, question after question; after a failure, not again before a pause."""
+        searches = {position.partition: _Search(position) for position in waiting}
+        refused: list[BrokerError] = []
+        is_answered, is_found = True, False
+        while is_answered and not refused and (wanted := _questions(searches)):
+            found: dict[TopicPartition, ListedOffset] = {}
+            try:
+                found, refused = await list_offsets(
+                    self._cluster, leader_id, wanted, isolation_level=self._isolation_level
+                )
+            except (BrokerConnectionError, MalformedMessageError):
+                is_answered = False
+            for partition, offset in found.items():
+                search = searches[partition]
+                search.known[wanted[partition]] = offset
+                if search.question is None and search.counts:
+                    self._begin(search)
+                    is_found = True
+        if is_found:
+            self._on_found()
+        if refused or not is_answered:
+            await self._try_later(leader_id, refused)
+        else:
+            self._failures.pop(leader_id, None)
+        self._busy.discard(leader_id)
+        self.wake()
+
+    async def _try_later(self, leader_id: int, refused: list[BrokerError]) -> None:
+        for error in refused:
+            if not error.retriable:
+                self._reader.report(error)
+        self._metadata_refresher.ask()
+        failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
+        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
+
+    def _begin(self, search: _Search) -> None:
+        position, (offset, leader_epoch) = search.position, search.start.place(search.known)
+        before, policy = position.reset_from, str(position.reset_to)
+        position.begin(offset, leader_epoch)
+        if before is not None:
+            lost = offset - before if offset > before else None
+            self._observer.tell(OffsetReset(position.partition, before, offset, policy, lost))
+
+
+def _questions(searches: dict[TopicPartition, _Search]) -> dict[TopicPartition, int]:
+    asked = {partition: search.question for partition, search in searches.items()}
+    return {partition: question for partition, question in asked.items() if question is not None}

@@ -1,0 +1,210 @@
+"""One consumer's life between ``start`` and ``stop``: its rooms are kept running, and given back whole.
+
+Rule of this file: whatever ends a consumer, the user hears why, and what is done is committed if that can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+
+import anyio
+
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.components import Components
+from tailrace.consumer.group.coordinator import Coordinator
+from tailrace.consumer.monitoring.health import HealthTracker
+from tailrace.consumer.monitoring.metrics import ConsumerMetrics
+from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerStatistics
+from tailrace.consumer.offsets.committer import Committer
+from tailrace.consumer.subscription_state import SubscriptionState
+from tailrace.consumer.supervisor import Supervisor
+from tailrace.consumer.topic_patterns import TopicPattern
+from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.delivery.progress import Position
+from tailrace.core.metrics import MetricName
+from tailrace.errors import ConsumerStateError, TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
+from tailrace.observe.hooks import Observer
+
+__all__ = ["ConsumerRuntime"]
+
+
+class ConsumerRuntime:
+    """What a Consumer starts and stops.
+
+    Attributes:
+        subject: what is read.
+        failure: what has ended it.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a Consumer knows
+        self,
+        config: ConsumerConfig,
+        topics: frozenset[str],
+        pattern: TopicPattern | None,
+        consumer: object,
+        observer: Observer,
+        optional: frozenset[str] = frozenset(),
+        shared: Cluster | None = None,
+        whole: Container[str] = frozenset(),
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        self._health = HealthTracker()
+        self._metrics = ConsumerMetrics(config.metric_group_prefix, config.client_id, config.group_id, clock)
+        self._observer = observer.with_hooks(self._health, self._metrics)
+        self.failure: TailraceError | None = None
+        self._is_started = False
+        self._components = components = Components(config, self._observer, shared, whole, self._metadata_changed)
+        self.subject = SubscriptionState(components, consumer, topics, pattern, optional, self.fail)
+        self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
+        self.offset_queries, self.seek, self.positions_changed = (
+            components.offset_queries,
+            components.seek,
+            components.positions_changed,
+        )
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """The options as they are now."""
+        return self._components.config
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The membership of the group, if there is one now."""
+        return self.subject.coordinator
+
+    @property
+    def committer(self) -> Committer | None:
+        """Who commits; None without a group."""
+        return self.subject.committer
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Start, run until asked to stop or until that is impossible, then give everything back."""
+        config = self.config
+        try:
+            await self._open()
+            self._observer.tell(ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subject.topics))))
+            self._is_started = True
+            supervisor.ready.set()
+            await self._run_until(supervisor.stopping)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
+            self.fail(_told(error))
+        finally:
+            self._components.close()
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+            self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - make a new one"))
+            self._observer.tell(ConsumerStopped(config.client_id, config.group_id))
+        if self.failure is not None:
+            raise self.failure
+
+    async def _open(self) -> None:
+        timeout_s = self.config.start_timeout_ms / 1000
+        self.subject.watch()
+        if self._components.is_shared:
+            await self.cluster.retrying(self.cluster.refresh, timeout_s=timeout_s, what="refreshing metadata")
+        else:
+            await self.cluster.reach(timeout_s)
+        await self.subject.see_topics(timeout_s)
+
+    async def _run_until(self, stopping: asyncio.Event) -> None:
+        self.subject.metadata_changed()
+        components = self._components
+        beside = [
+            components.metadata_refresher.run_refreshes,
+            components.fetcher.run_fetches,
+            components.offset_resetter.run_resets,
+        ]
+        if self.committer is not None:
+            beside.append(self.committer.run_commits)
+        async with anyio.create_task_group() as tasks:
+            for run in beside:
+                tasks.start_soon(self._run_beside, run, stopping)
+            tasks.start_soon(self._leave_when, stopping, tasks.cancel_scope)
+            await self._run_memberships(stopping)
+            tasks.cancel_scope.cancel()
+
+    async def _run_beside(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+        try:
+            await run()
+        except Exception as error:  # noqa: BLE001 - told to whoever reads
+            # The user hears of it at once; what is done is committed all the same, and the group need not miss us.
+            self.fail(_told(error))
+            stopping.set()
+
+    async def _leave_when(self, stopping: asyncio.Event, everything: anyio.CancelScope) -> None:
+        await stopping.wait()
+        self.subject.stop()
+        await asyncio.sleep(self.config.stop_timeout_ms / 1000)
+        everything.cancel()
+
+    async def _run_memberships(self, stopping: asyncio.Event) -> None:
+        """Be a member of the group whenever there is one to be a member of; gives everything back in the end."""
+        while True:
+            await self.subject.run_membership()
+            if self.failure is not None or stopping.is_set():
+                break
+            await self.subject.news.wait()
+        await self.subject.commit_assigned()
+
+    def restart(self, position: Position) -> None:
+        """Drop fetched records of a recreated topic's former self, and look for the position in the new one."""
+        self._components.restart([position.partition])
+
+    def fail(self, error: TailraceError) -> None:
+        """The consumer cannot go on; the next call raises ``error``."""
+        if self.failure is None:
+            self.failure = error
+            # Before that, start() raises it.
+            self._observer.tell(ConsumerFailed(str(error), error if self._is_started else None))
+            self.reader.close(error)
+
+    def _metadata_changed(self) -> None:
+        self.subject.metadata_changed()
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    def health(self) -> ConsumerHealth:
+        """How the consumer is."""
+        coordinator = self.coordinator
+        age_s = None if coordinator is None else coordinator.heartbeat_age_s
+        return self._health.health(self.failure, len(self.positions), age_s, is_member=coordinator is not None)
+
+    def metrics(self) -> dict[MetricName, float]:
+        """What was measured."""
+        self.reader.sync()
+        return self._metrics.snapshot(self.positions)
+
+    def statistics(self) -> ConsumerStatistics:
+        """What is held."""
+        reader, buffer = self.reader, self._components.buffer
+        return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
+
+    def reconfigure(self, config: ConsumerConfig) -> None:
+        """Take other options from now on."""
+        self._components.reconfigure(config)
+
+    @property
+    def topology(self) -> ClusterMetadata:
+        """Newest metadata of the cluster."""
+        return self._components.cluster.topology
+
+    def refresh_metadata(self) -> None:
+        """Refresh the cluster's metadata soon."""
+        self._components.metadata_refresher.ask()
+
+
+def _told(error: BaseException) -> TailraceError:
+    """The error to tell: the first of several that came together."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TailraceError):
+        return error
+    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
+    defect.__cause__ = error
+    return defect

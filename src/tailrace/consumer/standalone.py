@@ -1,0 +1,56 @@
+"""Without a group: all partitions of the topics are this consumer's, and nobody else's business."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.consumer.topic_patterns import TopicChoice
+from tailrace.core.delivery.progress import Positions
+from tailrace.net.cluster import Cluster
+from tailrace.records import TopicPartition
+
+__all__ = ["StandaloneAssignment"]
+
+
+class StandaloneAssignment:
+    """Follows the topics as they grow."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+        self,
+        policy: ResetPolicy,
+        cluster: Cluster,
+        positions: Positions,
+        reader: Reader,
+        topics: frozenset[str],
+        pattern: re.Pattern[str] | TopicChoice | None,
+        on_taken: Callable[[], None],
+    ) -> None:
+        self._policy, self._cluster, self._positions, self._reader = policy, cluster, positions, reader
+        self.topics, self._pattern, self._on_taken = topics, pattern, on_taken
+
+    def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicChoice | None) -> None:
+        """Follow other topics; of those that stay nothing changes."""
+        self.topics, self._pattern = topics, pattern
+        self.metadata_changed()
+        gone = {one for one in self._positions.partitions if one.topic not in self.topics}
+        self._reader.drop(gone)
+        self._positions.remove(gone)
+        self._on_taken()
+
+    def metadata_changed(self) -> None:
+        """Take what is there and was not before."""
+        topology = self._cluster.topology
+        if self._pattern is not None:
+            self.topics = topology.matching(self._pattern)
+        there = (
+            TopicPartition(name, partition)
+            for name in sorted(self.topics & topology.topics.keys())
+            for partition in sorted(topology.topics[name].partitions)
+        )
+        for position in self._positions.add(there):
+            position.reset(self._policy.of(position.partition, topology), None)
+            position.is_fetchable = True
+        self._on_taken()

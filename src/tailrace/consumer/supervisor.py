@@ -1,0 +1,109 @@
+"""The one task in which all of a consumer's coroutines live.
+
+``start`` and ``stop`` may come from different tasks (a web framework's lifespan does that), and a task group has to
+be left by the task that entered it. So the group has a task of its own, owned by the supervisor: nobody else's
+cancellation ends it half-way, and it never outlives ``stop``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from tailrace.awaitables import abandon
+from tailrace.errors import ConsumerStateError, TailraceError
+
+__all__ = ["Supervisor"]
+
+_ENDING_S = 5.0
+_CANCELLATIONS = 2
+"""Each cuts one wait short: that of the work, and that of a clean-up which hangs as well."""
+
+
+class Supervisor:
+    """Runs ``body`` until it ends, is asked to stop, or takes too long to.
+
+    Args:
+        body: what to run; it sets ``ready`` when it is through with starting, and ends soon after ``stopping``.
+        name: of the task.
+    """
+
+    def __init__(self, body: Callable[[Supervisor], Awaitable[None]], name: str) -> None:
+        self.ready = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self._body, self._name = body, name
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, given_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
+        """Run the body until it is ready, or the start is given up: then it is to be stopped.
+
+        Raises:
+            ConsumerStateError: somebody has stopped it meanwhile.
+            Exception: what the body raised before it was ready.
+        """
+        self._task = asyncio.create_task(self._run(), name=self._name)
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.ready, given_up) if event is not None]
+        try:
+            await asyncio.wait({self._task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as cancelled:
+            if not await self._ended(ending_s):
+                cancelled.add_note(self._left_behind(ending_s))
+            raise
+        finally:
+            for one in waiting:
+                one.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await one
+        if self._task.cancelled():
+            raise ConsumerStateError(f"{self._name} was stopped before it had started")
+        if self._task.done():
+            self._task.result()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the body was run and has ended."""
+        return self._task is not None and self._task.done()
+
+    async def stop(self, timeout_s: float, *, ending_s: float = _ENDING_S) -> None:
+        """Ask the body to end; after ``timeout_s``, or when this is cancelled itself, it is cancelled.
+
+        A scope or task group around it that is cancelled does not hurry it.
+
+        Raises:
+            TailraceError: it goes on in spite of that, ``ending_s`` later, and is left behind.
+        """
+        self.stopping.set()
+        if self._task is None:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await asyncio.wait({self._task}, timeout=timeout_s)
+            except asyncio.CancelledError as cancelled:
+                if not await self._ended(ending_s):
+                    cancelled.add_note(self._left_behind(ending_s))
+                raise
+            if not await self._ended(ending_s):
+                raise TailraceError(self._left_behind(ending_s))
+
+    async def _run(self) -> None:
+        await self._body(self)
+
+    async def _ended(self, within_s: float) -> bool:
+        """Cancel the body, again when it goes on; whether it has ended in time."""
+        assert self._task is not None
+        for _ in range(_CANCELLATIONS):
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=within_s / _CANCELLATIONS)
+        if not self._task.done():
+            abandon(self._task)
+            return False
+        if not self._task.cancelled():
+            # The body has told its error where it belongs already.
+            self._task.exception()
+        return True
+
+    def _left_behind(self, within_s: float) -> str:
+        return f"{self._name} has not ended {within_s:g} s after it was cancelled, and is left behind"

@@ -1,0 +1,139 @@
+"""The cluster as one answer of it says: brokers, topics, partitions and who leads them.
+
+Rule of this file: a topology is immutable; a newer answer makes a new one. An answer from a broker that lags behind
+never takes leadership back to an older epoch (KIP-320): what is known of a partition only moves forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
+from uuid import UUID
+
+from tailrace.error_codes import ErrorCode
+from tailrace.protocol.messages import NO_TOPIC_ID, BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.records import TopicPartition
+
+__all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo"]
+
+
+class NamePattern(Protocol):
+    """What matches names of topics, as ``re.Pattern`` does."""
+
+    def fullmatch(self, name: str, /) -> object:
+        """Something true for a name that matches as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads one partition."""
+
+    leader_id: int
+    """-1 while there is none."""
+    epoch: int
+    replicas: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic."""
+
+    name: str
+    topic_id: UUID
+    is_internal: bool
+    partitions: Mapping[int, Leadership]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """What is known of the cluster."""
+
+    brokers: Mapping[int, BrokerMetadata] = field(default_factory=lambda: MappingProxyType({}))
+    topics: Mapping[str, TopicInfo] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Topics that were asked for and refused, by error code."""
+    cluster_id: str | None = None
+    controller_id: int = -1
+    hides_internal: bool = True
+    """Whether patterns pass over Kafka's own topics."""
+
+    def updated(self, answer: MetadataResponse) -> ClusterMetadata:
+        """The topology after ``answer``; what it says nothing of is dropped."""
+        topics, errors = {}, {}
+        for topic in answer.topics:
+            if topic.name is None:
+                continue
+            if topic.error_code:
+                errors[topic.name] = topic.error_code
+            before = self.topics.get(topic.name)
+            if topic.partitions or not topic.error_code:
+                topics[topic.name] = _merged(before, topic)
+        return ClusterMetadata(
+            MappingProxyType({broker.node_id: broker for broker in answer.brokers}),
+            MappingProxyType(topics),
+            MappingProxyType(errors),
+            answer.cluster_id,
+            answer.controller_id,
+            self.hides_internal,
+        )
+
+    def leader(self, partition: TopicPartition) -> Leadership | None:
+        """Who leads a partition; None when the partition is not known."""
+        topic = self.topics.get(partition.topic)
+        return topic.partitions.get(partition.partition) if topic is not None else None
+
+    def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each of ``topics`` has; those that are not known are left out."""
+        return {name: len(self.topics[name].partitions) for name in topics if name in self.topics}
+
+    def racks_of(self, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
+        """Where the replicas of each partition of ``topics`` are; nothing where brokers do not say."""
+        racks = {node_id: broker.rack for node_id, broker in self.brokers.items() if broker.rack}
+        if not racks:
+            return {}
+        return {
+            TopicPartition(name, partition): frozenset(racks[node] for node in leadership.replicas if node in racks)
+            for name in topics
+            if name in self.topics
+            for partition, leadership in self.topics[name].partitions.items()
+        }
+
+    def matching(self, pattern: NamePattern) -> frozenset[str]:
+        """The topics whose whole name ``pattern`` matches; Kafka's own are left out unless they are wanted."""
+        seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
+        return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
+
+    def topic_id(self, topic: str) -> UUID:
+        """The id of a topic; all zeros where the broker has none."""
+        info = self.topics.get(topic)
+        return info.topic_id if info is not None else NO_TOPIC_ID
+
+    def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> ClusterMetadata:
+        """The topology after somebody told a newer leader of one partition (KIP-951); itself if it is no news."""
+        topic, known = self.topics.get(partition.topic), self.leader(partition)
+        if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
+            return self
+        newer = Leadership(leader_id, epoch, known.replicas, known.offline)
+        changed = replace(topic, partitions=MappingProxyType({**topic.partitions, partition.partition: newer}))
+        topics = MappingProxyType({**self.topics, topic.name: changed})
+        return replace(self, topics=topics)
+
+
+def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
+    assert topic.name is not None
+    # A topic that was deleted and made again starts its epochs anew.
+    same = before is not None and before.topic_id == topic.topic_id
+    known = before.partitions if before is not None and same else {}
+    partitions = {found.partition: _newer(known.get(found.partition), found) for found in topic.partitions}
+    return TopicInfo(topic.name, topic.topic_id, topic.is_internal, MappingProxyType(partitions))
+
+
+def _newer(known: Leadership | None, found: PartitionMetadata) -> Leadership:
+    if known is not None and 0 <= found.leader_epoch < known.epoch:
+        return known
+    leaderless = found.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    leader_id = -1 if leaderless else found.leader_id
+    return Leadership(leader_id, found.leader_epoch, found.replicas, found.offline_replicas)

@@ -1,0 +1,1 @@
+"""Progress of delivery: what is fetched, delivered, finished and committed."""

@@ -1,0 +1,1 @@
+"""Which record or batch a handler receives next."""

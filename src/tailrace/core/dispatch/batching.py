@@ -1,0 +1,400 @@
+"""Which records make the next batch of a batch handler, and when it is begun.
+
+Rule of this file: what is gathered, what runs and what time it is go in; the next batch comes out, if one is due. A
+batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
+or when no more may be gathered, or comes. The table:
+
+| ``order_by``  | a batch is of      | the next one begins                                      |
+|---------------|--------------------|----------------------------------------------------------|
+| ``partition`` | one partition      | when the one before of its partition is finished         |
+| ``key``       | one partition      | at once, without the records whose key is in one before  |
+| ``none``      | all partitions     | at once                                                  |
+
+Records without a key have one key together, as in ``core.dispatch.lanes``. Nothing is done for a single record but
+where bytes are counted or keys are looked up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, TypeAlias, TypeVar
+
+from tailrace.core.dispatch.lanes import OrderBy
+from tailrace.errors import ConfigurationError
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["BatchAssembler", "BatchLimits", "HandlerBatch", "size_of"]
+
+SourceT = TypeVar("SourceT")
+Key: TypeAlias = bytes | None
+
+_SLACK = 64
+"""So many entries may be stale among the due times, however few partitions there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What makes a batch full; the first of these that is reached.
+
+    Raises:
+        ConfigurationError: a number is out of bounds, or none.
+    """
+
+    max_records: int = 500
+    max_wait_ms: int = 200
+    """Since its first record was gathered."""
+    max_bytes: int | None = None
+    """Of keys, values and headers; a record that alone is larger makes a batch of its own."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_records", 1), ("max_wait_ms", 0), ("max_bytes", 1)):
+            value = getattr(self, name)
+            if name == "max_bytes" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(f"{name}={value!r} will not do: it has to be a whole number, at least {least}")
+
+
+class HandlerBatch(Generic[SourceT]):
+    """Records to be handled together.
+
+    Attributes:
+        records: those that are not done with, in the order in which they were gathered.
+        sources: of each partition, what was handed in with its records, such as the assignment's epoch.
+        lowest: of each partition, the lowest offset.
+        failing: of each partition, how many records of it failed and take room; empty while none did.
+    """
+
+    __slots__ = ("failing", "keys", "lowest", "pool", "records", "sources")
+
+    def __init__(self, pool: _Pool[SourceT]) -> None:
+        self.pool = pool
+        self.records: list[Record] = []
+        self.sources: dict[TopicPartition, SourceT] = {}
+        self.lowest: dict[TopicPartition, int] = {}
+        self.failing: Counter[TopicPartition] = Counter()
+        self.keys: frozenset[Key] = frozenset()
+
+
+class _BatchSlice(Generic[SourceT]):
+    __slots__ = ("partition", "records", "since", "source")
+
+    def __init__(self, partition: TopicPartition, records: Sequence[Record], source: SourceT, since: float) -> None:
+        self.partition, self.records, self.source, self.since = partition, records, source, since
+
+
+class _Pool(Generic[SourceT]):
+    """What is gathered of one partition, or of all of them."""
+
+    __slots__ = ("blocked", "busy_keys", "count", "due", "is_busy", "is_ready", "size", "slices")
+
+    def __init__(self) -> None:
+        self.slices: deque[_BatchSlice[SourceT]] = deque()
+        self.count = self.size = 0
+        self.is_busy = False
+        """A batch of it runs, and no other may."""
+        self.busy_keys: set[Key] = set()
+        self.blocked = 0
+        """Records whose key is busy, as last seen."""
+        self.is_ready = False
+        self.due: float | None = None
+
+
+class BatchAssembler(Generic[SourceT]):
+    """The records of one batch handler, given out as batches.
+
+    Args:
+        order_by: what is kept in order.
+        window: how many records may be gathered, or wait for another attempt; more when a single batch is larger.
+        ahead: how many may be gathered besides of partitions whose batch runs, with ``order_by="partition"``.
+        on_full: told of a record that failed, and how many of its partition failed or wait behind a key, when that is
+            why no more is wanted of it.
+
+    Attributes:
+        waiting: how many records are gathered.
+        failing: how many are in batches that failed and are not done with; none are counted by partition.
+    """
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        limits: BatchLimits,
+        *,
+        window: int,
+        ahead: int,
+        on_full: Callable[[Record, int], object] = lambda _record, _stuck: None,
+    ) -> None:
+        self.limits, self.window = limits, max(window, limits.max_records)
+        self.waiting = self.failing = 0
+        self._on_full, self._failing_of = on_full, Counter[TopicPartition]()
+        self._wait_s = limits.max_wait_ms / 1000
+        self._is_by_partition, self._is_by_key = order_by == "partition", order_by == "key"
+        self._pools: dict[TopicPartition | None, _Pool[SourceT]] = {}
+        self._most_ahead, self._ahead = ahead, 0
+        self._ready: deque[_Pool[SourceT]] = deque()
+        self._dues: list[tuple[float, int, _Pool[SourceT]]] = []
+        """A heap; an entry holds while it is what its pool says."""
+        self._numbers = count()
+        self._is_hurried = False
+        """Nothing more comes before all that is gathered is finished."""
+
+    # ---- handing in --------------------------------------------------------------------------------------------
+
+    def add(self, partition: TopicPartition, records: Sequence[Record], source: SourceT, now: float) -> None:
+        """The next records of a partition, in order; at most ``room_of`` it."""
+        if not records:
+            return
+        self._is_hurried = False
+        name = self._name_of(partition)
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = _Pool()
+        pool.slices.append(_BatchSlice(partition, records, source, now))
+        self._grow(pool, len(records), self._size(records))
+        self._look_at(pool)
+
+    def hurry(self) -> None:
+        """Nothing more comes for now: what is gathered is due, and what is behind a batch when that is finished."""
+        if not self._is_hurried:
+            self._is_hurried = True
+            for pool in self._pools.values():
+                self._look_at(pool)
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition may be handed in now.
+
+        By key and without an order, what failed of it or waits behind a busy key may be twice as much as is left of the
+        window, as in ``core.dispatch.lanes``; and there is room for one record of a partition of which nothing is here.
+        """
+        pool = self._pools.get(self._name_of(partition))
+        most = self.limits.max_records
+        left = self.window - self.waiting + self._ahead - self.failing
+        if not self._is_by_partition:
+            stuck = self._stuck_of(partition)
+            is_held = stuck or (pool is not None and pool.count)
+            return max(0 if is_held else 1, min(most, (2 * left - stuck + 2) // 3))
+        if pool is None:
+            return max(0, min(most, left))
+        if self.limits.max_bytes is not None and pool.size >= self.limits.max_bytes:
+            return 0
+        return max(0, min(most - pool.count, self._most_ahead - self._ahead if pool.is_busy else left))
+
+    # ---- batches -----------------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> HandlerBatch[SourceT] | None:
+        """The next batch to run; None when none is due."""
+        while (due := self._next_due()) is not None:
+            if due[0] > now and (self._ready or not self._is_crowded):
+                break
+            heappop(self._dues)
+            self._make_ready(due[2])
+        while self._ready:
+            pool = self._ready.popleft()
+            pool.is_ready = False
+            if pool.slices:
+                return self._cut(pool)
+        return None
+
+    @property
+    def due_at(self) -> float | None:
+        """When the next batch is due, if nothing else happens; None when nothing is gathered that may run."""
+        if self._ready:
+            return 0.0
+        due = self._next_due()
+        return None if due is None else due[0]
+
+    def failed(self, batch: HandlerBatch[SourceT]) -> None:
+        """A batch is to be tried again: until it is done with it takes the room of one that is gathered."""
+        if self._is_by_partition:
+            return
+        self._count_failing(batch, batch.records)
+        blocked = sum(pool.blocked for pool in self._pools.values())
+        for partition in batch.failing:
+            stuck = self._stuck_of(partition)
+            if stuck >= 2 * (self.window - blocked - self.failing):
+                self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
+
+    def shrink(self, batch: HandlerBatch[SourceT], records: list[Record]) -> None:
+        """Of a batch that runs only ``records`` are not done with."""
+        batch.records = records
+        if batch.failing:
+            self._count_failing(batch, records)
+        batch.lowest = {}
+        for record in records:
+            batch.lowest.setdefault(record.topic_partition, record.offset)
+        if self._is_by_key:
+            keys = frozenset(record.key for record in records)
+            batch.pool.busy_keys -= batch.keys - keys
+            batch.keys = keys
+            self._look_at(batch.pool)
+
+    def finish(self, batch: HandlerBatch[SourceT]) -> None:
+        """A batch is done with, whatever came of it; this has to be said of those of partitions that were dropped."""
+        pool = batch.pool
+        if batch.failing:
+            self._count_failing(batch, ())
+        if self._is_by_partition:
+            pool.is_busy = False
+            self._ahead -= pool.count
+        pool.busy_keys -= batch.keys
+        self._look_at(pool)
+
+    # ---- letting go --------------------------------------------------------------------------------------------
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget what is gathered of a partition; a batch that runs goes on, and those behind it wait for it."""
+        pool = self._pools.get(self._name_of(partition))
+        if pool is None:
+            return
+        for one in pool.slices:
+            if one.partition == partition:
+                self._grow(pool, -len(one.records), -self._size(one.records))
+        pool.slices = deque(one for one in pool.slices if one.partition != partition)
+        self._look_at(pool)
+
+    def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
+        """Those from ``since`` on that are gathered and not in a batch, lowest first."""
+        pool = self._pools.get(self._name_of(partition))
+        slices: Iterable[_BatchSlice[SourceT]] = () if pool is None else pool.slices
+        ours = (one.records for one in slices if one.partition == partition and one.records[-1].offset >= since)
+        return (record.offset for records in ours for record in records if record.offset >= since)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _name_of(self, partition: TopicPartition) -> TopicPartition | None:
+        return partition if self._is_by_partition or self._is_by_key else None
+
+    @property
+    def _is_crowded(self) -> bool:
+        return self.waiting - self._ahead + self.failing >= self.window
+
+    def _stuck_of(self, partition: TopicPartition) -> int:
+        """How many records of it failed, or wait behind a busy key."""
+        pool = self._pools.get(partition)
+        return self._failing_of[partition] + (0 if pool is None else pool.blocked)
+
+    def _count_failing(self, batch: HandlerBatch[SourceT], records: Iterable[Record]) -> None:
+        self._failing_of.subtract(batch.failing)
+        self.failing -= batch.failing.total()
+        batch.failing = Counter(record.topic_partition for record in records)
+        self._failing_of.update(batch.failing)
+        self.failing += batch.failing.total()
+
+    def _grow(self, pool: _Pool[SourceT], records: int, size: int) -> None:
+        pool.count += records
+        pool.size += size
+        self.waiting += records
+        if pool.is_busy:
+            self._ahead += records
+
+    def _size(self, records: Iterable[Record]) -> int:
+        return 0 if self.limits.max_bytes is None else sum(map(size_of, records))
+
+    def _look_at(self, pool: _Pool[SourceT]) -> None:
+        """See whether a batch of it is full, or when one is due."""
+        before, pool.due = pool.due, None
+        if pool.is_busy or pool.is_ready or not pool.slices:
+            return
+        records, size, since = self._runnable(pool)
+        most_bytes = self.limits.max_bytes
+        is_full = records >= self.limits.max_records or (most_bytes is not None and size >= most_bytes)
+        if is_full or (records and self._is_hurried):
+            self._make_ready(pool)
+        elif records:
+            pool.due = since + self._wait_s
+            if pool.due != before:
+                heappush(self._dues, (pool.due, next(self._numbers), pool))
+                self._tidy()
+
+    def _make_ready(self, pool: _Pool[SourceT]) -> None:
+        pool.due, pool.is_ready = None, True
+        self._ready.append(pool)
+
+    def _runnable(self, pool: _Pool[SourceT]) -> tuple[int, int, float]:
+        """How many records of it may run, how large they are, and since when the first of them is here."""
+        if not pool.busy_keys:
+            pool.blocked = 0
+            return pool.count, pool.size, pool.slices[0].since
+        records, size, since = 0, 0, 0.0
+        for one in pool.slices:
+            free = [record for record in one.records if record.key not in pool.busy_keys]
+            if free and not records:
+                since = one.since
+            records += len(free)
+            size += self._size(free)
+        pool.blocked = pool.count - records
+        return records, size, since
+
+    def _tidy(self) -> None:
+        """Keep the heap in proportion while batches are full long before they are due."""
+        if len(self._dues) > 2 * len(self._pools) + _SLACK:
+            pools = self._pools.values()
+            self._dues = [(pool.due, next(self._numbers), pool) for pool in pools if pool.due is not None]
+            heapify(self._dues)
+
+    def _next_due(self) -> tuple[float, int, _Pool[SourceT]] | None:
+        while self._dues:
+            if self._dues[0][2].due == self._dues[0][0]:
+                return self._dues[0]
+            heappop(self._dues)
+        return None
+
+    def _cut(self, pool: _Pool[SourceT]) -> HandlerBatch[SourceT]:
+        """Take the next batch out of what is gathered."""
+        batch: HandlerBatch[SourceT] = HandlerBatch(pool)
+        passed: list[_BatchSlice[SourceT]] = []
+        wanted, room = self.limits.max_records, self.limits.max_bytes
+        while wanted and pool.slices:
+            one = pool.slices.popleft()
+            taken, left, is_full = _split(one.records, wanted, room, pool.busy_keys, is_first=not batch.records)
+            if taken:
+                batch.sources[one.partition] = one.source
+                batch.lowest.setdefault(one.partition, taken[0].offset)
+                batch.records += taken
+                wanted -= len(taken)
+                room = None if room is None else room - self._size(taken)
+            if left:
+                one.records = left
+                passed.append(one)
+            if is_full:
+                break
+        pool.slices.extendleft(reversed(passed))
+        self._grow(pool, -len(batch.records), -self._size(batch.records))
+        if self._is_by_partition:
+            pool.is_busy = True
+            self._ahead += pool.count
+        elif self._is_by_key:
+            batch.keys = frozenset(record.key for record in batch.records)
+            pool.busy_keys |= batch.keys
+        self._look_at(pool)
+        return batch
+
+
+def size_of(record: Record) -> int:
+    """How many bytes a record has, as ``max_bytes`` counts them."""
+    size = len(record.key or b"") + len(record.value or b"")
+    return size + sum(len(name) + len(data or b"") for name, data in record.headers) if record.headers else size
+
+
+def _split(
+    records: Sequence[Record], wanted: int, room: int | None, busy: Collection[Key], *, is_first: bool
+) -> tuple[Sequence[Record], Sequence[Record], bool]:
+    """Those of ``records`` that go into the batch, those that stay, and whether nothing more goes in."""
+    if room is None and not busy:
+        return records[:wanted], records[wanted:], False
+    taken: list[Record] = []
+    left: list[Record] = []
+    for number, record in enumerate(records):
+        if record.key in busy:
+            left.append(record)
+            continue
+        size = 0 if room is None else size_of(record)
+        if len(taken) == wanted or (room is not None and size > room and (taken or not is_first)):
+            return taken, [*left, *records[number:]], True
+        room = None if room is None else room - size
+        taken.append(record)
+    return taken, left, False

@@ -1,0 +1,353 @@
+"""Which record a free worker runs next, so that records of one lane never overlap and never swap.
+
+Rule of this file: only a record whose handler *suspended* is looked after. Between two suspensions a worker goes
+through ``free``, a plain iterator, and nothing is done for a single record.
+
+A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or there is none. Lanes of
+different partitions, and so of different topics, never mix. Records without a key share one lane of their partition;
+an empty key is a key like others.
+
+By partition, the slice of a partition waits as a whole while one of its records is suspended. By key, all workers
+share a slice, and a record whose lane is busy is parked behind it until its turn comes; so is one by partition where
+others take records of the same partitions, which would wait for what they need not. What is taken and neither suspended
+nor followed by another ``take`` is in the worker's hand, one record in all: between taking a record and ``suspended``
+nothing is awaited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["Lanes", "OrderBy", "QueuedRecord"]
+
+OrderBy: TypeAlias = Literal["partition", "key", "none"]
+
+SourceT = TypeVar("SourceT")
+Lane: TypeAlias = bytes | None
+"""A key; None for records without one, and for all of them where the partition is the lane."""
+
+_NONE: Iterator[Record] = iter(())
+
+
+class QueuedRecord(msgspec.Struct, Generic[SourceT], eq=False):
+    """One record to run."""
+
+    record: Record
+    source: SourceT
+    """What was handed in with the record's slice, such as the assignment's epoch."""
+    stock: _PartitionStock[SourceT]
+    is_begun: bool = False
+    """Whether it is suspended or was parked: then it has to be said when it is finished."""
+    is_failing: bool = False
+    behind: deque[QueuedRecord[SourceT]] | None = None
+    """What is parked in its lane."""
+
+
+class _PartitionStock(Generic[SourceT]):
+    """What is held of one partition."""
+
+    __slots__ = ("busy", "failing", "full_lanes", "parked", "slices")
+
+    def __init__(self) -> None:
+        self.busy: dict[Lane, QueuedRecord[SourceT]] = {}
+        """The lanes in which a record is begun, and which."""
+        self.slices: deque[_LaneSlice[SourceT]] = deque()
+        """Those that wait for their turn, in order."""
+        self.failing = self.full_lanes = 0
+        self.parked = 0
+        """How many of its records wait behind others of their lane."""
+
+
+class _LaneSlice(NamedTuple, Generic[SourceT]):
+    stock: _PartitionStock[SourceT]
+    records: Sequence[Record]
+    left: Iterator[Record]
+    """Those of them that were not taken."""
+    source: SourceT
+
+
+class Lanes(Generic[SourceT]):
+    """The records of one handler, handed to whichever worker comes.
+
+    Args:
+        order_by: what is kept in order.
+        window: how many records may wait here in all, for their turn or for another attempt.
+        on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
+        on_full: told of the last one that a lane takes, see ``lane_limit``, or that may fail of a partition before no
+            more is wanted of it; and how many wait there.
+        is_shared: others take records of the same partitions.
+
+    Attributes:
+        parked: how many records wait behind others of their lane, one by one.
+        failing: how many records failed, and are not done with; none are counted by partition.
+        lane_limit: when so many wait in one lane, no more slices of its partition are wanted; half the window, so
+            that one poisoned key holds up the others of its partition only then, and other partitions not at all.
+    """
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        window: int,
+        *,
+        on_parked: Callable[[QueuedRecord[SourceT]], object] = lambda _: None,
+        on_full: Callable[[QueuedRecord[SourceT], int], object] = lambda _work, _waiting: None,
+        is_shared: bool = False,
+    ) -> None:
+        self.order_by = order_by
+        self.window = window
+        self.lane_limit = max(1, window // 2)
+        self.parked = self.failing = 0
+        self._on_parked, self._on_full = on_parked, on_full
+        self._is_by_key = order_by == "key"
+        self._waits_whole = order_by == "partition" and not is_shared
+        self._stocks: dict[TopicPartition, _PartitionStock[SourceT]] = {}
+        self._turn: deque[_PartitionStock[SourceT]] = deque()
+        """Those that have a slice to run, but for the current one; the next one first."""
+        self._ready: deque[QueuedRecord[SourceT]] = deque()
+        """Parked records whose turn has come."""
+        self._slice: _LaneSlice[SourceT] | None = None
+        """The current one: whoever comes takes from it."""
+        self._left = _NONE
+        """What is left of it."""
+        self._busy: dict[Lane, QueuedRecord[SourceT]] = {}
+        """The busy lanes of its partition."""
+        self._last_slice: _LaneSlice[SourceT] | None = None
+        """Where what is in hand came from, whether that is current still or was dropped since."""
+        self._in_turn = 0
+        """Records in slices other than the current one."""
+
+    # ---- handing in --------------------------------------------------------------------------------------------
+
+    def add(self, partition: TopicPartition, records: Sequence[Record], source: SourceT) -> None:
+        """The next slice of a partition, in order; at most ``room_of`` it."""
+        if not records:
+            return
+        stock = self._stocks.get(partition)
+        if stock is None:
+            stock = self._stocks[partition] = _PartitionStock()
+        stock.slices.append(_LaneSlice(stock, records, iter(records), source))
+        self._in_turn += len(records)
+        is_waiting = self._waits_whole and stock.busy
+        if len(stock.slices) == 1 and not is_waiting and not self._is_current(stock):
+            self._turn.append(stock)
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition may be handed in now; 0 while they would only wait.
+
+        A partition may hold twice as much as is left of the window, so that all that have records come to hold alike
+        and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). Of one that waits as a
+        whole it is half of what is left. There is always room for one record of a partition that nothing is held of,
+        whoever else fails.
+        """
+        stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
+        if self._waits_whole:
+            is_open = self._is_current(stock) and length_hint(self._left)
+            is_held = stock is not None and (stock.busy or stock.slices or is_open)
+            return 0 if is_held else max(1, (left + 1) // 2)
+        held = 0 if stock is None else self._held_of(stock) + stock.failing
+        if stock is not None and stock.full_lanes:
+            return 0
+        return max(0 if held else 1, (2 * left - held + 2) // 3)
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> Iterator[Record]:
+        """Records that may be run one after the other without a ``take`` between them; often none.
+
+        It holds until one of them suspends, or anything else is awaited. They are of the slice that ``take`` came to.
+        """
+        return _NONE if self._busy or self._ready else self._left
+
+    def work_of(self, record: Record) -> QueuedRecord[SourceT]:
+        """The last record that came from ``free``, as ``take`` would have given it."""
+        assert self._last_slice is not None
+        return QueuedRecord(record, self._last_slice.source, self._last_slice.stock)
+
+    def take(self) -> QueuedRecord[SourceT] | None:
+        """The next record to run; None when there is none that may be run now. The last one taken is not in hand."""
+        if self._ready:
+            ready = self._ready.popleft()
+            self.parked -= 1
+            ready.stock.parked -= 1
+            return ready
+        while True:
+            busy, hand, is_by_key = self._busy, self._slice, self._is_by_key
+            for record in self._left:
+                assert hand is not None
+                work = QueuedRecord(record, hand.source, hand.stock)
+                if not busy or (record.key if is_by_key else None) not in busy:
+                    return work
+                self._park(work)
+            if not self._open_slice():
+                return None
+
+    def suspended(self, work: QueuedRecord[SourceT]) -> None:
+        """A record that was taken is not finished at once: its lane is busy until it is."""
+        if work.is_begun:
+            return
+        work.is_begun = True
+        if self.order_by == "none":
+            return
+        lane = self._lane_of(work)
+        assert lane not in work.stock.busy, "a lane is handed out twice"
+        work.stock.busy[lane] = work
+        if self._waits_whole and self._slice is not None and self._slice.stock is work.stock:
+            self._set_aside(self._slice)
+
+    def finished(self, work: QueuedRecord[SourceT]) -> None:
+        """A record that was begun is finished, whatever came of it: the next one of its lane may run.
+
+        It has to be said of records of partitions that were dropped, too. Of a record that was never suspended it may
+        be said.
+        """
+        stock, lane = work.stock, self._lane_of(work)
+        if stock.busy.get(lane) is not work:
+            return
+        if work.behind:
+            stock.full_lanes -= len(work.behind) == self.lane_limit
+            following = stock.busy[lane] = work.behind.popleft()
+            following.behind, work.behind = work.behind, None
+            self._ready.append(following)
+            return
+        del stock.busy[lane]
+        if self._waits_whole and stock.slices:
+            self._turn.appendleft(stock)
+
+    def failed(self, work: QueuedRecord[SourceT]) -> None:
+        """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""
+        stock = work.stock
+        if self._waits_whole or work.is_failing:
+            return
+        work.is_failing = True
+        self.failing += 1
+        stock.failing += 1
+        stuck = stock.parked + stock.failing
+        if stuck >= 2 * (self.window - self.parked - self.failing):
+            self._on_full(work, stuck)
+
+    def recovered(self, work: QueuedRecord[SourceT]) -> None:
+        """A record that failed will not be tried again, whatever came of it; ``finished`` follows."""
+        if work.is_failing:
+            work.is_failing = False
+            self.failing -= 1
+            work.stock.failing -= 1
+
+    # ---- letting go --------------------------------------------------------------------------------------------
+
+    def drop(self, partition: TopicPartition) -> list[Record]:
+        """Forget all that waits of a partition: it is released, or read from elsewhere on. Gives what that was.
+
+        What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
+        process, no two records of a lane overlap.
+        """
+        stock = self._stocks.get(partition)
+        if stock is None:
+            return []
+        not_taken = [record for one in stock.slices for record in one.left]
+        self._in_turn -= len(not_taken)
+        stock.slices.clear()
+        if self._is_current(stock):
+            not_taken += self._left
+            self._close_slice()
+        elif stock in self._turn:
+            self._turn.remove(stock)
+        parked = [work for work in self._ready if work.stock is stock]
+        self._ready = deque(work for work in self._ready if work.stock is not stock)
+        for work in stock.busy.values():
+            parked += work.behind or ()
+            work.behind = None
+        for work in parked:
+            if stock.busy.get(self._lane_of(work)) is work:
+                del stock.busy[self._lane_of(work)]
+        self.parked -= len(parked)
+        stock.full_lanes = stock.parked = 0
+        return [*(work.record for work in parked), *not_taken]
+
+    # ---- for those who look ------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many records are held here and were not taken."""
+        return self.parked + self._in_turn + length_hint(self._left)
+
+    def held_of(self, partition: TopicPartition) -> int:
+        """How many records of a partition are held here and were not taken."""
+        stock = self._stocks.get(partition)
+        return 0 if stock is None else self._held_of(stock)
+
+    def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
+        """How many records wait behind the one of their lane that is begun."""
+        stock = self._stocks.get(partition)
+        work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
+        return len(work.behind) if work is not None and work.behind else 0
+
+    def next_offset(self, partition: TopicPartition) -> int | None:
+        """The lowest offset that was handed in and neither taken nor parked; None when there is none."""
+        return next(self.offsets(partition), None)
+
+    def offsets(self, partition: TopicPartition) -> Iterator[int]:
+        """Those that were handed in and neither taken nor parked, lowest first."""
+        stock = self._stocks.get(partition)
+        if stock is None:
+            return
+        slices = [self._slice, *stock.slices] if self._slice is not None and self._is_current(stock) else stock.slices
+        for one in slices:
+            for place in range(len(one.records) - length_hint(one.left), len(one.records)):
+                yield one.records[place].offset
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _held_of(self, stock: _PartitionStock[SourceT]) -> int:
+        current = length_hint(self._left) if self._is_current(stock) else 0
+        return stock.parked + current + sum(length_hint(one.left) for one in stock.slices)
+
+    def _is_current(self, stock: _PartitionStock[SourceT] | None) -> bool:
+        return self._slice is not None and self._slice.stock is stock
+
+    def _lane_of(self, work: QueuedRecord[SourceT]) -> Lane:
+        return work.record.key if self._is_by_key else None
+
+    def _open_slice(self) -> bool:
+        """Come to the next slice; the partition of the last one goes to the end."""
+        last = self._slice
+        self._close_slice()
+        if last is not None and last.stock.slices:
+            self._turn.append(last.stock)
+        if not self._turn:
+            return False
+        stock = self._turn.popleft()
+        self._slice = self._last_slice = stock.slices.popleft()
+        self._left, self._busy = self._slice.left, stock.busy
+        self._in_turn -= length_hint(self._left)
+        return True
+
+    def _close_slice(self) -> None:
+        self._slice, self._left, self._busy = None, _NONE, {}
+
+    def _set_aside(self, current: _LaneSlice[SourceT]) -> None:
+        """What is left of the current slice waits for the record that was taken from it."""
+        if left := length_hint(current.left):
+            current.stock.slices.appendleft(current)
+            self._in_turn += left
+        self._close_slice()
+
+    def _park(self, work: QueuedRecord[SourceT]) -> None:
+        work.is_begun = True
+        first = work.stock.busy[self._lane_of(work)]
+        if first.behind is None:
+            first.behind = deque()
+        first.behind.append(work)
+        self.parked += 1
+        work.stock.parked += 1
+        self._on_parked(work)
+        if len(first.behind) == self.lane_limit:
+            work.stock.full_lanes += 1
+            self._on_full(work, self.lane_limit)

@@ -1,0 +1,42 @@
+"""Reactions to broker error codes: one kind of table for group members, producers and fetches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from tailrace.error_codes import RETRIABLE
+
+__all__ = ["ReactionTable"]
+
+RequestT = TypeVar("RequestT", bound=StrEnum)
+ReactionT = TypeVar("ReactionT", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class ReactionTable(Generic[RequestT, ReactionT]):
+    """Reactions by error code and request; the most specific entry counts."""
+
+    general: Mapping[int, ReactionT]
+    """Reactions to codes in the answers to all requests."""
+    retriable: ReactionT
+    """Reaction to codes without an entry that Kafka defines as retriable."""
+    final: ReactionT
+    """Reaction to all other codes without an entry."""
+    by_request: Mapping[RequestT, Mapping[int, ReactionT]] = field(default_factory=dict)
+    """Reactions to codes in the answers to one request."""
+    final_by_request: Mapping[RequestT, ReactionT] = field(default_factory=dict)
+    """Exceptions to ``final``."""
+
+    def reaction_to(
+        self, code: int, request: RequestT | None = None, overrides: Mapping[int, ReactionT] | None = None
+    ) -> ReactionT:
+        """Return the reaction to ``code`` in the answer to ``request``; ``overrides`` come before the table."""
+        of_request = {} if request is None else self.by_request.get(request, {})
+        for reactions in (overrides or {}, of_request, self.general):
+            if code in reactions:
+                return reactions[code]
+        final = self.final if request is None else self.final_by_request.get(request, self.final)
+        return self.retriable if code in RETRIABLE else final

@@ -1,0 +1,1 @@
+"""Retries: attempts, delays, failure counts, delayed records."""

@@ -1,0 +1,1 @@
+"""Fetching: buffer, fetch plan, fetch sessions, isolation level."""

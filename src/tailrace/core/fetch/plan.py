@@ -1,0 +1,312 @@
+"""Which partitions to fetch from which broker, how much of each, and what an answer's error code means.
+
+Rule of this file: a plan is made of what is true now and carried out by somebody else. A partition is fetched when
+it is known where to begin, it is not paused, its pause after a failure is over, and its share of the buffer has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+from uuid import UUID
+from zlib import crc32
+
+from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.error_reactions import ReactionTable
+from tailrace.error_codes import ErrorCode
+from tailrace.protocol.messages import NO_TOPIC_ID, FetchPartition
+from tailrace.records import TopicPartition
+
+__all__ = [
+    "FETCH_REACTIONS",
+    "AddedWait",
+    "BufferRoom",
+    "FetchErrorAction",
+    "FetchLimits",
+    "FetchPlan",
+    "FetchWait",
+    "FetcherSlot",
+    "is_interruption",
+    "is_other_log",
+    "is_recreated",
+    "make_plan",
+    "slot_of",
+    "source_of",
+    "sources_change_at",
+]
+
+
+_SHORTEST_WAIT_S = 0.02
+_ADDED_WAIT_S = 0.1
+_INTERRUPTIONS = 2
+"""Failures in a row that a move of leadership explains."""
+
+
+class FetchErrorAction(StrEnum):
+    """What is to be done about a partition's error code."""
+
+    GOOD = "take the records"
+    RESET = "the log does not have that position"
+    LOOK_AGAIN = "ask who leads it, then again after a pause"
+    RETRY = "again after a pause"
+    REFUSED = "tell the user, and again after a pause"
+
+
+# Retriable codes nearly always mean that leadership has moved: refreshing metadata is cheap. Without a backoff, a
+# broker that restarts would be asked at the speed of the network.
+FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
+    {
+        ErrorCode.NONE: FetchErrorAction.GOOD,
+        ErrorCode.OFFSET_OUT_OF_RANGE: FetchErrorAction.RESET,
+        ErrorCode.CORRUPT_MESSAGE: FetchErrorAction.RETRY,
+        ErrorCode.UNKNOWN_SERVER_ERROR: FetchErrorAction.RETRY,
+        ErrorCode.OFFSET_NOT_AVAILABLE: FetchErrorAction.RETRY,
+    },
+    retriable=FetchErrorAction.LOOK_AGAIN,
+    final=FetchErrorAction.REFUSED,
+)
+
+
+def is_interruption(action: FetchErrorAction, failures: int) -> bool:
+    """Return whether a partition's fetch fails as it does while leadership moves, after ``failures`` before it.
+
+    The first may come from the old leader, the second from metadata that named it still.
+    """
+    return action is FetchErrorAction.LOOK_AGAIN and failures < _INTERRUPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What the options say."""
+
+    max_bytes: int
+    partition_max_bytes: int
+    max_wait_s: float
+
+
+class BufferRoom(Protocol):
+    """What a plan has to know of the buffer; ``core.fetch.buffer.Buffer`` is one."""
+
+    @property
+    def free_bytes(self) -> int: ...
+
+    def bytes_of(self, partition: TopicPartition) -> int: ...
+
+    def room_of(self, partition: TopicPartition, partitions: int) -> int: ...
+
+    def share_of(self, partitions: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """One fetch from one broker."""
+
+    partitions: Mapping[TopicPartition, FetchPartition]
+    epochs: Mapping[TopicPartition, int]
+    """Of the positions, to tell later whether the answer still counts."""
+    max_bytes: int
+    lacks_room: bool
+    """Whether a partition was left out only because its share of the buffer is full."""
+    retry_at: float | None
+    """When the next partition's pause is over."""
+    is_idle: bool
+    """Whether this broker has none of the partitions."""
+    overdrawn: tuple[TopicPartition, ...] = ()
+    """Partitions that leave no room for those of this plan, since they hold more than their share."""
+    remade: tuple[TopicPartition, ...] = ()
+    """Partitions that are left out since their positions are of a log that is no more."""
+
+    def counts(self, position: Position) -> bool:
+        """Whether the answer is still of use: nobody sought elsewhere, and no other broker has answered meanwhile.
+
+        While leadership moves, the old leader's answer may come after the new one was asked. Of two answers for the
+        same offset the second would lack the markers that came with the first.
+        """
+        asked = self.partitions.get(position.partition)
+        return (
+            asked is not None
+            and self.epochs[position.partition] == position.epoch
+            and asked.fetch_offset == position.fetched
+        )
+
+    def added_to(self, under_way: FetchPlan) -> FetchPlan:
+        """Return the part of this plan that ``under_way``, an older one, does not ask for or asks for elsewhere."""
+        added = {
+            partition: asked
+            for partition, asked in self.partitions.items()
+            if under_way.epochs.get(partition) != self.epochs[partition]
+        }
+        return replace(
+            self,
+            partitions=added,
+            epochs={partition: self.epochs[partition] for partition in added},
+            max_bytes=min(self.max_bytes, sum(one.partition_max_bytes for one in added.values())),
+        )
+
+    def topic_names(self) -> dict[UUID, str]:
+        """What the topics' ids in an answer stand for."""
+        return {asked.topic_id: asked.topic for asked in self.partitions.values()}
+
+
+def source_of(position: Position, topology: ClusterMetadata, now: float) -> int | None:
+    """The broker to fetch a partition from: its leader, or the nearer replica that the leader has named (KIP-392)."""
+    leadership = topology.leader(position.partition)
+    if leadership is None:
+        return None
+    replica, is_named = position.preferred_read_replica, now < position.preferred_read_replica_until
+    if is_named and replica in topology.brokers and replica in set(leadership.replicas) - set(leadership.offline):
+        return replica
+    return None if leadership.leader_id < 0 else leadership.leader_id
+
+
+def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
+    """Whether the topic was deleted and made anew since it was fetched: its offsets mean other records now."""
+    return is_other_log(position.fetched_topic_id, position.partition, topology)
+
+
+def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
+    """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
+    # Brokers of before Kafka 2.8 have no ids.
+    is_known = fetched_topic_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
+    return is_known and fetched_topic_id != topology.topic_id(partition.topic)
+
+
+def sources_change_at(positions: Positions, now: float) -> float | None:
+    """When the word of a leader that named a nearer replica is too old, so that it is to be asked again."""
+    named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
+    return min((until for until in named if until > now), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherSlot:
+    """One of several connections to a broker; each partition goes by one of them, for its life."""
+
+    number: int = 0
+    of: int = 1
+
+    def has(self, partition: TopicPartition) -> bool:
+        """Whether ``partition`` goes by this one."""
+        return slot_of(partition, self.of) == self.number
+
+
+def slot_of(partition: TopicPartition, of: int) -> int:
+    """The number of the one, of so many, that ``partition`` goes by."""
+    return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
+
+
+def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
+    node_id: int,
+    positions: Positions,
+    topology: ClusterMetadata,
+    room: BufferRoom,
+    limits: FetchLimits,
+    now: float,
+    lane: FetcherSlot = FetcherSlot(),
+) -> FetchPlan:
+    """What to fetch from ``node_id`` now, by one of several connections."""
+    mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
+    ready = [position for position in mine if _is_ready(position)]
+    awake = [position for position in ready if position.retry_at <= now]
+    due = [position for position in awake if not is_recreated(position, topology)]
+    # Less than this is not worth a request: the broker would send one batch at a time.
+    least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
+    chosen = {}
+    for position in due:
+        size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
+        if size >= least:
+            chosen[position.partition] = _ask_for(position, topology, size)
+    max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
+    overdrawn: tuple[TopicPartition, ...] = ()
+    if max_bytes < least:
+        overdrawn = _overdrawn(positions, room) if chosen else ()
+        chosen = {}
+    return FetchPlan(
+        partitions=chosen,
+        epochs={position.partition: position.epoch for position in due if position.partition in chosen},
+        max_bytes=max_bytes,
+        lacks_room=len(chosen) < len(due),
+        retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
+        is_idle=not mine,
+        overdrawn=overdrawn,
+        remade=tuple(one.partition for one in awake if is_recreated(one, topology)) if len(due) < len(awake) else (),
+    )
+
+
+def _overdrawn(positions: Positions, room: BufferRoom) -> tuple[TopicPartition, ...]:
+    share = room.share_of(len(positions))
+    return tuple(one.partition for one in positions if one.fetched is not None and room.bytes_of(one.partition) > share)
+
+
+def _is_ready(position: Position) -> bool:
+    return (
+        position.is_fetchable and position.fetched is not None and not position.is_held_back and not position.is_halted
+    )
+
+
+def _ask_for(position: Position, topology: ClusterMetadata, size: int) -> FetchPartition:
+    leadership = topology.leader(position.partition)
+    assert position.fetched is not None
+    return FetchPartition(
+        topic=position.partition.topic,
+        topic_id=topology.topic_id(position.partition.topic),
+        partition=position.partition.partition,
+        fetch_offset=position.fetched,
+        partition_max_bytes=size,
+        current_leader_epoch=leadership.epoch if leadership is not None else -1,
+        # With it the broker sees whether what was read before is still what its log has (KIP-320, KIP-595).
+        last_fetched_epoch=position.last_fetched_epoch,
+    )
+
+
+@dataclass(slots=True)
+class FetchWait:
+    """How long a broker may hold a fetch while partitions were left out of it for lack of room.
+
+    Room may come at any moment, and the fetch under way cannot be amended. So such a fetch is held for a short time
+    only, which doubles for as long as nobody takes anything out of the buffer.
+    """
+
+    longest_s: float
+    _next_s: float = 0.0
+    _taken: int = -1
+
+    def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
+        """The hold of the next fetch; ``taken_bytes`` is what was taken out of the buffer up to now."""
+        if not lacks_room:
+            self._next_s = 0.0
+            return self.longest_s
+        if self._next_s == 0.0 or taken_bytes != self._taken:
+            self._next_s = min(_SHORTEST_WAIT_S, self.longest_s)
+        else:
+            self._next_s = min(self._next_s * 2, self.longest_s)
+        self._taken = taken_bytes
+        return self._next_s
+
+
+@dataclass(slots=True)
+class AddedWait:
+    """Hold of a fetch of partitions that were added while a broker holds another fetch.
+
+    The hold is short until a fetch brings no record, so that seeks in quick succession need no new connection; then
+    it lasts as long as the other fetch is held.
+    """
+
+    _empty: FetchPlan | None = None
+
+    def is_long(self, plan: FetchPlan) -> bool:
+        """Return True if the last fetch of all partitions of ``plan`` brought no record."""
+        return self._empty is not None and not plan.added_to(self._empty).partitions
+
+    def wait_s(self, plan: FetchPlan, longest_s: float, rest_s: float) -> float | None:
+        """Return the hold of the next fetch; None if the other fetch, held for ``rest_s`` more, is answered as soon."""
+        if not self.is_long(plan):
+            return min(_ADDED_WAIT_S, longest_s)
+        # Answered before the other fetch, or its answer would cut this one short.
+        return rest_s - _ADDED_WAIT_S if rest_s > 2 * _ADDED_WAIT_S else None
+
+    def answered(self, plan: FetchPlan, *, is_empty: bool) -> None:
+        """Note whether a fetch of ``plan`` brought records."""
+        self._empty = plan if is_empty else None

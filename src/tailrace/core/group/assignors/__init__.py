@@ -1,0 +1,1 @@
+"""Partition assignors, as functions of plain data."""

@@ -1,0 +1,134 @@
+"""How a group's leader deals out partitions: functions of plain data, alike in every client of the same name.
+
+An assignor takes the members, how many partitions each topic has and where their replicas are, and gives each member
+its partitions. The results are those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that it does not
+matter to a mixed group who leads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import TypeAlias
+
+from tailrace.core.group.assignors.racks import NO_RACKS, NOWHERE, PartitionRacks, do_racks_matter, is_near
+from tailrace.records import TopicPartition
+
+__all__ = ["ASSIGNORS", "Assignment", "Assignor", "SubscribedMember", "range_assignor", "roundrobin_assignor"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedMember:
+    """One member as its leader sees it."""
+
+    member_id: str
+    topics: frozenset[str]
+    instance_id: str | None = None
+    owned: frozenset[TopicPartition] = frozenset()
+    generation: int = -1
+    rack: str | None = None
+
+    @property
+    def rank(self) -> tuple[bool, str]:
+        """Where it stands in line: static members first, by their lasting names; then by member id."""
+        return (self.instance_id is None, self.instance_id or self.member_id)
+
+
+Assignment: TypeAlias = dict[str, list[TopicPartition]]
+Assignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], Assignment]
+
+
+def range_assignor(
+    members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
+) -> Assignment:
+    """Each topic is cut into runs, one for each of its members; the first members' are one longer where it must be.
+
+    Where racks matter (KIP-881), members first get what is near to them, and runs are cut from what is left; shares
+    are as even as without. Topics with as many partitions and the same members are cut at the same places, so that
+    equal numbers stay together; such partitions are near only where all of them are.
+    """
+    ranked = sorted(members, key=lambda member: member.rank)
+    alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for topic in sorted(partitions):
+        takers = tuple(index for index, member in enumerate(ranked) if topic in member.topics)
+        if takers:
+            alike.setdefault((partitions[topic], takers), []).append(topic)
+    cuts = [
+        _Cut(topics, count, [ranked[index] for index in takers], racks) for (count, takers), topics in alike.items()
+    ]
+    if any(cut.do_racks_matter for cut in cuts):
+        for cut in cuts:
+            cut.give_near()
+    given: Assignment = {member.member_id: [] for member in members}
+    for cut in cuts:
+        for member, numbers in cut.shares():
+            given[member] += [TopicPartition(topic, number) for topic in cut.topics for number in numbers]
+    return {member: sorted(found) for member, found in given.items()}
+
+
+class _Cut:
+    """Topics that are cut at the same places: the numbers of their partitions, and who gets which."""
+
+    def __init__(
+        self, topics: list[str], count: int, takers: Sequence[SubscribedMember], racks: PartitionRacks
+    ) -> None:
+        self.topics = topics
+        self._takers = takers
+        self._share, self._extra = divmod(count, len(takers))
+        self._left = dict.fromkeys(range(count))
+        """In order."""
+        self._given: dict[str, list[int]] = {member.member_id: [] for member in takers}
+        replicas = [[racks.get(TopicPartition(topic, one), NOWHERE) for one in self._left] for topic in topics]
+        of_members = [member.rack for member in takers]
+        self.do_racks_matter = any(do_racks_matter(of_members, of_topic) for of_topic in replicas)
+        self._near = [frozenset.intersection(*of_number) for of_number in zip(*replicas, strict=True)]
+        """By number, the racks in which all of these topics have a replica."""
+
+    def give_near(self) -> None:
+        """Give what is near to somebody, as far as their shares go."""
+        if len(self.topics) > 1:
+            # Number by number, as they have to stay together: each to the first member that is near to it.
+            for number in list(self._left):
+                beside = (one for one in self._takers if self._room(one) and is_near(one.rack, self._near[number]))
+                if (taker := next(beside, None)) is not None:
+                    self._give(taker, [number])
+        elif self.do_racks_matter:
+            for taker in self._takers:
+                near = (number for number in self._left if is_near(taker.rack, self._near[number]))
+                self._give(taker, list(islice(near, self._room(taker))))
+
+    def shares(self) -> Iterator[tuple[str, list[int]]]:
+        """Each taker and its numbers, once what is left is cut into runs."""
+        for taker in self._takers:
+            self._give(taker, list(islice(self._left, self._room(taker))))
+        yield from self._given.items()
+
+    def _room(self, taker: SubscribedMember) -> int:
+        return max(0, self._share + (self._extra > 0) - len(self._given[taker.member_id]))
+
+    def _give(self, taker: SubscribedMember, numbers: Sequence[int]) -> None:
+        given = self._given[taker.member_id]
+        was_full = len(given) > self._share
+        given += numbers
+        self._extra -= len(given) > self._share and not was_full
+        for number in numbers:
+            del self._left[number]
+
+
+def roundrobin_assignor(
+    members: Sequence[SubscribedMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
+) -> Assignment:
+    """All partitions are dealt in turn, to the next member that wants the topic."""
+    given: Assignment = {member.member_id: [] for member in members}
+    wanted = {topic for member in members for topic in member.topics}
+    turn = cycle(sorted(members, key=lambda m: m.rank))
+    for topic in sorted(wanted & partitions.keys()):
+        for partition in range(partitions[topic]):
+            taker = next(member for member in turn if topic in member.topics)
+            given[taker.member_id].append(TopicPartition(topic, partition))
+    return given
+
+
+ASSIGNORS: Mapping[str, Assignor] = {"range": range_assignor, "roundrobin": roundrobin_assignor}
+"""By the name under which members tell each other."""

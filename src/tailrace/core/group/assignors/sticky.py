@@ -1,0 +1,321 @@
+"""Dealing out partitions so that loads are even and as few as possible move: ``sticky`` and ``cooperative-sticky``.
+
+Rule 1: even comes first. No member could take a partition from another that has two more, directly or by handing one
+on through others.
+Rule 2: what is owned stays, unless evenness wants it elsewhere. Partitions without an owner are dealt around those
+that have one, so the round that follows a move finds nothing more to move.
+Rule 3: near comes third (KIP-881). What has to go somewhere goes where a replica is; what is owned moves for that
+alone only in a round in which nothing else moves and nothing waits for an owner. Java's takes what is far from its
+owner in every round, and cannot promise rule 2.
+Rule 4: of two members that claim a partition, the one of the later generation is right; of the same one, neither.
+
+Cooperative (KIP-429) gives a partition that moves to nobody: its owner lets go first, and the next round, which
+follows at once, gives it to the new one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heapreplace
+
+from tailrace.core.group.assignors.racks import NO_RACKS, PartitionRacks, RackAlignment, RackIndex
+from tailrace.core.group.assignors.range_and_roundrobin import Assignment, SubscribedMember
+from tailrace.records import TopicPartition
+
+__all__ = ["claims_of", "cooperative_sticky_assignor", "let_go_first", "sticky_assignor"]
+
+
+def sticky_assignor(
+    members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
+) -> Assignment:
+    """Even, and as it was, as far as that goes; what moves is the new owner's at once."""
+    return _Table(members, partitions, racks).deal()
+
+
+def cooperative_sticky_assignor(
+    members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
+) -> Assignment:
+    """The same, and what moves is nobody's until its owner has let go."""
+    return let_go_first(members, sticky_assignor(members, partitions, racks))
+
+
+def let_go_first(members: Sequence[SubscribedMember], dealt: Assignment) -> Assignment:
+    """``dealt`` without what another member than its taker has: that one lets go, and the next round gives it.
+
+    A claim that is not believed counts here too, unless the taker is the one who is.
+    """
+    owner_of = claims_of(members)
+    claimants: dict[TopicPartition, set[str]] = {}
+    for member in members:
+        for partition in member.owned:
+            claimants.setdefault(partition, set()).add(member.member_id)
+    return {
+        taker: [one for one in given if owner_of.get(one) == taker or claimants.get(one, {taker}) == {taker}]
+        for taker, given in dealt.items()
+    }
+
+
+def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
+    """Who is believed to own what, of topics to which they still subscribe."""
+    best: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member in members:
+        for partition in member.owned:
+            if partition.topic not in member.topics:
+                continue
+            generation, _ = best.get(partition, (member.generation - 1, None))
+            if member.generation > generation:
+                best[partition] = (member.generation, member.member_id)
+            elif member.generation == generation:
+                best[partition] = (generation, None)
+    return {partition: owner for partition, (_, owner) in best.items() if owner is not None}
+
+
+class _Table:
+    """The partitions on the table, and who holds which. All go by number, members in rank: whoever leads deals alike.
+
+    What a member may hand on lies on its pile of that kind, the last first. What is owned lies there at the bottom,
+    or not at all while the partitions that nobody owns are dealt.
+    """
+
+    def __init__(
+        self, members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks
+    ) -> None:
+        self.members = sorted(members, key=lambda member: member.rank)
+        self.kinds = RackIndex([(member.topics, member.rack) for member in self.members], partitions, racks)
+        claims = claims_of(members)
+        numbers = {member.member_id: number for number, member in enumerate(self.members)}
+        self.owner_of = [numbers[claims[one]] if one in claims else None for one in self.kinds.partitions]
+        self.loads = [0] * len(self.members)
+        self.counts: list[Counter[int]] = [Counter() for _ in self.members]
+        """By member and topic."""
+        self.piles: list[dict[int, list[int]]] = [{} for _ in self.members]
+        """By member and kind."""
+        self.moves = 0
+        """How often something was handed on."""
+
+    def deal(self) -> Assignment:
+        """Everybody's share, in order."""
+        owned: list[dict[int, list[int]]] = [{} for _ in self.members]
+        waiting = []
+        for partition, owner in enumerate(self.owner_of):
+            if owner is None:
+                waiting.append(partition)
+            else:
+                kind = self.kinds.kind_of[partition]
+                owned[owner].setdefault(kind, []).append(partition)
+                self._count(owner, kind, 1)
+        if waiting:
+            self._place(waiting)
+            self._even_out()
+        for pile, own in zip(self.piles, owned, strict=True):
+            for kind, partitions in own.items():
+                pile[kind] = partitions + pile.get(kind, [])
+        has_moved = self._even_out()
+        if self.kinds.has_racks:
+            RackAlignment(self, is_calm=not waiting and not has_moved).run()
+        shares = [sorted(one for pile in piles.values() for one in pile) for piles in self.piles]
+        return {
+            member.member_id: [self.kinds.partitions[one] for one in share]
+            for member, share in zip(self.members, shares, strict=True)
+        }
+
+    # ---- one partition -----------------------------------------------------------------------------------------
+
+    def _count(self, member: int, kind: int, more: int) -> None:
+        self.loads[member] += more
+        self.counts[member][self.kinds.topic_of[kind]] += more
+
+    def _give(self, partition: int, taker: int) -> None:
+        kind = self.kinds.kind_of[partition]
+        pile = self.piles[taker].setdefault(kind, [])
+        # What is back with its owner is the last to be handed on again.
+        pile.insert(0 if self.owner_of[partition] == taker else len(pile), partition)
+        self._count(taker, kind, 1)
+
+    def hand_on(self, giver: int, kind: int, taker: int) -> None:
+        """Move the topmost partition of a pile."""
+        pile = self.piles[giver][kind]
+        partition = pile.pop()
+        if not pile:
+            del self.piles[giver][kind]
+        self._count(giver, kind, -1)
+        self._give(partition, taker)
+        self.moves += 1
+
+    # ---- what nobody owns --------------------------------------------------------------------------------------
+
+    def _place(self, waiting: Iterable[int]) -> None:
+        """Give each to the one with least of those it is near to, first those that few could take."""
+        kinds = self.kinds
+        choices = [kinds.near[kind] or kinds.takers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
+        choice_count = [
+            sum(len(kinds.takers_in[topic][rack]) for rack in choices[kind])
+            for kind, topic in enumerate(kinds.topic_of)
+        ]
+        heaps: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
+        for partition in sorted(waiting, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
+            kind = kinds.kind_of[partition]
+            topic = kinds.topic_of[kind]
+            self._give(partition, min(self._least_loaded(topic, rack, heaps) for rack in choices[kind])[1])
+
+    def _least_loaded(
+        self, topic: int, rack: str | None, heaps: dict[tuple[int, str | None], list[tuple[int, int]]]
+    ) -> tuple[int, int]:
+        """A load and whose it is. Loads only grow meanwhile, so one that has grown is put back where it belongs."""
+        heap = heaps.get((topic, rack))
+        if heap is None:
+            heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.takers_in[topic][rack]]
+            heapify(heap)
+        while (load := self.loads[heap[0][1]]) != heap[0][0]:
+            heapreplace(heap, (load, heap[0][1]))
+        return heap[0]
+
+    # ---- evenness ----------------------------------------------------------------------------------------------
+
+    def _even_out(self) -> bool:
+        """Hand on from those with more to those with less while it can be done; whether anything was.
+
+        Members above a level hand on to members below it until no way leads from the ones to the others. Then those
+        to whom ways lead from above the level have at least that much, and the rest at most, and neither part can do
+        anything for the other: each goes on by itself.
+        """
+        before = self.moves
+        groups = [list(range(len(self.members)))]
+        while groups:
+            group = groups.pop()
+            loads = [self.loads[one] for one in group]
+            if not group or max(loads) - min(loads) < 2:
+                continue
+            level = sum(loads) // len(group)
+            # Those far above go first: no more is moved than has to be.
+            self._shift(group, level + 1, level)
+            stuck = self._shift(group, level, level)
+            if len(stuck) == len(group):
+                stuck = self._shift(group, level + 1, level + 1)
+            groups += [sorted(stuck), [one for one in group if one not in stuck]]
+        return self.moves > before
+
+    def _shift(self, group: Sequence[int], floor: int, ceiling: int) -> Collection[int]:
+        """Members above the floor hand on to those below the ceiling; to whom ways lead from those still above it."""
+        if all(self.loads[one] <= floor for one in group):
+            return ()
+        self._shift_directly(group, floor, ceiling)
+        inside = frozenset(group)
+        while True:
+            ways = _Ways(self, inside, floor, ceiling)
+            if not ways.lead_anywhere:
+                return ways.step_of
+            ways.follow()
+
+    def _shift_directly(self, group: Sequence[int], floor: int, ceiling: int) -> None:
+        """The same without going through others: rather what comes near than what goes far."""
+        kinds = self.kinds
+        takers: dict[tuple[int, str | None], list[int]] = {}
+        for member in reversed(group):
+            if self.loads[member] < ceiling:
+                for topic in kinds.topics_of[member]:
+                    takers.setdefault((topic, kinds.rack_of[member]), []).append(member)
+        for least_gain in (1, 0, -1) if kinds.has_racks else (0,):
+            for giver in group:
+                while self.loads[giver] > floor:
+                    offers = sorted(self._offers(giver, takers, ceiling, least_gain), reverse=True)
+                    if not offers:
+                        break
+                    for *_, kind, taker in offers:
+                        if self.loads[taker] < ceiling and self.loads[giver] > floor and kind in self.piles[giver]:
+                            self.hand_on(giver, kind, taker)
+
+    def _offers(
+        self, giver: int, takers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
+    ) -> Iterator[tuple[bool, int, int, int]]:
+        """What it could hand on and to whom, the best of them greatest: what it does not own, of what it has most."""
+        kinds = self.kinds
+        for kind, pile in self.piles[giver].items():
+            topic = kinds.topic_of[kind]
+            for rack in kinds.takers_in[topic]:
+                willing = takers.get((topic, rack), [])
+                while willing and self.loads[willing[-1]] >= ceiling:
+                    willing.pop()
+                if willing and kinds.is_far(kind, giver) - (rack not in kinds.near[kind]) >= least_gain:
+                    taker = willing[-1]
+                    surplus = self.counts[giver][topic] - self.counts[taker][topic]
+                    yield self.owner_of[pile[-1]] != giver, surplus, kind, taker
+
+
+class _Ways:
+    """All shortest ways by which members above the floor of a group can hand on to members below its ceiling.
+
+    Attributes:
+        step_of: by member that can be reached, how many hands a partition goes through to it.
+        lead_anywhere: whether any of them is below the ceiling.
+    """
+
+    def __init__(self, table: _Table, inside: Collection[int], floor: int, ceiling: int) -> None:
+        self._table, self._floor, self._ceiling = table, floor, ceiling
+        self._step_of_topic: dict[int, int] = {}
+        self._kinds_left: dict[int, list[int]] = {}
+        self._takers_left: dict[int, list[int]] = {}
+        self.step_of = {one: 0 for one in sorted(inside) if table.loads[one] > floor}
+        self.lead_anywhere = False
+        ahead = list(self.step_of)
+        while ahead and not self.lead_anywhere:
+            ahead = [taker for giver in ahead for taker in self._reach(giver, inside)]
+            self.lead_anywhere = any(table.loads[one] < ceiling for one in ahead)
+
+    def _reach(self, giver: int, inside: Collection[int]) -> Iterator[int]:
+        kinds = self._table.kinds
+        step = self.step_of[giver] + 1
+        for kind in self._table.piles[giver]:
+            topic = kinds.topic_of[kind]
+            if topic in self._step_of_topic:
+                continue
+            self._step_of_topic[topic] = step
+            for taker in kinds.takers[topic]:
+                if taker in inside and taker not in self.step_of:
+                    self.step_of[taker] = step
+                    yield taker
+
+    def follow(self) -> None:
+        """Hand on along these ways, until each of them is blocked."""
+        table = self._table
+        for giver in [one for one, step in self.step_of.items() if step == 0]:
+            while table.loads[giver] > self._floor and (way := self._next_way(giver)):
+                for hand, kind, taker in way:
+                    table.hand_on(hand, kind, taker)
+
+    def _next_way(self, start: int) -> list[tuple[int, int, int]]:
+        """One that is not blocked, hand by hand; none if all are."""
+        way: list[tuple[int, int, int]] = []
+        here = start
+        while True:
+            found = self._next_hand(here)
+            if found is not None:
+                kind, taker = found
+                way.append((here, kind, taker))
+                if self._table.loads[taker] < self._ceiling:
+                    return way
+                here = taker
+            elif way:
+                # Nobody needs to come here again.
+                here, kind, _ = way.pop()
+                self._takers_left[self._table.kinds.topic_of[kind]].pop()
+            else:
+                return way
+
+    def _next_hand(self, here: int) -> tuple[int, int] | None:
+        table = self._table
+        step = self.step_of[here] + 1
+        kinds_left = self._kinds_left.setdefault(here, list(table.piles[here]))
+        while kinds_left:
+            kind = kinds_left[-1]
+            topic = table.kinds.topic_of[kind]
+            if kind in table.piles[here] and self._step_of_topic.get(topic) == step:
+                takers_left = self._takers_left.get(topic)
+                if takers_left is None:
+                    takers_left = [one for one in table.kinds.takers[topic] if self.step_of.get(one) == step]
+                    self._takers_left[topic] = takers_left
+                if takers_left:
+                    return kind, takers_left[-1]
+            kinds_left.pop()
+        return None

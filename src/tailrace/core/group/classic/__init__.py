@@ -1,0 +1,1 @@
+"""Member of a group in the classic protocol (JoinGroup, SyncGroup)."""

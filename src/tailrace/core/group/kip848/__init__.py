@@ -1,0 +1,1 @@
+"""Member of a group in the consumer protocol (KIP-848)."""

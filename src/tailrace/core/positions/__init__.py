@@ -1,0 +1,1 @@
+"""Start points, seeks and partition specs."""

@@ -1,0 +1,50 @@
+"""Where a seek leads: each partition by itself, or a number of records spread over several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from tailrace.core.positions.start_point import StartFrom, StartPoint, shares_of
+from tailrace.errors import ConfigurationError
+from tailrace.records import TopicPartition
+
+__all__ = ["SeekFrom", "seeks"]
+
+SeekFrom: TypeAlias = Literal["offset", "earliest", "current", "latest"]
+"""What the number of a seek is counted from: it is an offset, or so many records behind the first one, behind the next
+one to be handed out, or behind the last one; before it when it is negative."""
+
+
+def seeks(
+    positions: Mapping[TopicPartition, int], offset: object, whence: str, *, spread: bool
+) -> dict[TopicPartition, int | StartPoint]:
+    """Where each of ``positions`` is to go on.
+
+    Raises:
+        ConfigurationError: that is no place in a log.
+    """
+    if whence not in get_args(SeekFrom):
+        raise ConfigurationError(f"whence={whence!r} will not do: it has to be one of {', '.join(get_args(SeekFrom))}")
+    if not isinstance(offset, int) or isinstance(offset, bool) or not -(1 << 63) < offset < 1 << 63:
+        raise ConfigurationError(f"offset={offset!r} will not do: it has to be a whole number")
+    if whence == "offset" and offset < 0:
+        raise ConfigurationError(
+            f"offset={offset!r} will not do: it has to be a whole number, 0 or more - with whence='latest' or 'current'"
+            " it may be negative"
+        )
+    if spread and whence not in {"earliest", "latest"}:
+        raise ConfigurationError(f"spread=True needs whence='earliest' or 'latest' - from {whence!r} there is no total")
+    among: Sequence[TopicPartition] = sorted(positions)
+    shares = shares_of(offset, len(among)) if spread and among else [offset] * len(among)
+    return {one: _place(positions[one], share, whence) for one, share in zip(among, shares, strict=True)}
+
+
+def _place(position: int, share: int, whence: str) -> int | StartPoint:
+    match whence:
+        case "offset":
+            return share
+        case "current":
+            return StartPoint(StartFrom.OFFSET, max(0, position + share))
+        case _:
+            return StartPoint(StartFrom(whence), shift=share)

@@ -1,0 +1,1 @@
+"""Plans and messages of worker processes."""

@@ -1,0 +1,1 @@
+"""Transactional producer as a state machine (KIP-98), partitioner."""

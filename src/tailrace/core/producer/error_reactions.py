@@ -1,0 +1,204 @@
+"""Reactions of a transactional producer to broker error codes.
+
+A code without an entry that is not retriable aborts the transaction if the request is about some partitions only, since
+those of the next transaction may be valid; after any other request it ends the producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from tailrace.core.error_reactions import ReactionTable
+from tailrace.core.producer.events import (
+    Fenced,
+    Moved,
+    MustAbort,
+    NoTransaction,
+    TransactionEvent,
+    TransactionFailed,
+    TryAgain,
+    Unanswered,
+)
+from tailrace.error_codes import ErrorCode, name_of
+from tailrace.errors import (
+    CommitFailedError,
+    FencedMemberError,
+    PublishError,
+    PublishTooLargeError,
+    TailraceError,
+    broker_error,
+)
+
+__all__ = ["REACTIONS", "TransactionReaction", "TransactionRequestKind", "error_of", "event_of", "worst_of"]
+
+
+class TransactionRequestKind(StrEnum):
+    """Which request was answered with an error."""
+
+    FIND = "FindCoordinator"
+    INIT = "InitProducerId"
+    ADD_PARTITIONS = "AddPartitionsToTxn"
+    PRODUCE = "Produce"
+    ADD_OFFSETS = "AddOffsetsToTxn"
+    COMMIT_OFFSETS = "TxnOffsetCommit"
+    END = "EndTxn"
+
+
+class TransactionReaction(StrEnum):
+    """What is done about it."""
+
+    DONE = "go on: it was done by an earlier try"
+    RETRY_SOON = "ask again in a moment"
+    RETRY = "ask again after a pause"
+    LOOK_UP = "find who is in charge, coordinator or leader, then ask again"
+    ABORT = "abort the transaction"
+    ABORT_AND_RENEW = "abort the transaction and take a new epoch"
+    LOOK_BACK = "if the coordinator never heard of the transaction, there is nothing to abort; else stop"
+    FENCED = "stop: the epoch is not the newest of its transactional id"
+    FAIL = "stop: tell the user"
+
+
+_GENERAL: Mapping[int, TransactionReaction] = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: TransactionReaction.RETRY,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
+    ErrorCode.NOT_COORDINATOR: TransactionReaction.LOOK_UP,
+    ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.LOOK_UP,
+    # The end of the transaction before is not written everywhere yet.
+    ErrorCode.CONCURRENT_TRANSACTIONS: TransactionReaction.RETRY_SOON,
+    ErrorCode.INVALID_PRODUCER_EPOCH: TransactionReaction.FENCED,
+    ErrorCode.PRODUCER_FENCED: TransactionReaction.FENCED,
+    ErrorCode.INVALID_TXN_STATE: TransactionReaction.FAIL,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TransactionReaction.FAIL,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: TransactionReaction.FAIL,
+    ErrorCode.UNSUPPORTED_VERSION: TransactionReaction.FAIL,
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: TransactionReaction.FAIL,
+    ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.ABORT,
+    # The broker forgot the producer, which has written nothing for days: a new epoch makes it known again (KIP-360).
+    ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.ABORT_AND_RENEW,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.ABORT_AND_RENEW,
+}
+
+_BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] = {
+    TransactionRequestKind.FIND: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
+    # There is no transaction yet that could be aborted.
+    TransactionRequestKind.INIT: {
+        ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.FAIL,
+        ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.FAIL,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.FAIL,
+    },
+    # Said of every partition that is all right, when another is not.
+    TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
+    TransactionRequestKind.PRODUCE: {
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER: TransactionReaction.DONE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
+        # The leader asked the coordinator (KIP-890): to it, the partition is in no transaction of ours.
+        ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
+        # Not all replicas have it; the leader may.
+        ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.RETRY,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: TransactionReaction.LOOK_UP,
+        ErrorCode.LEADER_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER: TransactionReaction.LOOK_UP,
+        ErrorCode.REPLICA_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
+        ErrorCode.KAFKA_STORAGE_ERROR: TransactionReaction.LOOK_UP,
+        ErrorCode.FENCED_LEADER_EPOCH: TransactionReaction.LOOK_UP,
+        ErrorCode.UNKNOWN_LEADER_EPOCH: TransactionReaction.LOOK_UP,
+    },
+    TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
+    TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.LOOK_BACK},
+    # The offsets are another's to commit now, or cannot be stored as they are (KIP-447).
+    TransactionRequestKind.COMMIT_OFFSETS: {
+        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.ABORT,
+        ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
+        ErrorCode.REBALANCE_IN_PROGRESS: TransactionReaction.ABORT,
+        ErrorCode.FENCED_INSTANCE_ID: TransactionReaction.ABORT,
+        ErrorCode.FENCED_MEMBER_EPOCH: TransactionReaction.ABORT,
+        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.ABORT,
+        ErrorCode.GROUP_ID_NOT_FOUND: TransactionReaction.ABORT,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE: TransactionReaction.ABORT,
+        ErrorCode.INVALID_COMMIT_OFFSET_SIZE: TransactionReaction.ABORT,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED: TransactionReaction.ABORT,
+    },
+}
+
+REACTIONS = ReactionTable(
+    _GENERAL,
+    TransactionReaction.RETRY,
+    TransactionReaction.FAIL,
+    _BY_REQUEST,
+    {
+        TransactionRequestKind.ADD_PARTITIONS: TransactionReaction.ABORT,
+        TransactionRequestKind.PRODUCE: TransactionReaction.ABORT,
+    },
+)
+
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+_LEFT_BEHIND = frozenset(
+    {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+    }
+)
+"""What a group says to a member without which it has gone on."""
+
+
+def event_of(  # noqa: C901, PLR0911 - one for each reaction
+    code: int, asked: TransactionRequestKind, detail: str = ""
+) -> TransactionEvent | None:
+    """The same as the event that a transactional member is told; None when all is well."""
+    if code == ErrorCode.NONE:
+        return None
+    said = f"{detail}: {asked}: {name_of(code)}" if detail else f"{asked}: {name_of(code)}"
+    match REACTIONS.reaction_to(code, asked):
+        case TransactionReaction.DONE:
+            return None
+        case TransactionReaction.RETRY_SOON:
+            return TryAgain(said, is_soon=True)
+        case TransactionReaction.RETRY:
+            return TryAgain(said)
+        case TransactionReaction.LOOK_UP:
+            return Moved(said)
+        case TransactionReaction.ABORT:
+            return MustAbort(error_of(code, asked, detail))
+        case TransactionReaction.ABORT_AND_RENEW:
+            return MustAbort(error_of(code, asked, detail), needs_new_epoch=True)
+        case TransactionReaction.LOOK_BACK:
+            return NoTransaction(error_of(code, asked, detail))
+        case TransactionReaction.FENCED:
+            return Fenced(said)
+        case TransactionReaction.FAIL:
+            return TransactionFailed(error_of(code, asked, detail))
+
+
+def error_of(code: int, asked: TransactionRequestKind, detail: str = "") -> TailraceError:
+    """What the user is told."""
+    if asked is TransactionRequestKind.COMMIT_OFFSETS and code in _LEFT_BEHIND:
+        return CommitFailedError(
+            f"the transaction was aborted: the group has gone on without this member ({name_of(code)}, code {code})"
+            " - its records are handled again by whoever owns them now; if handling takes long, raise"
+            " session_timeout_ms or max_poll_interval_ms"
+        )
+    if asked is TransactionRequestKind.COMMIT_OFFSETS and code == ErrorCode.FENCED_INSTANCE_ID:
+        return FencedMemberError(
+            "the transaction was aborted: another member has joined with the same group_instance_id and took this"
+            f" one's place ({name_of(code)}, code {code}) - give each process a name of its own"
+        )
+    is_final = REACTIONS.reaction_to(code, asked) in {TransactionReaction.FAIL, TransactionReaction.LOOK_BACK}
+    outcome = "this producer cannot go on" if is_final else "the transaction was aborted"
+    refusal = broker_error(code, f"{detail or 'the transaction'}: {asked} was refused")
+    kind = PublishTooLargeError if asked is TransactionRequestKind.PRODUCE and code in _TOO_LARGE else PublishError
+    return kind(f"{refusal} - {outcome}")
+
+
+_WORST_LAST: tuple[type[TransactionEvent], ...] = (TryAgain, Moved, Unanswered, MustAbort, Fenced, TransactionFailed)
+
+
+def worst_of(troubles: Iterable[TransactionEvent]) -> TransactionEvent | None:
+    """Of what went wrong with the parts of a request, what decides about the whole; None if nothing did."""
+    return max(troubles, key=lambda one: _WORST_LAST.index(type(one)), default=None)

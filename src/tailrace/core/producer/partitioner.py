@@ -1,0 +1,66 @@
+"""Which partition a record goes to when nobody says: by its key as Kafka's own clients do, else in turns.
+
+Rule of this file: a key's partition is the same as with the Java client (murmur2), so that records of one key from
+any producer keep together. Records without a key stick to one partition while a batch of it fills (KIP-480): few
+large batches are cheaper than many small ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+
+from tailrace.core.cluster_metadata import Leadership
+
+__all__ = ["Partitioner", "murmur2", "partition_of"]
+
+_SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+_WORD = struct.Struct("<I")
+
+
+def murmur2(data: bytes) -> int:
+    """The hash of Kafka's default partitioner, as an unsigned number of 32 bits."""
+    size = len(data)
+    whole = size & ~3
+    value = (_SEED ^ size) & _MASK
+    for (word,) in _WORD.iter_unpack(memoryview(data)[:whole]):
+        mixed = word * _M & _MASK
+        value = (value * _M & _MASK) ^ ((mixed ^ mixed >> 24) * _M & _MASK)
+    if whole != size:
+        value = (value ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    value = (value ^ value >> 13) * _M & _MASK
+    return value ^ value >> 15
+
+
+def partition_of(key: bytes, count: int) -> int:
+    """The partition of a key, in a topic of so many."""
+    return (murmur2(key) & 0x7FFFFFFF) % count
+
+
+class Partitioner:
+    """Chooses partitions for one producer.
+
+    Args:
+        chance: gives a number in [0, 1), passed in because chance is not decided here.
+    """
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self._chance = chance
+        self._current: dict[str, int] = {}
+
+    def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
+        """The partition of ``topic`` for a record with that key; ``partitions`` are all it has, at least one."""
+        if key is not None:
+            return partition_of(key, len(partitions))
+        current = self._current.get(topic)
+        if current is None or current not in partitions:
+            led = [number for number, one in partitions.items() if one.leader_id >= 0] or list(partitions)
+            current = self._current[topic] = led[int(self._chance() * len(led))]
+        return current
+
+    def move_on(self, topic: str | None = None) -> None:
+        """The batch is full, or the transaction over: take another partition next, of all topics if none is named."""
+        if topic is None:
+            self._current.clear()
+        else:
+            self._current.pop(topic, None)

@@ -1,0 +1,1 @@
+"""Transactions around handlers: when one opens and closes, which records it refuses."""

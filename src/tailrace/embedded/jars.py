@@ -1,0 +1,158 @@
+"""Where the broker's jars come from: Maven Central, once, into the user's cache folder.
+
+Resolved in Python by ``jgo``; no Maven is needed. A lock lets several processes ask at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from tailrace.embedded.jar_sums import PINNED, SHA256
+from tailrace.errors import KafkaNotAvailableError
+from tailrace.extras import install_hint
+
+__all__ = ["KAFKA_VERSION", "MEGABYTES", "Progress", "broker_class_path", "cache_folder", "class_path", "is_cached"]
+
+KAFKA_VERSION = "4.3.0"
+"""The broker that is started when nobody says which."""
+
+MEGABYTES = 46
+"""About what a broker's jars weigh."""
+
+_LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many jars are there."""
+
+
+def cache_folder() -> Path:
+    """Where the jars are kept between runs."""
+    import platformdirs  # noqa: PLC0415 - an extra
+
+    return platformdirs.user_cache_path("tailrace") / "kafka"
+
+
+def is_cached(version: str = KAFKA_VERSION) -> bool:
+    """Whether a broker of ``version`` starts without a download."""
+    return _read_list(_list_of(_broker(version))) is not None
+
+
+def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path]:
+    """The jars of a broker, or of any Maven coordinates, each with all it needs; downloaded when they are not there.
+
+    Raises:
+        KafkaNotAvailableError: the extra ``testing`` is not installed, or Maven Central does not answer.
+    """
+    wanted = coordinates or _broker(KAFKA_VERSION)
+    if (listed := _read_list(_list_of(wanted))) is not None:
+        _check_sums(wanted, listed)
+        return listed
+    try:
+        import filelock  # noqa: PLC0415 - an extra
+        import jgo  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise KafkaNotAvailableError(f"{error.name} is not installed - {install_hint('testing')}") from error
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(cache_folder() / "repository.lock"):
+        jars = _read_list(_list_of(wanted))
+        if jars is None:
+            jars = _download(wanted, progress or (lambda _done, _all: None))
+            _check_sums(wanted, jars)
+            _list_of(wanted).write_text(json.dumps([str(jar) for jar in jars], indent=0))
+    return jars
+
+
+def broker_class_path(version: str = KAFKA_VERSION, progress: Progress | None = None) -> list[Path]:
+    """The jars of a broker of ``version``."""
+    return class_path(*_broker(version), progress=progress)
+
+
+def _broker(version: str) -> tuple[str, ...]:
+    return (f"org.apache.kafka:kafka_2.13:{version}", _LOG_BINDING)
+
+
+def _list_of(coordinates: tuple[str, ...]) -> Path:
+    return cache_folder() / ("+".join(coordinates).replace(":", "_") + ".json")
+
+
+def _read_list(listed: Path) -> list[Path] | None:
+    try:
+        jars = [Path(jar) for jar in json.loads(listed.read_text())]
+    except (OSError, ValueError):
+        return None
+    return jars if all(jar.exists() for jar in jars) else None
+
+
+def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
+    """Refuse and remove jars that are not those that this release was made with.
+
+    Raises:
+        KafkaNotAvailableError: naming them.
+    """
+    is_pinned = PINNED.issuperset(coordinates)
+    wrong = []
+    for jar in jars:
+        expected = SHA256.get(jar.name)
+        if expected is None and not is_pinned:
+            continue
+        with jar.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != expected:
+                wrong.append(jar)
+    if wrong:
+        for jar in wrong:
+            with contextlib.suppress(OSError):
+                jar.unlink()
+        raise KafkaNotAvailableError(
+            f"the SHA-256 sums of {', '.join(map(str, wrong))} are not those of the jars on Maven Central - they are"
+            " removed; run again to download them, and check the proxy or the mirror if it happens again"
+        )
+
+
+def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
+    from jgo.maven import MavenContext  # noqa: PLC0415 - an extra
+    from jgo.parse import Coordinate  # noqa: PLC0415 - an extra
+
+    # A repository of our own: poms without jars in ~/.m2 confuse other tools.
+    repository = cache_folder() / "repository"
+    _drop_what_was_cut_off(repository)
+    maven = MavenContext(repo_cache=repository, timeout=60)
+    try:
+        asked = [maven.create_dependency(replace(Coordinate.parse(one), scope="compile")) for one in coordinates]
+        direct, transitive = maven.resolver.resolve(asked)
+        needed = [dependency.artifact for dependency in direct]
+        needed += [one.artifact for one in transitive if one.scope in {"compile", "runtime"}]
+        jars: list[Path] = []
+        with ThreadPoolExecutor(8) as pool:
+            for jar in pool.map(lambda artifact: artifact.resolve(), needed):
+                jars.append(Path(jar))
+                progress(len(jars), len(needed))
+    except Exception as error:  # jgo and requests raise whatever they meet; the way out is the same for all
+        raise KafkaNotAvailableError(
+            f"could not download {' and '.join(coordinates)} from Maven Central: {error} - "
+            "check the network or the proxy, and run again: what is there already is kept"
+        ) from error
+    return jars
+
+
+def _drop_what_was_cut_off(repository: Path) -> None:
+    """Remove files of which a download that was interrupted wrote only a part: they would be taken as complete."""
+    for path in [*repository.rglob("*.jar"), *repository.rglob("*.pom")]:
+        if not (zipfile.is_zipfile(path) if path.suffix == ".jar" else _is_xml(path)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _is_xml(path: Path) -> bool:
+    try:
+        ET.parse(path)  # noqa: S314 - our own cache
+    except (OSError, ET.ParseError):
+        return False
+    return True

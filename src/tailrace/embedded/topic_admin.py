@@ -1,0 +1,240 @@
+"""The little that has to be asked of a broker from outside of any event loop: is it there, make this topic.
+
+A blocking connection to the INTERNAL listener, one request at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Self, TypeVar
+
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
+from tailrace.protocol.api_versions import Offered, api_of
+from tailrace.protocol.layouts.handshake import API_VERSIONS
+from tailrace.protocol.messages import (
+    ApiVersionsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+    NewPartitions,
+    NewTopic,
+    RecordsToDelete,
+    Request,
+    TopicConfig,
+    TopicResult,
+)
+
+__all__ = ["TopicAdmin", "new_topic"]
+
+ResponseT = TypeVar("ResponseT")
+
+_RETRY_S = 0.05
+_TRY_S = 5
+"""Longer than a broker that hangs leads: then another does."""
+_START = -2
+
+
+class TopicAdmin:
+    """Makes and unmakes topics; gives a call up after ``timeout_s``."""
+
+    def __init__(self, addresses: Callable[[], list[tuple[str, int]]], timeout_s: float = 30) -> None:
+        self._addresses = addresses
+        self._timeout_s = timeout_s
+
+    def wait_for_brokers(
+        self, node_ids: Collection[int], is_ready: Callable[[], bool], timeout_s: float | None = None
+    ) -> None:
+        """Wait until all that are asked know these of each other, and ``is_ready``; it raises when one has given up."""
+        wanted = set(node_ids)
+
+        def all_there(answer: MetadataResponse) -> bool:
+            return wanted <= {broker.node_id for broker in answer.brokers} and answer.controller_id >= 0
+
+        what = f"broker {', '.join(map(str, sorted(wanted)))}" if wanted else "any broker"
+        self._until(MetadataRequest(()), all_there, what, is_ready, timeout_s)
+
+    def create(self, topic: NewTopic) -> None:
+        """Make a topic and wait until every partition has a leader that serves it."""
+        self._place(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
+        self._wait_for_leaders(topic.name, topic.num_partitions)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and wait until nobody sees it."""
+        _check(self._ask(DeleteTopicsRequest((MetadataTopic(name),))).topics)
+        self._until(
+            MetadataRequest((MetadataTopic(name),)),
+            lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"{name} to be gone",
+        )
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to ``total`` partitions."""
+        self._place(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
+        self._wait_for_leaders(name, total)
+
+    def delete_records(self, name: str, before: Mapping[int, int]) -> None:
+        """Delete each partition's records before an offset (-1: all)."""
+        wanted = dict(before)
+        for address, led in self._by_leader(name, before).items():
+            asked = tuple(RecordsToDelete(name, one, before[one]) for one in led)
+            with contextlib.suppress(OSError):
+                for done in self._send(address, DeleteRecordsRequest(asked)).partitions:
+                    if not done.error_code:
+                        del wanted[done.partition]
+        if wanted:
+            raise KafkaServerError(f"could not delete records of {', '.join(f'{name}[{one}]' for one in wanted)}")
+
+    def metadata(self, name: str) -> MetadataResponse:
+        """What the cluster says of a topic."""
+        return self._ask(MetadataRequest((MetadataTopic(name),)))
+
+    def _place(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
+        """Have partitions made, once there are brokers for so many copies of them."""
+        done: tuple[TopicResult, ...] = ()
+        for _ in _attempts(self._timeout_s):
+            done = ask()
+            # A broker that was not heard for a few seconds, as on a busy machine, gets none until it is heard again.
+            is_short = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in done)
+            if not is_short or copies > len(self._addresses()):
+                break
+        _check(done)
+
+    def _wait_for_leaders(self, name: str, partitions: int) -> None:
+        def led(answer: MetadataResponse) -> bool:
+            found = answer.topics[0].partitions
+            return len(found) >= partitions and all(p.leader_id >= 0 and not p.error_code for p in found)
+
+        self._until(MetadataRequest((MetadataTopic(name),)), led, f"leaders of {name}")
+        self._wait_until_served(name, partitions)
+
+    def _wait_until_served(self, name: str, partitions: int) -> None:
+        # A broker tells who leads a moment before it leads: whoever reads or writes in between is refused.
+        wanted = set(range(partitions))
+        for _ in _attempts(self._timeout_s):
+            for address, led in self._by_leader(name, sorted(wanted)).items():
+                asked = tuple(ListOffsetsPartition(name, one, _START) for one in led)
+                with contextlib.suppress(OSError):
+                    answer = self._send(address, ListOffsetsRequest(asked), _TRY_S)
+                    wanted -= {listed.partition for listed in answer.partitions if not listed.error_code}
+            if not wanted:
+                return
+        raise KafkaServerError(
+            f"waited {self._timeout_s:.0f} s for somebody to serve {name}, partitions {sorted(wanted)}"
+        )
+
+    def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
+        """Those of the partitions that have a leader, by where it listens: no address that we were given need lead."""
+        found = self.metadata(name)
+        places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
+        leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
+        led: dict[tuple[str, int], list[int]] = {}
+        for partition in partitions:
+            if (place := leaders.get(partition)) is not None:
+                led.setdefault(place, []).append(partition)
+        return led
+
+    def _until(
+        self,
+        question: Request[MetadataResponse],
+        good: Callable[[MetadataResponse], bool],
+        what: str,
+        is_ready: Callable[[], bool] = lambda: True,
+        timeout_s: float | None = None,
+    ) -> None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        last: object = None
+        for _ in _attempts(timeout_s):
+            ready = is_ready()
+            try:
+                # Every broker has to agree, or the next one asked may know nothing of it yet.
+                last = answers = [self._send(address, question) for address in self._addresses()]
+            except (OSError, MalformedMessageError) as error:
+                last = error
+                continue
+            if ready and all(good(answer) for answer in answers):
+                return
+        raise KafkaServerError(f"waited {timeout_s:.0f} s for {what}; the last answer was {last}")
+
+    def _ask(self, request: Request[ResponseT]) -> ResponseT:
+        last: OSError | None = None
+        for _ in _attempts(self._timeout_s):
+            for address in self._addresses():
+                try:
+                    return self._send(address, request)
+                except OSError as error:
+                    last = error
+        raise KafkaServerError(f"no broker answered within {self._timeout_s:.0f} s") from last
+
+    def _send(self, address: tuple[str, int], request: Request[ResponseT], timeout_s: float | None = None) -> ResponseT:
+        with _Connection(address, timeout_s or self._timeout_s) as connection:
+            return connection.send(request)
+
+
+class _Connection:
+    def __init__(self, address: tuple[str, int], timeout_s: float) -> None:
+        self._socket = socket.create_connection(address, timeout_s)
+        self._correlation_id = 0
+
+    def __enter__(self) -> Self:
+        try:
+            # A broker that is still starting takes version 0 of this from anyone.
+            self._offered = Offered(self._exchange(ApiVersionsRequest(), 0))
+        except BaseException:
+            self._socket.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, request: Request[ResponseT]) -> ResponseT:
+        api = api_of(request)
+        version = self._offered.version_of(api) if api is not API_VERSIONS else 0
+        return self._exchange(request, version)
+
+    def _exchange(self, request: Request[ResponseT], version: int) -> ResponseT:
+        api = api_of(request)
+        self._correlation_id += 1
+        frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id="tailrace-testing")
+        self._socket.sendall(frame)
+        (size,) = struct.unpack(">i", self._receive(4))
+        return api.decode_response(memoryview(self._receive(size)), version)
+
+    def _receive(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(size - len(parts))
+            if not part:
+                raise ConnectionResetError("the broker closed the connection")
+            parts += part
+        return bytes(parts)
+
+
+def _attempts(timeout_s: float) -> Iterator[None]:
+    give_up_at = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_at:
+        yield
+        time.sleep(_RETRY_S)
+
+
+def _check(results: tuple[TopicResult, ...]) -> None:
+    for result in results:
+        if result.error_code:
+            raise broker_error(result.error_code, f"{result.name}: {result.error_message or 'refused'}")
+
+
+def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> NewTopic:
+    """A topic to make, of plain values."""
+    configs = tuple(TopicConfig(key, str(value)) for key, value in config.items())
+    return NewTopic(name, partitions, replication_factor, configs=configs)

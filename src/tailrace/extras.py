@@ -1,0 +1,10 @@
+"""How to install an optional dependency."""
+
+from __future__ import annotations
+
+__all__ = ["install_hint"]
+
+
+def install_hint(extras: str) -> str:
+    """Return the command that installs ``extras`` (comma-separated), for a clone and for a wheel."""
+    return f"pip install '.[{extras}]' in a clone of tailrace, or 'path/to/tailrace.whl[{extras}]' for a wheel"

@@ -1,0 +1,1 @@
+"""Connections to brokers, cluster metadata, coordinator look-up."""

@@ -1,0 +1,30 @@
+"""Comparison of topic ids with those a broker knows now, for commits that name topics."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from uuid import UUID
+
+from tailrace.protocol.messages import NO_TOPIC_ID, MetadataRequest, MetadataResponse, MetadataTopic
+from tailrace.records import TopicPartition
+
+__all__ = ["with_other_ids"]
+
+
+async def with_other_ids(
+    send: Callable[[MetadataRequest], Awaitable[MetadataResponse]], known: Mapping[TopicPartition, UUID]
+) -> list[TopicPartition]:
+    """Return the partitions whose topic has another id on the broker than in ``known``.
+
+    A topic the broker does not have counts as unchanged, and so does one whose id is not known on either side.
+
+    Raises:
+        BrokerConnectionError: the broker does not answer in time.
+    """
+    read_under = {one: topic_id for one, topic_id in known.items() if topic_id != NO_TOPIC_ID}
+    if not read_under:
+        return []
+    names = sorted({one.topic for one in read_under})
+    answer = await send(MetadataRequest(tuple(MetadataTopic(name) for name in names)))
+    current = {one.name: one.topic_id for one in answer.topics if not one.error_code and one.topic_id != NO_TOPIC_ID}
+    return [one for one, topic_id in read_under.items() if current.get(one.topic, topic_id) != topic_id]

@@ -1,0 +1,41 @@
+"""Text of brokers, records and exceptions, written so that it steers no terminal and forges no line of a log."""
+
+from __future__ import annotations
+
+import json
+from traceback import TracebackException
+from types import TracebackType
+
+__all__ = ["escaped", "escaped_json", "escaped_traceback"]
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return text with control characters, line ends and bidirectional controls as escapes, except those to keep."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)
+
+
+def escaped_json(line: str) -> str:
+    """Return the same JSON value without characters that steer a terminal; ``line`` has none between its tokens."""
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+
+
+def escaped_traceback(
+    kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+) -> str:
+    """Return a traceback in which no line of an exception's message begins at the left, where lines of a log begin."""
+    if kind is None or exception is None:
+        return ""
+    text = "".join(map(_indented, TracebackException(kind, exception, traceback, compact=True).format()))
+    return escaped(text.rstrip("\n"), keep="\n")
+
+
+def _indented(part: str) -> str:
+    # What stands between two exceptions begins with an empty line, as no message does.
+    if part.startswith("\n"):
+        return part
+    first, *others = part.splitlines()
+    return "".join(f"{line}\n" for line in (first, *(one if one[:1] == " " else f"    {one}" for one in others)))

@@ -1,0 +1,1 @@
+"""Transactional producer (KIP-98, KIP-447)."""

@@ -1,0 +1,1 @@
+"""Kafka protocol: messages, their layouts on the wire, version negotiation."""

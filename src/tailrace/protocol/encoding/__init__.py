@@ -1,0 +1,1 @@
+"""Encoding of messages: schema tables, primitive types, frames."""

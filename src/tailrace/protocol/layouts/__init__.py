@@ -1,0 +1,1 @@
+"""Layout of each message on the wire, by version."""

@@ -1,0 +1,143 @@
+"""Signals that end what runs in this process: one handler, which calls every listener.
+
+Two apps that run side by side, in one event loop or in several, both stop at one SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+__all__ = ["exit_on_signals", "handle_signals", "leave_signals_alone"]
+
+
+@dataclass(eq=False)
+class _Listener:
+    """One part of the program that signals end."""
+
+    numbers: Collection[signal.Signals]
+    loop: asyncio.AbstractEventLoop | None
+    on_first: Callable[[], object]
+    on_second: Callable[[], object] | None
+    was_called: bool = False
+
+
+_listeners: tuple[_Listener, ...] = ()
+_before: dict[int, Any] = {}
+"""Handlers that were installed before this module's."""
+_exits: set[int] = set()
+"""Signals that raise SystemExit while nothing listens for them."""
+
+
+@contextlib.contextmanager
+def handle_signals(
+    numbers: Collection[signal.Signals],
+    on_first: Callable[[], object],
+    on_second: Callable[[], object] | None = None,
+) -> Iterator[None]:
+    """Call ``on_first`` at the first of these signals, in the event loop if one runs; a second one ends the process.
+
+    Every listener in the process is called. The second signal is left to the operating system, so that it works while
+    the event loop is blocked, unless ``on_second`` has to be called before it. The handlers that were installed before
+    are restored with the last listener.
+
+    Only the main thread can install handlers; a listener in another thread is called as long as one of the main
+    thread's is there.
+    """
+    global _listeners  # noqa: PLW0603 - signal handlers belong to the process
+    try:
+        loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    listener = _Listener(numbers, loop, on_first, on_second)
+    _listeners = (*_listeners, listener)
+    for number in numbers:
+        # ValueError: not the main thread.
+        with contextlib.suppress(ValueError):
+            replaced = signal.signal(number, _receive)
+            # With other listeners it may be the default action, which the first signal has left the second one to.
+            if replaced is not _receive and len(_of(number)) == 1:
+                _before[number] = replaced
+    try:
+        yield
+    finally:
+        _listeners = tuple(one for one in _listeners if one is not listener)
+        for number in numbers:
+            with contextlib.suppress(ValueError):
+                _settle(number)
+
+
+def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
+    """Raise SystemExit at these signals while nothing else handles them, so that the process cleans up.
+
+    It is to be called in the main thread, as ``leave_signals_alone`` is.
+    """
+    _exits.update(numbers)
+    for number in numbers:
+        _settle(number)
+
+
+def leave_signals_alone(numbers: Collection[signal.Signals]) -> None:
+    """Undo ``exit_on_signals``."""
+    _exits.difference_update(numbers)
+    for number in numbers:
+        _settle(number)
+
+
+def _receive(number: int, _frame: FrameType | None) -> None:
+    if number in _exits and not _of(number):
+        sys.exit(128 + number)
+    uncalled = [one for one in _of(number) if not one.was_called]
+    for one in uncalled:
+        one.was_called = True
+        # RuntimeError: its thread has closed the loop.
+        if one.loop is None:
+            one.on_first()
+            continue
+        with contextlib.suppress(RuntimeError):
+            one.loop.call_soon_threadsafe(one.on_first)
+    if not uncalled:
+        for one in _of(number):
+            if one.on_second is not None:
+                one.on_second()
+        _restore(number) if not _of(number) else signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    if any(one.on_second is not None for one in _listeners):
+        return
+    for other in _before:
+        if _of(other) and all(one.was_called for one in _of(other)):
+            signal.signal(other, signal.SIG_DFL)
+
+
+def _of(number: int) -> list[_Listener]:
+    return [one for one in _listeners if number in one.numbers]
+
+
+def _settle(number: int) -> None:
+    """Install or restore the handler of a signal, unless listeners need it."""
+    if _of(number):
+        return
+    current = signal.getsignal(number)
+    if number in _exits and _before.get(number, current) is signal.SIG_DFL:
+        _before[number] = signal.SIG_DFL
+        signal.signal(number, _receive)
+    elif current in {_receive, signal.SIG_DFL}:
+        _restore(number)
+    else:
+        # The program has installed its own since.
+        _before.pop(number, None)
+
+
+def _restore(number: int) -> None:
+    # None: it was not installed by Python, and cannot be by it.
+    if (handler := _before.get(number)) is not None:
+        signal.signal(number, handler)
+    _before.pop(number, None)

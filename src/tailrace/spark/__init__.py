@@ -1,0 +1,21 @@
+"""The same handlers on Spark: streaming, backfill, and the way to the live group and back.
+
+Needs the extra ``tailrace[spark]``.
+"""
+
+from tailrace.spark.pipeline import SparkPipeline
+from tailrace.spark.reports import BackfillProgress, BackfillReport, Standing
+from tailrace.spark.session.spark_session import spark_session
+from tailrace.spark.sinks import delta_table, overwritten_folders
+from tailrace.spark.streaming import SparkQuery
+
+__all__ = [
+    "BackfillProgress",
+    "BackfillReport",
+    "SparkPipeline",
+    "SparkQuery",
+    "Standing",
+    "delta_table",
+    "overwritten_folders",
+    "spark_session",
+]

@@ -1,0 +1,1 @@
+"""Offsets of a pipeline: group commits, checkpoint, start offsets, resumption."""

@@ -1,0 +1,1 @@
+"""SparkSession: connector, Java, options of the Kafka source."""

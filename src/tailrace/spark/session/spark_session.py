@@ -1,0 +1,143 @@
+"""A SparkSession that reads Kafka and runs handlers, for those who have none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.embedded.jars import cache_folder
+from tailrace.errors import ConfigurationError
+from tailrace.extras import install_hint
+from tailrace.spark.error_lines import line_of
+from tailrace.spark.session.connector import connector_jars, is_submitted
+from tailrace.spark.session.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tailrace.app.app import App
+
+__all__ = ["spark_session"]
+
+_EXTRA = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
+"""What is told here, and not in the middle of something."""
+
+_MASTER = "local[*,4]"
+"""A plain ``local[*]`` tries a task once, so that one crash of a Python worker ends a query."""
+
+_LOG = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+# What every start says, and nobody can do anything about.
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+# One for each micro-batch, of options that are Spark's own.
+logger.admin.name = org.apache.kafka.clients.admin.AdminClientConfig
+logger.admin.level = error
+logger.consumer.name = org.apache.kafka.clients.consumer.ConsumerConfig
+logger.consumer.level = error
+# What streams are without, and what is over already when a query is stopped.
+logger.adaptive.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
+logger.adaptive.level = error
+logger.scheduler.name = org.apache.spark.scheduler.DAGScheduler
+logger.scheduler.level = error
+logger.uninterruptible.name = org.apache.spark.sql.kafka010.KafkaDataConsumer
+logger.uninterruptible.level = error
+"""
+
+
+def spark_session(app: App | None = None, **conf: object) -> SparkSession:
+    """Start a session, or give the one that runs in this process; ``with`` it, and it is stopped at the end.
+
+    It has Spark's Kafka connector, uses Arrow, runs handlers in this very Python, and says nothing but warnings. Java
+    and jars come by themselves where they are missing.
+
+    Args:
+        app: gives the session its name.
+        conf: Spark's own settings by their own names, ``**{"spark.executor.memory": "4g"}``, and ``master``, which is
+            ``local[*,4]`` when nothing is said: all cores, and a task is tried four times, as on a cluster.
+
+    Raises:
+        ConfigurationError: Spark is not installed or does not start, there is no Java that it runs on, or no connector.
+    """
+    for name in _EXTRA:
+        if find_spec(name) is None:
+            raise ConfigurationError(f"{name} is not installed - {install_hint('spark')}")
+    import pyspark  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
+    given = {name: _text(value) for name, value in conf.items()}
+    master = given.pop("master", None) or given.pop("spark.master", None) or os.environ.get("MASTER") or _MASTER
+    if wrong := sorted(name for name in given if not name.startswith("spark.")):
+        raise ConfigurationError(f"{wrong[0]!r} is no setting of Spark - those begin with 'spark.'; or say master=")
+    shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
+    jars = [str(jar) for jar in connector_jars(pyspark.__version__, shipped)]
+    settings = {**_settings(is_local=master.startswith("local")), **given}
+    settings["spark.jars"] = ",".join(filter(None, [*jars, given.get("spark.jars")]))
+    builder = SparkSession.builder.master(master).appName(_name_of(app))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        with _environment(master, pyspark.__version__):
+            return builder.getOrCreate()
+    except Exception as error:
+        if (line := line_of(error)) is None:
+            raise
+        raise ConfigurationError(f"Spark does not start with master={master!r}: {line}") from error
+
+
+def _settings(*, is_local: bool) -> dict[str, str]:
+    log = cache_folder().parent / "spark" / "log4j2.properties"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if not log.exists() or log.read_text(encoding="utf-8") != _LOG:
+        log.write_text(_LOG, encoding="utf-8")
+    settings = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log.as_uri()}",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.showConsoleProgress": "false",
+        # Handlers have effects: a task is run once, and again only when it failed.
+        "spark.speculation": "false",
+    }
+    if is_local:
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+    return settings
+
+
+@contextlib.contextmanager
+def _environment(master: str, version: str) -> Iterator[None]:
+    """What Spark reads from the environment when it starts; what the user has set stays."""
+    wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if not is_submitted():
+        wanted["JAVA_HOME"] = str(java_home(version))
+    if master.startswith("local"):
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    kept = {name: os.environ.get(name) for name in wanted}
+    # The Java was chosen with an eye on JAVA_HOME already.
+    os.environ.update({name: value for name, value in wanted.items() if name == "JAVA_HOME" or kept[name] is None})
+    try:
+        yield
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+
+def _name_of(app: App | None) -> str:
+    options: Mapping[str, object] = {} if app is None else app.options
+    return f"tailrace {options.get('group_id') or ''}".strip()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Execution of handlers in Spark's Python workers."""

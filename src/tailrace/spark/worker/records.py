@@ -1,0 +1,70 @@
+"""Arrow's columns as records, and the columns of Spark's Kafka source that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, repeat
+from typing import Any
+
+import msgspec
+
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["columns_for", "slices_of"]
+
+COLUMNS = (
+    "topic",
+    "partition",
+    "offset",
+    "key",
+    "value",
+    "unix_millis(timestamp) AS timestamp",
+    "to_json(headers) AS headers",
+)
+"""As Spark selects them, in this order. Lists of structs go to Arrow so slowly, even where all are null, that reading
+takes three times as long; as text they cost next to nothing."""
+
+
+class _Header(msgspec.Struct):
+    """One of a record's, as Spark writes JSON: bytes in base 64, and no word of what is null."""
+
+    key: str
+    value: bytes | None = None
+
+
+_decode = msgspec.json.Decoder(list[_Header]).decode
+
+
+def columns_for(topic: str | None) -> tuple[str, ...]:
+    """The columns of records that are all of one topic, or of several when there is none."""
+    return COLUMNS if topic is None else COLUMNS[1:]
+
+
+def slices_of(batch: Any, topic: str | None, *, is_of_one: bool) -> Iterator[tuple[TopicPartition, list[Record]]]:  # noqa: ANN401 - Arrow
+    """The records of an Arrow batch, in order, by partition.
+
+    Args:
+        batch: a RecordBatch of ``columns_for(topic)``.
+        topic: of all of them; None where a column says it.
+        is_of_one: all of it is of one partition, as where no shuffle came between.
+    """
+    if not batch.num_rows:
+        return
+    *_, partitions, offsets, keys, values, timestamps, headers = batch.columns
+    all_headers = repeat(()) if headers.null_count == len(headers) else map(_headers, headers.to_pylist())
+    rest = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers)
+    if is_of_one:
+        place = TopicPartition(batch.column(0)[0].as_py() if topic is None else topic, partitions[0].as_py())
+        yield place, list(map(Record, repeat(place.topic), repeat(place.partition), *rest))
+        return
+    topics = batch.column(0).to_pylist() if topic is None else repeat(topic)
+    for (name, number), some in groupby(map(Record, topics, partitions.to_pylist(), *rest), key=_place):
+        yield TopicPartition(name, number), list(some)
+
+
+def _place(record: Record) -> tuple[str, int]:
+    return record.topic, record.partition
+
+
+def _headers(text: str | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((one.key, one.value) for one in _decode(text)) if text else ()

@@ -1,0 +1,233 @@
+"""TestApp: an app's handlers on records of a test's own, without a broker, in virtual time.
+
+What runs is what runs in production: the lanes, the tracker, retries, codecs, dependencies and dead letters. Only the
+two ends are others: topics in memory instead of a consumer and a producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from tailrace.app.app import App
+from tailrace.app.declare.parameter_readers import value_reader
+from tailrace.app.declare.plan import BoundHandler, Plan
+from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
+from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.shutdown import first_of
+from tailrace.app.sources import Source
+from tailrace.app.substitution import running_of, settings_of, substitute_kafka
+from tailrace.app.topics.routes import Routes
+from tailrace.app.transactions.exactly_once import ByContext
+from tailrace.app.transactions.source import TransactionalSource
+from tailrace.errors import ConfigurationError
+from tailrace.observe.events import Event
+from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import Publisher
+from tailrace.records import Record, TopicPartition
+from tailrace.testing.log_source import LogSource
+from tailrace.testing.log_transactions import in_transactions
+from tailrace.testing.topic_log import TopicLog
+from tailrace.testing.virtual_time import VirtualTime
+
+__all__ = ["TestApp"]
+
+ValueT = TypeVar("ValueT")
+WorkT = TypeVar("WorkT")
+Provider = Callable[..., object]
+
+
+class TestApp:
+    """Runs an app's handlers on what is sent to it, for as long as an ``async with`` lasts.
+
+    Time is virtual: when nothing can go on, the event loop's clock jumps to the next moment at which something can. So
+    pauses between attempts, delayed retries, the wait for a batch and deadlines take no time, and happen in order. It
+    jumps past answers from a network, too: for handlers that talk to a real server say ``virtual_time=False``.
+
+    Args:
+        app: any app that is not started; it may be used by one test after the other.
+        overrides: providers, and what is called instead of each.
+        partitions: how many partitions a topic has; one when nothing is said.
+        virtual_time: whether waiting takes no time.
+    """
+
+    __test__ = False  # it is not a class of tests, although it is called so
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        overrides: Mapping[Provider, Provider] | None = None,
+        partitions: Mapping[str, int] | None = None,
+        virtual_time: bool = True,
+    ) -> None:
+        self._app, self._overrides, self._is_virtual = app, dict(overrides or {}), virtual_time
+        self._log = TopicLog(partitions or {}, self._now_s)
+        self._sources: list[LogSource] = []
+        self._transactional: list[TransactionalSource] = []
+        self._stack = AsyncExitStack()
+        self._began = (0.0, 0.0)
+        self._clock: VirtualTime | None = None
+        self._news = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<TestApp of {self._app!r}>"
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            if self._is_virtual:
+                self._clock = VirtualTime(loop)
+                stack.enter_context(self._clock.running())
+            self._began = (time.time(), loop.time())
+            instead = KafkaSubstitute(self._connect, self._open_log, self._overrides, (self,), self._with_gates)
+            with substitute_kafka(self._app, instead):
+                await self._app.start()
+            stack.push_async_callback(self._app.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    # ---- what a test does --------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: bytes | str | None = None,
+        headers: Sequence[tuple[str, bytes | str | None]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Send a value, encoded by the app's codec, bytes as they are; returns when handlers are through with it.
+
+        That is when it was handled, stands among the dead letters, was skipped, or waits for somebody to heal what is
+        wrong (``on_failure="pause"``); what was published to topics that the app reads itself is through as well.
+
+        Returns:
+            The record, as handlers were given it.
+
+        Raises:
+            ConfigurationError: no handler reads the topic.
+            PublishError: it cannot be encoded.
+            HandlerFailedError: a handler failed, and ``on_failure="stop"`` says to stop.
+        """
+        if not any(source.reads(topic) for source in self._sources):
+            read = sorted({topic for source in self._sources for topic in source.said})
+            raise ConfigurationError(f"no handler reads {topic!r} - those of this app read {', '.join(read) or 'none'}")
+        placed = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
+        assert placed is not None
+        await self.settled()
+        return self._log.records(placed.partition)[placed.offset]
+
+    async def settled(self) -> None:
+        """Wait until handlers are through with everything that is there.
+
+        Raises:
+            TailraceError: what ended the app meanwhile.
+        """
+        running = running_of(self._app)
+        while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
+            if running.failure is not None:
+                raise running.failure
+            self._news.clear()
+            await first_of(self._news, running.is_over)
+        # Who was the last to be done has been told of it, and gives the loop back next.
+        await asyncio.sleep(0)
+
+    # ---- what a test looks at ----------------------------------------------------------------------------------
+
+    @overload
+    def published(self, topic: str) -> list[Record]: ...
+
+    @overload
+    def published(self, topic: str, kind: type[ValueT]) -> list[ValueT]: ...
+
+    def published(self, topic: str, kind: type[Any] | None = None) -> list[Any]:
+        """What stands in a topic, partition by partition: records, or their values as a ``kind``."""
+        records = self._log.all_of(topic)
+        if kind is None:
+            return records
+        where = f"published({topic!r})"
+        read = value_reader(kind, self._app.codec, where, "kind", checks_topic=False).read
+        return [read(record) for record in records]
+
+    def dead_letters(self, topic: str) -> list[DeadLetter]:
+        """The dead letters of records that were read from ``topic`` first, wherever they stand."""
+        letters = (read_dead_letter(record) for name in self._log.topics for record in self._log.all_of(name))
+        return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
+
+    def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
+        """The offset up to which all is done: the lowest one that is not.
+
+        Raises:
+            ConfigurationError: no group reads the topic, or several do and none is named.
+        """
+        found = [one for one in self._sources if one.reads(topic) and group_id in {None, one.group_id}]
+        if len(found) != 1:
+            groups = ", ".join(one.group_id for one in found) or "none"
+            raise ConfigurationError(f"which group? - {topic!r} is read by {groups}; say group_id=...")
+        return found[0].committed(TopicPartition(topic, partition))
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def on_event(self, _event: Event) -> None:
+        """Something has happened: whoever waits looks again."""
+        self._news.set()
+
+    def _connect(self, routes: Routes) -> Source:
+        observer = Observer((self, running_of(self._app).signs))
+        source = LogSource(self._log, routes, observer)
+        source.watch(self._news.set)
+        self._sources.append(source)
+        options = settings_of(self._app).transactions
+        if options is None:
+            return source
+        self._transactional.append(in_transactions(source, self._log, options, observer))
+        return self._transactional[-1]
+
+    @asynccontextmanager
+    async def _open_log(self) -> AsyncIterator[Publisher]:
+        yield ByContext(self._log, self._transactional)
+
+    def _with_gates(self, plan: Plan) -> Plan:
+        """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""
+        clock = self._clock
+        if clock is None:
+            return plan
+        by_group = {
+            group_id: [one if one.prepared.is_async else _gated(one, clock) for one in ready]
+            for group_id, ready in plan.by_group.items()
+        }
+        return replace(plan, by_group=by_group)
+
+    def _now_s(self) -> float:
+        wall, loop = self._began
+        return wall + asyncio.get_running_loop().time() - loop
+
+
+def _gated(ready: BoundHandler, clock: VirtualTime) -> BoundHandler:
+    def around(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        async def called(work: WorkT) -> object:
+            with clock.held():
+                return await call(work)
+
+        return called
+
+    handler, resolved = ready.handler, ready.resolved
+    return replace(
+        ready,
+        handler=replace(handler, batch_middleware=(*handler.batch_middleware, around)),
+        resolved=replace(resolved, middleware=(*resolved.middleware, around)),
+    )

@@ -1,0 +1,69 @@
+"""A client's connection through a proxy: its two sides, what was asked over it, and one frame of it.
+
+Rule of this file: no faults are chosen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import Any
+
+from tailrace.protocol.api_versions import api_by_key, api_of
+from tailrace.testing.faults import Fault, decode_frame
+
+__all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]
+
+LENGTH = struct.Struct(">i")
+"""Of a frame, and of what names its request."""
+
+
+class ProxiedRequest:
+    """What has to be remembered of a request to understand its answer."""
+
+    def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
+        self.api_key, self.version, self.client_id = api_key, version, client_id
+
+
+class ConnectionPair:
+    """A client's connection and ours to the broker."""
+
+    def __init__(self, number: int, task: asyncio.Task[Any], client: asyncio.StreamWriter) -> None:
+        self.number, self.task, self.client = number, task, client
+        self.upstream: asyncio.StreamWriter | None = None
+        self.asked: dict[int, ProxiedRequest] = {}
+        self.swallow: set[int] = set()
+
+    def reset(self) -> None:
+        """End both sides at once; the client sees a reset."""
+        for writer in (self.client, self.upstream):
+            if writer is None:
+                continue
+            peer: socket.socket | None = writer.get_extra_info("socket")
+            if peer is not None:
+                with contextlib.suppress(OSError):
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+
+async def read_frame(source: asyncio.StreamReader) -> bytes:
+    """The next frame, without its length."""
+    (size,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
+    return await source.readexactly(size)
+
+
+def edited(fault: Fault, asked: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
+    """A frame as the test makes it."""
+    api = api_by_key(asked.api_key)
+    assert api is not None
+    assert fault.edit is not None
+    message = fault.edit(decode_frame(api, fault.direction, memoryview(data), asked.version))
+    if fault.direction == "answer":
+        framed = api.encode_response(message, asked.version, correlation_id=correlation_id)
+    else:
+        framed = api_of(message).encode_request(
+            message, asked.version, correlation_id=correlation_id, client_id=asked.client_id
+        )
+    return bytes(framed[LENGTH.size :])

@@ -1,0 +1,97 @@
+"""Transactions of an app under test: what they publish is in the log when they are committed, and not before.
+
+Rule of this file: only their ends are here. When one opens, closes and is taken back is as in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from tailrace.app.transactions.attempts import PendingRecord
+from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.source import TransactionalSource
+from tailrace.core.group.events import Identity
+from tailrace.errors import TailraceError
+from tailrace.observe.hooks import Observer
+from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.testing.log_source import LogSource
+from tailrace.testing.topic_log import TopicLog
+
+__all__ = ["in_transactions"]
+
+
+def in_transactions(
+    source: LogSource, log: TopicLog, options: TransactionOptions, observer: Observer
+) -> TransactionalSource:
+    """What reads the same, within transactions."""
+    return TransactionalSource(
+        source,
+        source.routes.retries,
+        transactor=_LogCommitter(source, log),
+        settings=options.window(source.routes.handlers),
+        observer=observer,
+    )
+
+
+class _LogCommitter:
+    """Commits to a log."""
+
+    def __init__(self, source: LogSource, log: TopicLog) -> None:
+        self._source, self._log = source, log
+        self._outgoing: list[PendingRecord] = []
+        self.is_open = False
+
+    async def start(self) -> None:
+        """Nothing has to be asked for."""
+
+    async def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it takes no time
+        """Forget what is open."""
+        self._end()
+
+    async def begin(self) -> None:
+        """Begin a transaction, unless one is begun."""
+        self.is_open = True
+
+    async def check(self, topic: str, partition: int | None) -> None:
+        """See that there is such a partition.
+
+        Raises:
+            PublishError: there is none.
+        """
+        self._log.place_of(topic, None, partition)
+
+    async def send(  # noqa: PLR0913 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        """Keep a record until the transaction is committed."""
+        await self.check(topic, partition)
+        self._outgoing.append(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        identity: Identity,  # noqa: ARG002 - there is nobody else
+        topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
+    ) -> None:
+        """Have all of it in the log."""
+        outgoing = list(self._outgoing)
+        self._end()
+        self._source.commit(offsets)
+        for one in outgoing:
+            self._log.add(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms)
+
+    async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - whatever it is
+        """Forget all of it."""
+        self._end()
+
+    def _end(self) -> None:
+        self.is_open = False
+        self._outgoing.clear()

@@ -1,0 +1,366 @@
+"""FaultProxy: stands between clients and one broker, understands Kafka's frames, notes all, breaks what it is told to.
+
+It runs in a thread with an event loop of its own, so a test whose loop is blocked does not block it. It decodes with
+the same tables as tailrace itself; what it cannot decode (TLS, unknown versions) it passes on as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.api_versions import api_by_key
+from tailrace.protocol.encoding.api import read_request_header
+from tailrace.protocol.messages import Request
+from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edited, read_frame
+from tailrace.testing.faults import Direction, Fault, ProxiedFrame, kept
+
+__all__ = ["FaultProxy"]
+
+_START_S = 10
+
+
+class FaultProxy:
+    """A TCP proxy before one broker; ``with`` and ``async with`` start and end it.
+
+    Clients have to be told its address: ``KafkaCluster(proxied=True)`` does that, for every broker.
+
+    Attributes:
+        frames: all frames so far, in order.
+    """
+
+    def __init__(self, upstream_host: str, upstream_port: int) -> None:
+        self.frames: list[ProxiedFrame] = []
+        self._upstream = (upstream_host, upstream_port)
+        self._faults: list[Fault] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        """Where clients connect."""
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._pairs: set[ConnectionPair] = set()
+        self._numbers = itertools.count(1)
+        self._is_black_hole = False
+        self._latency_s = 0.0
+        self._bytes_per_s: float | None = None
+        self._slice: int | None = None
+        self._resets: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"FaultProxy {self.port}", daemon=True)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<FaultProxy {self.address} before {self._upstream[0]}:{self._upstream[1]}>"
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, as ``bootstrap_servers`` wants it."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Take connections."""
+        self._thread.start()
+        self._run(self._listen())
+
+    def close(self) -> None:
+        """End it, and all its connections."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for fault in self._faults:
+            fault.end()
+        if self._thread.is_alive():
+            self._run(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_START_S)
+        self._loop.close()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ---- what passed -------------------------------------------------------------------------------------------
+
+    def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
+        """The requests of one kind that passed, of all clients or of one."""
+        return self._of("request", kind, client_id)
+
+    def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
+        """The answers to one kind of request that passed."""
+        return self._of("answer", kind, client_id)
+
+    def _of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
+        return [
+            frame
+            for frame in self.frames[:]
+            if frame.direction == direction
+            and (api := api_by_key(frame.api_key)) is not None
+            and api.message is kind
+            and client_id in {None, frame.client_id}
+        ]
+
+    # ---- faults of single frames -------------------------------------------------------------------------------
+
+    def edit_answer(
+        self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
+    ) -> Fault:
+        """Change answers on their way: ``edit`` takes the message and gives another; ``skip`` first, then so many."""
+        return self._add(Fault(kind, "answer", "edit", edit=edit, skip=skip, times=times))
+
+    def edit_request(
+        self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
+    ) -> Fault:
+        """Change requests on their way."""
+        return self._add(Fault(kind, "request", "edit", edit=edit, skip=skip, times=times))
+
+    def drop_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """The broker has done what was asked and the client never hears of it."""
+        return self._add(Fault(kind, "answer", "drop", skip=skip, times=times))
+
+    def drop_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """The broker never hears of it."""
+        return self._add(Fault(kind, "request", "drop", skip=skip, times=times))
+
+    def hold_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """Keep answers, and what comes behind them on their connection, until ``release``."""
+        return self._add(Fault(kind, "answer", "hold", skip=skip, times=times))
+
+    def hold_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """Keep requests, and what comes behind them on their connection, until ``release``."""
+        return self._add(Fault(kind, "request", "hold", skip=skip, times=times))
+
+    def repeat_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """Send requests twice; the second answer is kept from the client."""
+        return self._add(Fault(kind, "request", "repeat", skip=skip, times=times))
+
+    def delay_answer(self, kind: type[Request[Any]], seconds: float, *, times: int | None = None) -> Fault:
+        """Keep answers for a while."""
+        return self._add(Fault(kind, "answer", "delay", delay_s=seconds, times=times))
+
+    def reset_on_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
+        """Reset the connection in place of an answer: done, and nobody knows."""
+        return self._add(Fault(kind, "answer", "reset", skip=skip, times=times))
+
+    # ---- conditions of the whole line --------------------------------------------------------------------------
+
+    def delay(self, seconds: float) -> None:
+        """Keep every frame for so long (0 ends it)."""
+        self._latency_s = seconds
+
+    def throttle(self, bytes_per_s: float | None, *, slice_bytes: int | None = None) -> None:
+        """Pass so many bytes a second on each connection, in slices of a size (None ends it)."""
+        self._bytes_per_s, self._slice = bytes_per_s, slice_bytes
+
+    def black_hole(self) -> None:
+        """Pass nothing more and keep every socket open, as a network does that loses all packets."""
+        self._is_black_hole = True
+
+    def restore(self) -> None:
+        """End ``black_hole`` (connections that were in it are reset), ``refuse``, ``delay`` and ``throttle``."""
+        was_black_hole, self._is_black_hole = self._is_black_hole, False
+        self._latency_s, self._bytes_per_s, self._slice = 0.0, None, None
+        if was_black_hole:
+            self.reset()
+        self._run(self._listen())
+
+    def reset(self) -> None:
+        """Reset every connection (RST)."""
+        self._run(self._reset_all())
+
+    def reset_every(self, shortest_s: float, longest_s: float) -> None:
+        """Reset every connection again and again, at random moments, until ``reset_never``."""
+        self._run(self._begin_resets(shortest_s, longest_s))
+
+    def reset_never(self) -> None:
+        """End ``reset_every``."""
+        self._run(self._end_resets())
+
+    def refuse(self) -> None:
+        """Refuse connections, and reset those there are, as a host does whose broker is gone."""
+        self._run(self._stop_listening())
+        self.reset()
+
+    # ---- the line ----------------------------------------------------------------------------------------------
+
+    def _add(self, fault: Fault) -> Fault:
+        self._faults.append(fault)
+        return fault
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            if self._listener.fileno() < 0:
+                self._listener = socket.create_server(("127.0.0.1", self.port))
+            self._server = await asyncio.start_server(self._take, sock=self._listener)
+
+    async def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _close(self) -> None:
+        await self._end_resets()
+        await self._stop_listening()
+        pairs = list(self._pairs)
+        await self._reset_all()
+        await asyncio.gather(*(pair.task for pair in pairs), return_exceptions=True)
+
+    async def _reset_all(self) -> None:
+        for pair in list(self._pairs):
+            pair.reset()
+
+    async def _begin_resets(self, shortest_s: float, longest_s: float) -> None:
+        async def resets() -> None:
+            while True:
+                await asyncio.sleep(random.uniform(shortest_s, longest_s))  # noqa: S311
+                await self._reset_all()
+
+        await self._end_resets()
+        self._resets = asyncio.ensure_future(resets())
+
+    async def _end_resets(self) -> None:
+        if self._resets is not None:
+            self._resets.cancel()
+            await asyncio.wait({self._resets})
+            self._resets = None
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pair = ConnectionPair(next(self._numbers), task, writer)
+        self._pairs.add(pair)
+        try:
+            upstream_reader, pair.upstream = await asyncio.open_connection(*self._upstream)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pass_requests(pair, reader, pair.upstream))
+                both.create_task(self._pass_answers(pair, upstream_reader, writer))
+        except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # One side is gone, so is the other.
+            pair.reset()
+        finally:
+            self._pairs.discard(pair)
+            pair.reset()
+
+    async def _pass_requests(
+        self, pair: ConnectionPair, source: asyncio.StreamReader, to: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            data = await read_frame(source)
+            try:
+                header = read_request_header(memoryview(data))
+            except MalformedMessageError:
+                await self._write(to, data)
+                continue
+            asked = ProxiedRequest(header.api_key, header.version, header.client_id)
+            self._note("request", pair, asked, header.correlation_id, data)
+            for fault in self._matching("request", asked.api_key):
+                if fault.action == "repeat":
+                    pair.asked[header.correlation_id] = asked
+                    pair.swallow.add(header.correlation_id)
+                    await self._write(to, data)
+                else:
+                    data = await self._apply(fault, pair, asked, header.correlation_id, data)
+                if not data:
+                    break
+            if data:
+                pair.asked[header.correlation_id] = asked
+                await self._write(to, data)
+
+    async def _pass_answers(self, pair: ConnectionPair, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while True:
+            data = await read_frame(source)
+            correlation_id = LENGTH.unpack_from(data)[0]
+            if correlation_id in pair.swallow:
+                pair.swallow.discard(correlation_id)
+                continue
+            asked = pair.asked.pop(correlation_id, None)
+            if asked is None:
+                await self._write(to, data)
+                continue
+            self._note("answer", pair, asked, correlation_id, data)
+            for fault in self._matching("answer", asked.api_key):
+                data = await self._apply(fault, pair, asked, correlation_id, data)
+                if not data:
+                    break
+            if data:
+                await self._write(to, data)
+
+    def _matching(self, direction: Direction, api_key: int) -> list[Fault]:
+        return [fault for fault in self._faults if fault.takes(direction, api_key)]
+
+    async def _apply(
+        self, fault: Fault, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
+    ) -> bytes:
+        """The frame as it goes on; empty when it does not."""
+        match fault.action:
+            case "drop":
+                return b""
+            case "reset":
+                pair.reset()
+                return b""
+            case "hold":
+                await fault.held()
+            case "delay":
+                await asyncio.sleep(fault.delay_s)
+            case "edit":
+                try:
+                    return edited(fault, asked, correlation_id, data)
+                except Exception as error:  # noqa: BLE001 - the test's own code; the test is told
+                    fault.error = error
+        return data
+
+    def _note(
+        self, direction: Direction, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
+    ) -> None:
+        self.frames.append(
+            ProxiedFrame(
+                direction,
+                asked.api_key,
+                asked.version,
+                correlation_id,
+                time.monotonic(),
+                pair.number,
+                asked.client_id,
+                len(data),
+                kept(data),
+            )
+        )
+
+    async def _write(self, to: asyncio.StreamWriter, data: bytes) -> None:
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        if self._is_black_hole:
+            # For ever, or until the connection is reset.
+            await asyncio.Event().wait()
+        framed = LENGTH.pack(len(data)) + data
+        size = self._slice or len(framed)
+        for at in range(0, len(framed), size):
+            part = framed[at : at + size]
+            to.write(part)
+            await to.drain()
+            if self._bytes_per_s is not None:
+                await asyncio.sleep(len(part) / self._bytes_per_s)

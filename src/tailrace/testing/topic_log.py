@@ -1,0 +1,107 @@
+"""Topics in memory, for tests of handlers: what is sent, published and dead stands here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from tailrace.core.producer.partitioner import partition_of
+from tailrace.errors import PublishError
+from tailrace.producer.publisher import Published
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["TopicLog"]
+
+
+class TopicLog:
+    """Partitions that grow; offsets have no gaps.
+
+    Args:
+        partitions: how many a topic has; one when nothing is said.
+        wall_clock: seconds since the epoch.
+    """
+
+    def __init__(self, partitions: Mapping[str, int], wall_clock: Callable[[], float]) -> None:
+        self._counts, self.wall_clock = partitions, wall_clock
+        self._records: defaultdict[TopicPartition, list[Record]] = defaultdict(list)
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Have ``watcher`` called for each record that is added."""
+        self._watchers.append(watcher)
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic; a topic is there as soon as somebody asks."""
+        return [TopicPartition(topic, number) for number in range(self._counts.get(topic, 1))]
+
+    @property
+    def topics(self) -> list[str]:
+        """Those that have records."""
+        return sorted({partition.topic for partition in self._records})
+
+    def records(self, partition: TopicPartition) -> Sequence[Record]:
+        """What a partition holds; a record's offset is its place."""
+        return self._records[partition]
+
+    def all_of(self, topic: str) -> list[Record]:
+        """What a topic holds, partition by partition."""
+        return [record for partition in self.partitions(topic) for record in self._records[partition]]
+
+    def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
+        """Where a record goes.
+
+        Raises:
+            PublishError: there is no such partition.
+        """
+        count = len(self.partitions(topic))
+        chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
+        if not 0 <= chosen < count:
+            raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
+        return TopicPartition(topic, chosen)
+
+    def add(  # noqa: PLR0913, PLR0917 - what a record has
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Record:
+        """Add a record; without ``partition`` its key decides, as with Kafka's own clients.
+
+        Raises:
+            PublishError: there is no such partition.
+        """
+        place = self.place_of(topic, key, partition)
+        record = Record(
+            topic=topic,
+            partition=place.partition,
+            offset=len(self._records[place]),
+            timestamp=int(self.wall_clock() * 1000) if timestamp_ms is None else timestamp_ms,
+            key=key,
+            value=value,
+            headers=tuple(headers),
+        )
+        self._records[place].append(record)
+        for watcher in self._watchers:
+            watcher()
+        return record
+
+    async def publish(  # noqa: PLR0913 - as a publisher has it
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published:
+        """As a producer does.
+
+        Raises:
+            PublishError: there is no such partition.
+        """
+        record = self.add(topic, value, key, headers, partition, timestamp_ms)
+        return Published(record.topic_partition, record.offset)

@@ -1,0 +1,106 @@
+"""No Avro payload ends the process or fills its memory; it is refused, so that its record becomes a dead letter."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import fastavro
+import pytest
+
+from tailrace.app.declare.schema_registry.formats import AvroFormat, header_of
+from tailrace.app.declare.schema_registry.schema import Schema
+
+TREE = {
+    "type": "record",
+    "name": "Tree",
+    "fields": [
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "id", "type": {"type": "fixed", "name": "Id", "size": 4}},
+        {"name": "names", "type": {"type": "map", "values": "string"}},
+        {"name": "weight", "type": ["null", "double", "long"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "left", "type": ["null", "Tree"]},
+        {"name": "others", "type": {"type": "array", "items": "Tree"}},
+    ],
+}
+CHAIN = {"type": "record", "name": "Chain", "fields": [{"name": "next", "type": ["null", "Chain"]}]}
+
+
+def reader(schema):
+    return AvroFormat().reader(Schema(1, "AVRO", json.dumps(schema)), dict)
+
+
+def tree(depth):
+    left = tree(depth - 1) if depth else None
+    at = {"kind": "B", "id": b"1234", "names": {"a": "b", "c": "dé"}, "weight": 1.5, "at": 7, "left": left}
+    return {**at, "others": [{**at, "left": None, "weight": None, "others": []}] if depth % 2 else []}
+
+
+def test_a_recursive_value_is_read():
+    """Every type is passed, at any depth that a value of honest data has."""
+    for depth in (0, 1, 30):
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, fastavro.parse_schema(TREE), tree(depth))
+        found = reader(TREE)(header_of(1) + stream.getvalue())
+        for _ in range(depth):
+            found = found["left"]
+        assert (found["left"], found["id"], found["names"]) == (None, b"1234", {"a": "b", "c": "dé"})
+
+
+def test_a_long_list_of_links_is_read():
+    """Up to 200 records within records."""
+    assert reader(CHAIN)(header_of(1) + b"\x02" * 199 + b"\x00")
+    with pytest.raises(ValueError, match="nested deeper than 200 levels"):
+        reader(CHAIN)(header_of(1) + b"\x02" * 200 + b"\x00")
+
+
+def test_a_record_that_is_nested_too_deep_ends_no_process():
+    """A payload of some kilobytes would have a decoder in C overflow the stack."""
+    script = (
+        "from tests.app.declare.schema_registry.test_avro_limits import CHAIN, header_of, reader\n"
+        "try:\n    reader(CHAIN)(header_of(1) + b'\\x02' * 500_000 + b'\\x00')\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "nested deeper than 200 levels" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "fixed", "name": "Nothing", "size": 0},
+        {"type": "record", "name": "Empty", "fields": []},
+        {"type": "record", "name": "Nulls", "fields": [{"name": "a", "type": "null"}]},
+    ],
+)
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_items_that_take_no_bytes_are_refused(items, is_inner):
+    """Five bytes would be millions of items."""
+    array = {"type": "array", "items": items}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "map", "values": array}}]}
+    with pytest.raises(TypeError, match="items take no bytes"):
+        reader(schema if is_inner else array)
+
+
+@pytest.mark.parametrize("items", ["boolean", ["null", "int"], {"type": "array", "items": "int"}, TREE])
+def test_items_that_take_bytes_are_read(items):
+    """However few bytes each takes, the payload bounds their number."""
+    assert (
+        AvroFormat().reader(Schema(1, "AVRO", json.dumps({"type": "array", "items": items})), list)(
+            header_of(1) + b"\x00"
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x02", b"\x04", b"\x01", b"\xff" * 20, b"\x02" * 50])
+def test_a_payload_that_ends_early_is_refused(payload):
+    """What is no value of a recursive schema is an error, as with any other schema."""
+    with pytest.raises((ValueError, EOFError, IndexError)):
+        reader(CHAIN)(header_of(1) + payload)

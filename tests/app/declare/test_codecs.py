@@ -1,0 +1,401 @@
+"""Values as bytes and back: what JSON takes, what a user's codec is asked, and what is said of what does not decode."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.app.declare.batch_handler import prepare_batch
+from tailrace.app.declare.codecs import Codec, JsonCodec, RecordCodec
+from tailrace.app.declare.parameters import Key
+from tailrace.app.declare.record_handler import prepare
+from tailrace.errors import ConfigurationError, DecodeError
+from tailrace.records import Record
+
+CODEC = JsonCodec()
+
+
+class Struct(msgspec.Struct):
+    name: str
+    total: int = 0
+
+
+class Opened(msgspec.Struct, tag="opened"):
+    by: str
+
+
+class Closed(msgspec.Struct, tag="closed"):
+    by: str
+
+
+@dataclass
+class Data:
+    name: str
+    total: int = 0
+
+
+class Typed(TypedDict):
+    name: str
+    total: int
+
+
+class Named(NamedTuple):
+    name: str
+    total: int
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    total: int = 0
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+@pydantic.dataclasses.dataclass
+class ModelData:
+    name: str
+    secret: uuid.UUID
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Tree(msgspec.Struct):
+    children: list[Tree] = []
+
+
+class Foreign:
+    pass
+
+
+@dataclass
+class WithForeign:
+    inside: list[Foreign]
+
+
+@dataclass
+class WithModel:
+    inside: Model
+
+
+class Broken(msgspec.Struct):
+    field: Nowhere  # noqa: F821
+
+
+Animal = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+
+def record(value: bytes | None, topic: str = "orders") -> Record:
+    return Record(topic, 3, 17, b"k", value, 0)
+
+
+def taking(annotation: object):
+    async def charge(it):
+        return it
+
+    charge.__annotations__ = {"it": annotation}
+    return charge
+
+
+async def failure(annotation: object, value: bytes | None, codec: Codec | RecordCodec = CODEC) -> DecodeError:
+    with pytest.raises(DecodeError) as caught:
+        await prepare(taking(annotation), codec).call(record(value))
+    return caught.value
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------------
+
+VALUES = [
+    (bytes, b"\xff\x00"),
+    (str, "grüß dich"),
+    (int, 42),
+    (float, 1.5),
+    (bool, True),
+    (dict, {"a": [1, None]}),
+    (list, [1, "a"]),
+    (Any, {"a": 1}),
+    (object, [1]),
+    (dict[str, int], {"a": 1}),
+    (list[Struct], [Struct("ann", 5)]),
+    (Colour, Colour.RED),
+    (uuid.UUID, uuid.UUID(int=7)),
+    (Struct, Struct("ann", 5)),
+    (Opened | Closed, Closed("ann")),
+    (Tree, Tree([Tree(), Tree([Tree()])])),
+    (Data, Data("ann", 5)),
+    (Typed, {"name": "ann", "total": 5}),
+    (Named, Named("ann", 5)),
+    (Annotated[int, msgspec.Meta(ge=3)], 3),
+    (Model, Model(name="ann", total=5)),
+    (Animal, Dog(kind="dog")),
+    (list[Model], [Model(name="ann", total=5)]),
+    (dict[str, Model], {"a": Model(name="ann", total=5)}),
+    (ModelData, ModelData("ann", uuid.UUID(int=7))),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value"), VALUES, ids=lambda one: str(one)[:40])
+def test_what_json_encodes_it_decodes(annotation, value):
+    """Every kind of value that a handler may take comes back as it was, null or not."""
+    data = CODEC.encode(value)
+
+    decoded = CODEC.decoder(annotation)(data)
+
+    assert decoded == value
+    assert type(decoded) is type(value)
+    assert CODEC.decoder(annotation | None)(data) == value
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=8))
+def test_json_is_json(value):
+    """What goes out is what Python's own json reads, and what it writes is read; text alone is text."""
+    assert json.loads(CODEC.encode([value])) == [value]
+    assert CODEC.decoder(Any)(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [("grüß", "grüß".encode()), (bytearray(b"\xff"), b"\xff"), (memoryview(b"\xff"), b"\xff"), (b"{", b"{")],
+)
+def test_text_and_bytes_are_encoded_as_they_are(value, data):
+    """Without the quotes of JSON: a handler of ``str`` reads UTF-8."""
+    assert CODEC.encode(value) == data
+
+
+def test_what_has_no_json_is_a_type_error():
+    """Naming the type, nested or not."""
+    for value in (Foreign(), [Foreign()]):
+        with pytest.raises(TypeError, match=r"no JSON for .*Foreign"):
+            CODEC.encode(value)
+
+
+def test_text_in_a_union_is_of_json():
+    """Only ``str`` alone, or with None, is read as it is: beside other types text is told from them by its quotes."""
+    decode = CODEC.decoder(int | str)
+
+    assert [decode(b"5"), decode(b'"5"')] == [5, "5"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Foreign, "there is no JSON for .*Foreign"),
+        (list[Foreign], "there is no JSON for .*Foreign"),
+        (WithForeign, "there is no JSON for .*Foreign"),
+        (WithModel, "there is no JSON for .*Model - what has pydantic models in it has to be pydantic's"),
+        (Model | Foreign, "Foreign"),
+        (Struct | Typed, "not supported"),
+        (Broken, "Nowhere"),
+        (bytes | dict, "by `bytes` or `bytes | None` alone"),
+        (bytearray, "by `bytes`"),
+        (Annotated[bytes, msgspec.Meta(max_length=3)], "by `bytes`"),
+        (Annotated[str, "a name"], "'a name' is no marker"),
+        (Annotated[str, "a name"] | None, "'a name' is no marker"),
+    ],
+)
+def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):
+    """Before any record is read, naming handler, parameter and type; in a batch and as a key no less."""
+    for refused in (
+        lambda: prepare(taking(annotation), CODEC),
+        lambda: prepare_batch(taking(list[annotation]), CODEC),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"^handler \S+charge: parameter 'it' cannot be a [^:]*: .*{words}"
+        ):
+            refused()
+
+
+def test_pydantic_is_imported_for_its_types_alone():
+    """Whoever has none of its models need not have it."""
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "pydantic"}
+    sys.modules["pydantic"] = None
+    try:
+        for annotation, value in VALUES[:20]:
+            assert CODEC.decoder(annotation)(CODEC.encode(value)) == value
+        with pytest.raises(ConfigurationError, match=r"cannot be a .*Model: .*pydantic"):
+            prepare(taking(Model), CODEC)
+    finally:
+        sys.modules.update(before)
+
+
+# ---- what does not decode -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "words"),
+    [
+        (Struct, b'{"name": 1}', r"no \S*Struct: Expected `str`, got `int` - at `\$.name`"),
+        (Struct, b"", r"no \S*Struct: Input data was truncated"),
+        (Struct, b"null", r"no \S*Struct: Expected `object`, got `null`"),
+        (list[Struct], b'[{"name":"a"},{}]', r"no .*Struct\]: Object missing required field `name` - at `\$\[1\]`"),
+        (Data, b"[]", r"no \S*Data: Expected `object`"),
+        (Model, b'{"total": "many"}', r"no \S*Model: name: Field required \(and 1 more\)"),
+        (Model, b"{", r"no \S*Model: Invalid JSON"),
+        (str, b"ab\xff", "no str: 'utf-8' codec can't decode byte 0xff in position 2"),
+        (int, b"1.5", "no int: Expected `int`, got `float`"),
+        (Any, b"[" * 5_000, r"no \S*Any: "),
+    ],
+)
+async def test_what_does_not_decode_is_told_in_full(annotation, value, words):
+    """Where the record is, which handler wanted what of it, and what was wrong; the cause is chained."""
+    error = await failure(annotation, value)
+
+    assert re.match(rf"orders\[3\] at offset 17: handler \S+charge: the value is {words}", str(error))
+    assert error.__cause__ is not None
+
+
+SECRET = "s" * 300
+
+
+class Secretive(pydantic.BaseModel):
+    word: str
+
+    @pydantic.field_validator("word")
+    @classmethod
+    def check(cls, value: str) -> str:
+        raise ValueError(f"{value} is no word")
+
+
+class Failing:
+    def decode(self, data: bytes, _annotation: Any, _record: Record) -> object:
+        raise ValueError(data.decode())
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "codec", "value"),
+    [
+        (Literal["a", "b"], CODEC, f'"{SECRET}"'),
+        (Opened | Closed, CODEC, f'{{"type": "{SECRET}"}}'),
+        (Struct, CODEC, f'{{"name": ["{SECRET}"]}}'),
+        (str, CODEC, f"{SECRET}\udcff"),
+        (Animal, CODEC, f'{{"kind": "{SECRET}"}}'),
+        (Secretive, CODEC, f'{{"word": "{SECRET}"}}'),
+        (dict[str, Secretive], CODEC, f'{{"{SECRET}": {{}}}}'),
+        (dict, Failing(), SECRET),
+    ],
+)
+async def test_an_error_does_not_repeat_the_payload(annotation, codec, value):
+    """Of what the record says, 80 characters at most are in the message, whatever the decoder said."""
+    error = await failure(annotation, value.encode(errors="surrogateescape"), codec)
+
+    assert str(error).count("s" * 81) == 0
+    assert len(str(error)) < 400
+
+
+# ---- codecs of users ------------------------------------------------------------------------------------------------
+
+
+class Reversing:
+    """A codec as a user writes one: of the record, too."""
+
+    def decode(self, data: bytes, annotation: Any, of: Record) -> object:
+        return annotation, data[::-1], of.topic
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)[::-1]
+
+
+class Registry(Reversing):
+    def decode(self, _data: bytes, _annotation: Any, _record: Record) -> object:
+        raise ConnectionRefusedError("the registry is away")
+
+
+class ByType:
+    """A codec that makes a decoder a type, and would take a null for a value."""
+
+    def decoder(self, annotation: Any) -> Any:
+        if annotation is Foreign:
+            raise LookupError("no schema of that name")
+        return lambda data: (annotation, data)
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+
+async def test_a_codec_of_a_user_is_asked_with_type_and_record():
+    """It gets what the handler wrote, None and all; bytes, null values, keys and headers are not its business."""
+
+    async def both(it: dict, key: Annotated[str, Key]):
+        return it, key
+
+    assert await prepare(taking(Foreign | None), Reversing()).call(record(b"ab")) == (Foreign | None, b"ba", "orders")
+    assert await prepare(taking(Foreign | None), Reversing()).call(record(None)) is None
+    assert await prepare(taking(bytes), Reversing()).call(record(b"ab")) == b"ab"
+    assert await prepare(both, Reversing()).call(record(b"ab")) == ((dict, b"ba", "orders"), "k")
+    assert await prepare_batch(taking(list[int]), Reversing()).call([record(b"ab")]) == [(int, b"ba", "orders")]
+    assert not prepare(taking(dict), Reversing()).is_simple
+    assert "the value is null" in str(await failure(dict, None, Reversing()))
+
+
+async def test_what_a_codec_cannot_reach_is_not_the_fault_of_the_record():
+    """An OSError is passed on as it is, alone and in a batch, so that another try may succeed."""
+    with pytest.raises(ConnectionRefusedError):
+        await prepare(taking(dict), Registry()).call(record(b"ab"))
+    with pytest.raises(ConnectionRefusedError):
+        await prepare_batch(taking(list[dict]), Registry()).call([record(b"ab")])
+
+
+async def test_a_batch_of_a_users_codec_names_the_index():
+    """As with JSON, and with the codec's own error as its cause."""
+    with pytest.raises(DecodeError, match=r"^index 0 of the batch: orders\[3\] at offset 17: .*ab") as caught:
+        await prepare_batch(taking(list[dict]), Failing()).call([record(b"ab")])
+
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_a_codec_may_make_a_decoder_a_type():
+    """Then its handlers are as simple as those of JSON, it may refuse types at start, and it never sees a null."""
+    prepared = prepare(taking(int), ByType())
+
+    assert prepared.is_simple
+    assert prepared.decode(b"1") == (int, b"1")
+    assert await prepare(taking(int | None), ByType()).call(record(None)) is None
+    assert "the value is null" in str(await failure(int, None, ByType()))
+    with pytest.raises(ConfigurationError, match=r"parameter 'it' cannot be a .*Foreign: .*no schema of that name"):
+        prepare(taking(Foreign), ByType())
+
+
+class Waiting(Reversing):
+    async def decode(self, data: bytes, annotation: Any, of: Record) -> object: ...
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        (object(), r"an object with decode\(data, annotation, record\) and encode\(value\)"),
+        (Reversing, "an object with decode"),
+        (Waiting(), "its codec's decode is `async def`.*make it a plain function"),
+    ],
+)
+def test_what_is_no_codec_is_refused_at_start(codec, words):
+    """Naming what a codec has to have."""
+    with pytest.raises(ConfigurationError, match=rf"handler \S+charge: .*{words}"):
+        prepare(taking(dict), codec)
+
+
+def test_ours_is_a_codec():
+    """It is what it asks of others."""
+    assert isinstance(CODEC, Codec)
+    assert not isinstance(CODEC, RecordCodec)
+    assert isinstance(Reversing(), RecordCodec)

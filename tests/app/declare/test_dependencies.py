@@ -1,0 +1,513 @@
+"""What providers give: opened once a scope, in order of need, and closed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from tailrace.app.declare.batch_handler import prepare_batch
+from tailrace.app.declare.codecs import JsonCodec
+from tailrace.app.declare.dependencies import open_dependencies
+from tailrace.app.declare.parameters import Depends, Header, Key
+from tailrace.app.declare.record_handler import prepare
+from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
+from tailrace.records import Record
+
+CODEC = JsonCodec()
+RECORD = Record("orders", 3, 17, b"ann", b"v", 0, [("trace", b"t-1")])
+
+steps: list[object] = []
+"""What providers did, in order."""
+
+
+@pytest.fixture(autouse=True)
+def no_steps():
+    steps.clear()
+
+
+class Bank:
+    """Opened and closed by a generator, and each one another."""
+
+
+async def open_bank() -> AsyncIterator[Bank]:
+    steps.append("open bank")
+    try:
+        yield Bank()
+    except BaseException as error:
+        steps.append(repr(error))
+        raise
+    finally:
+        steps.append("close bank")
+
+
+def open_ledger(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> Iterator[tuple[str, Bank]]:
+    steps.append("open ledger")
+    yield "ledger", bank
+    steps.append("close ledger")
+
+
+def begin(
+    bank: Annotated[Bank, Depends(open_bank, scope="app")],
+    /,
+    whole: Record,
+    *,
+    key: Annotated[str, Key],
+    trace: Annotated[str | None, Header("trace")],
+) -> Iterator[tuple[object, ...]]:
+    steps.append("begin")
+    try:
+        yield bank, whole.offset, key, trace
+    except ValueError as error:
+        steps.append(f"roll back {error}")
+        raise
+    else:
+        steps.append("commit")
+
+
+def plain() -> str:
+    return "plain"
+
+
+def doubled(text: str) -> str:
+    return text * 2
+
+
+async def coroutine() -> str:
+    await asyncio.sleep(0)
+    return "coroutine"
+
+
+def generator() -> Iterator[str]:
+    yield "generator"
+
+
+async def async_generator() -> AsyncIterator[str]:
+    yield "async generator"
+
+
+class Made:
+    def __init__(self, key: Annotated[str, Key], limit: int = 3, *rest: int, **more: int) -> None:
+        self.content = (key, limit, rest, more)
+
+
+class Settings(msgspec.Struct):
+    limit: int = 5
+
+
+class Opener:
+    """A provider that is an object, and one that is a method."""
+
+    def __call__(self) -> str:
+        return "object"
+
+    async def method(self) -> str:
+        return "method"
+
+
+OPENER = Opener()
+
+
+def needing(provider, scope="record", *, around=None):
+    """A handler that returns what the provider gives."""
+
+    async def handler(given):
+        return around() if around else given
+
+    handler.__annotations__ = {"given": Annotated[object, Depends(provider, scope=scope)]}
+    return handler
+
+
+async def given_by(provider, scope="record", **options):
+    prepared = prepare(needing(provider, scope), CODEC, **options)
+    async with open_dependencies(prepared.app_dependencies) as opened:
+        return await prepared.call(RECORD, opened)
+
+
+# ---- what providers are ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["record", "app"])
+@pytest.mark.parametrize(
+    ("provider", "expected"),
+    [
+        (plain, "plain"),
+        (coroutine, "coroutine"),
+        (generator, "generator"),
+        (async_generator, "async generator"),
+        (OPENER, "object"),
+        (OPENER.method, "method"),
+        (functools.partial(doubled, "par"), "parpar"),
+        (lambda: "lambda", "lambda"),
+        (Settings, Settings()),
+    ],
+)
+async def test_every_kind_of_provider_gives_its_value(provider, expected, scope):
+    """Functions, generators, sync and async, classes, methods, objects, partials; in either scope."""
+    assert await given_by(provider, scope) == expected
+
+
+async def test_a_class_is_made_of_what_it_asks_for():
+    """Its __init__ is as a function's signature; what it does not mark stays at its default."""
+    made = await given_by(Made)
+
+    assert isinstance(made, Made)
+    assert made.content == ("ann", 3, (), {})
+
+
+async def test_a_provider_of_record_scope_may_look_at_the_record():
+    """Record, key, headers and other providers, as the handler may."""
+
+    async def handler(tx: Annotated[tuple, Depends(begin)], whole: Record):
+        return tx, whole
+
+    prepared = prepare(handler, CODEC)
+    async with open_dependencies(prepared.app_dependencies) as opened:
+        (bank, *rest), whole = await prepared.call(RECORD, opened)
+
+    assert isinstance(bank, Bank)
+    assert (rest, whole) == ([17, "ann", "t-1"], RECORD)
+
+
+# ---- the scope of the app -------------------------------------------------------------------------------------------
+
+
+async def pay(
+    value: bytes,
+    ledger: Annotated[tuple[str, Bank], Depends(open_ledger, scope="app")],
+    bank: Annotated[Bank, Depends(open_bank, scope="app")],
+):
+    return ledger, bank
+
+
+async def refund(bank: Annotated[Bank, Depends(open_bank, scope="app")]):
+    return bank
+
+
+async def test_the_app_opens_a_provider_once_for_all_its_handlers():
+    """In order of need, closed in reverse; every call of every handler shares it, concurrent ones too."""
+    first, second = prepare(pay, CODEC), prepare(refund, CODEC)
+
+    async with open_dependencies([*first.app_dependencies, *second.app_dependencies]) as opened:
+        results = await asyncio.gather(first.call(RECORD, opened), first.call(RECORD, opened))
+        bank = await second.call(RECORD, opened)
+
+    assert results == [(("ledger", bank), bank)] * 2
+    assert steps == ["open bank", "open ledger", "close ledger", "close bank"]
+
+
+async def test_what_is_not_open_is_told():
+    """A handler that is called before the app's providers are open says so."""
+    with pytest.raises(ConsumerStateError, match="open_bank is not open"):
+        await prepare(refund, CODEC).call(RECORD)
+
+
+async def test_a_provider_that_does_not_open_closes_those_before_it():
+    """And its error is raised as it is."""
+
+    def broken(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> None:
+        raise OSError("no ledger")
+
+    handler = needing(broken, "app")
+
+    with pytest.raises(OSError, match="no ledger"):
+        async with open_dependencies(prepare(handler, CODEC).app_dependencies):
+            pass
+    assert steps == ["open bank", "OSError('no ledger')", "close bank"]
+
+
+async def test_an_error_in_closing_surfaces():
+    """It is raised, and what is still open is closed all the same."""
+
+    def failing(bank: Annotated[Bank, Depends(open_bank, scope="app")]) -> Iterator[None]:
+        yield
+        raise OSError("cannot close")
+
+    with pytest.raises(OSError, match="cannot close"):
+        async with open_dependencies(prepare(needing(failing, "app"), CODEC).app_dependencies):
+            steps.append("body")
+    assert steps == ["open bank", "body", "OSError('cannot close')", "close bank"]
+
+
+# ---- the scope of a record ------------------------------------------------------------------------------------------
+
+
+async def test_a_record_has_its_own():
+    """Opened for each call, once however many need it, and closed when the handler is through."""
+
+    def account(bank: Annotated[Bank, Depends(open_bank)]) -> Bank:
+        return bank
+
+    async def handler(given, bank):
+        steps.append("handle")
+        return given, bank
+
+    handler.__annotations__ = {
+        "given": Annotated[Bank, Depends(account)],
+        "bank": Annotated[Bank, Depends(open_bank)],
+    }
+    prepared = prepare(handler, CODEC)
+
+    first, again = await prepared.call(RECORD)
+    second, _ = await prepared.call(RECORD)
+
+    assert first is again
+    assert first is not second
+    assert steps == ["open bank", "handle", "close bank"] * 2
+    assert prepared.app_dependencies == ()
+
+
+async def test_the_two_scopes_of_a_provider_are_two():
+    """What the app shares is not what a record has."""
+
+    async def handler(
+        shared: Annotated[Bank, Depends(open_bank, scope="app")], own: Annotated[Bank, Depends(open_bank)]
+    ):
+        return shared is own
+
+    prepared = prepare(handler, CODEC)
+    async with open_dependencies(prepared.app_dependencies) as opened:
+        assert await prepared.call(RECORD, opened) is False
+
+
+async def test_a_generator_sees_what_the_handler_raises():
+    """It is thrown into it where it yielded; then the error goes on."""
+
+    async def handler(tx: Annotated[tuple, Depends(begin)]):
+        raise ValueError("no money")
+
+    prepared = prepare(handler, CODEC)
+    async with open_dependencies(prepared.app_dependencies) as opened:
+        with pytest.raises(ValueError, match="no money"):
+            await prepared.call(RECORD, opened)
+
+    assert steps == ["open bank", "begin", "roll back no money", "close bank"]
+
+
+async def test_a_generator_may_deal_with_what_the_handler_raises():
+    """As in contextlib: what it catches and does not raise again has been dealt with."""
+
+    def forgiving() -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            steps.append("forgiven")
+
+    def fail() -> None:
+        raise ValueError
+
+    assert await prepare(needing(forgiving, around=fail), CODEC).call(RECORD) is None
+    assert steps == ["forgiven"]
+
+
+async def test_what_is_cancelled_is_closed():
+    """A handler that is cancelled in the middle leaves nothing open."""
+    started = asyncio.Event()
+
+    async def handler(bank: Annotated[Bank, Depends(open_bank)]) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(prepare(handler, CODEC).call(RECORD))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert steps == ["open bank", "CancelledError()", "close bank"]
+
+
+async def test_a_header_that_a_provider_misses_is_a_decode_error():
+    """It names handler, provider and record, and what was opened before is closed."""
+
+    def traced(bank: Annotated[Bank, Depends(open_bank)], trace: Annotated[str, Header("span")]) -> str:
+        return trace
+
+    with pytest.raises(
+        DecodeError, match=r"orders\[3\] at offset 17: handler \S+: provider \S+traced: .*header 'span'"
+    ):
+        await prepare(needing(traced), CODEC).call(RECORD)
+    assert steps[-1] == "close bank"
+
+
+async def test_a_plain_handler_has_its_dependencies_too():
+    """Opened on the event loop around the call that a thread makes."""
+
+    def handler(value: bytes, *, tx: Annotated[tuple, Depends(begin)]) -> object:
+        steps.append("handle")
+        return value, tx[1:]
+
+    prepared = prepare(handler, CODEC)
+    async with (
+        open_dependencies(prepared.app_dependencies) as opened,
+        prepared.opened_for(RECORD, opened) as everything,
+    ):
+        args, kwargs = prepared.bind(RECORD, everything)
+        result = await asyncio.to_thread(prepared.function, *args, **kwargs)
+
+    assert result == (b"v", (17, "ann", "t-1"))
+    assert steps == ["open bank", "begin", "handle", "commit", "close bank"]
+
+
+async def test_a_batch_has_its_own():
+    """What has the scope of a record is opened once a batch there."""
+
+    async def handler(values: list[bytes], bank: Annotated[Bank, Depends(open_bank)]):
+        steps.append("handle")
+        return values, bank
+
+    prepared = prepare_batch(handler, CODEC)
+
+    values, bank = await prepared.call([RECORD, RECORD])
+
+    assert (values, type(bank)) == ([b"v", b"v"], Bank)
+    assert not prepared.is_simple
+    assert steps == ["open bank", "handle", "close bank"]
+
+
+# ---- overrides ------------------------------------------------------------------------------------------------------
+
+
+class FakeBank(Bank):
+    """What a test gives for a bank."""
+
+
+async def test_a_provider_is_replaced_wherever_it_is_needed():
+    """In either scope, by any kind of provider, in the handler and in other providers."""
+    prepared = prepare(pay, CODEC, overrides={open_bank: FakeBank})
+
+    async with open_dependencies(prepared.app_dependencies) as opened:
+        (_, through), bank = await prepared.call(RECORD, opened)
+
+    assert type(bank) is FakeBank
+    assert through is bank
+    assert type(await given_by(open_bank, overrides={open_bank: FakeBank})) is FakeBank
+    assert steps == ["open ledger", "close ledger"]
+
+
+async def test_providers_are_told_apart_by_identity():
+    """One that is equal is another; a method is the same as long as its object is."""
+
+    class Equal:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __call__(self) -> str:
+            return self.name
+
+        def method(self) -> str:
+            return f"method of {self.name}"
+
+    one, two = Equal("one"), Equal("two")
+
+    assert await given_by(one, overrides={two: plain}) == "one"
+    assert await given_by(one, overrides={one: plain}) == "plain"
+    assert await given_by(one.method, overrides={two.method: plain}) == "method of one"
+    assert await given_by(one.method, overrides={one.method: plain}) == "plain"
+
+
+async def test_what_takes_the_place_of_a_provider_may_need_others():
+    """Its own signature counts, not that of what it replaces."""
+
+    async def fake(key: Annotated[str, Key], text: Annotated[str, Depends(plain)]) -> str:
+        return f"{key} {text}"
+
+    assert await given_by(generator, overrides={generator: fake}) == "ann plain"
+
+
+# ---- what is refused at start ---------------------------------------------------------------------------------------
+
+
+def of_one_record(whole: Record) -> None: ...
+def with_key(key: Annotated[str, Key]) -> None: ...
+def with_header(trace: Annotated[str, Header("x")]) -> None: ...
+def on_record_scope(bank: Annotated[Bank, Depends(open_bank)]) -> None: ...
+def with_value(order: dict) -> None: ...
+def of_nowhere(order: Annotated[Nowhere, Key] = 3) -> None: ...  # noqa: F821
+def there(it: Annotated[None, Depends(back)]) -> None: ...
+def back(it: Annotated[None, Depends(there)]) -> None: ...
+def itself(it: Annotated[None, Depends(itself)]) -> None: ...
+
+
+@contextmanager
+def a_manager() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def an_async_manager() -> AsyncIterator[None]:
+    yield
+
+
+@functools.cache
+def cached() -> object:
+    return object()
+
+
+@pytest.mark.parametrize(
+    ("provider", "scope", "words"),
+    [
+        (Bank(), "record", r"parameter 'given': \S+Bank.* is no provider - write Depends\(provider\), the function"),
+        (plain, "session", "parameter 'given': scope='session' will not do - it is 'record' or 'app'"),
+        (of_one_record, "app", "provider .*of_one_record: parameter 'whole' asks for a record.* scope='record'"),
+        (with_key, "app", "provider .*with_key: parameter 'key' asks for a record"),
+        (with_header, "app", "provider .*with_header: parameter 'trace' asks for a record"),
+        (on_record_scope, "app", "parameter 'bank': .*open_bank is opened for each record, and .* the same scope"),
+        (with_value, "record", "parameter 'order' of a provider is not filled in - mark it with .*Depends"),
+        (there, "record", r"providers need each other in a circle: \S+there -> \S+back -> \S+there"),
+        (itself, "record", r"in a circle: \S+itself -> \S+itself"),
+        (of_nowhere, "record", "provider .*of_nowhere: parameter 'order': the name 'Nowhere' .* cannot be resolved"),
+        (
+            a_manager,
+            "record",
+            "provider .*a_manager is a plain function wrapped around a generator - give the generator",
+        ),
+        (an_async_manager, "app", "an_async_manager is a plain function wrapped around an async generator"),
+        (dict, "record", "provider builtins.dict: its signature cannot be read.* - wrap it in a function"),
+    ],
+)
+def test_a_provider_that_cannot_be_is_refused(provider, scope, words):
+    """At start, naming the handler, the provider, its parameter, and what to write instead."""
+    with pytest.raises(ConfigurationError, match=rf"^handler \S+handler: .*{words}"):
+        prepare(needing(provider, scope), CODEC)
+
+
+def test_an_override_that_cannot_be_called_is_refused():
+    """An override is a provider, not what it gives."""
+    with pytest.raises(ConfigurationError, match=r"\S+Bank overrides \S+open_bank and cannot be called"):
+        prepare(refund, CODEC, overrides={open_bank: Bank()})
+
+
+async def test_a_function_that_caches_is_a_provider():
+    """What wraps a function of the same kind is as good as the function."""
+    assert await given_by(cached) is await given_by(cached)
+
+
+async def test_types_of_a_library_need_not_be_resolved():
+    """A parameter that stays at its default may be annotated with what only its own module knows."""
+
+    class Client:
+        def __init__(self, verify: SSLContext | bool = True) -> None:  # noqa: F821, FBT001, FBT002
+            self.verify = verify
+
+    assert (await given_by(Client, "app")).verify is True
+
+
+async def test_providers_of_a_batch_have_no_record():
+    """What needs one record is refused, for a batch has many."""
+
+    async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="with_key: parameter 'key' asks for one record, and a batch has many"):
+        prepare_batch(handler, CODEC)

@@ -1,0 +1,463 @@
+"""A handler's signature becomes a call: parameters get what they ask for, and what cannot be is refused at start."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import uuid
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Any, NewType
+
+import msgspec
+import pytest
+
+from tailrace.app.declare.batch_handler import PreparedBatch, prepare_batch
+from tailrace.app.declare.codecs import JsonCodec
+from tailrace.app.declare.parameters import Depends, Header, Key
+from tailrace.app.declare.record_handler import PreparedHandler, prepare
+from tailrace.app.publish.message import Message
+from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
+from tailrace.records import Record
+
+CODEC = JsonCodec()
+
+
+class Order(msgspec.Struct):
+    customer: str
+    total: float = 0
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Bank:
+    """Something that no record has in it."""
+
+
+Raw = NewType("Raw", bytes)
+
+ANN = b'{"customer": "ann", "total": 5}'
+
+
+def record(
+    value: bytes | None = b"v", key: bytes | None = b"k", headers: Sequence[Any] = (), offset: int = 17
+) -> Record:
+    return Record("orders", 3, offset, key, value, 1_234, headers)
+
+
+def taking(annotation: object):
+    """An async handler of one parameter, ``it``, which it returns."""
+
+    async def handler(it):
+        return it
+
+    handler.__annotations__ = {"it": annotation}
+    return handler
+
+
+async def got(annotation: object, of: Record) -> object:
+    return await prepare(taking(annotation), CODEC).call(of)
+
+
+# ---- the value -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_handler_of_one_value_is_called_with_it():
+    """The first parameter without a marker is the value, decoded as it is annotated, text annotations too."""
+
+    async def charge(order: Order) -> float:
+        return order.total
+
+    prepared = prepare(charge, CODEC)
+
+    assert prepared.is_simple
+    assert (prepared.is_async, prepared.takes_bytes, prepared.takes_null) == (True, False, False)
+    assert await prepared.function(prepared.decode(ANN)) == 5
+    assert await prepared.call(record(ANN)) == 5
+    assert prepared.bind(record(ANN), {}) == ([Order("ann", 5)], {})
+
+
+@pytest.mark.parametrize("annotation", [bytes, bytes | None, Raw])
+def test_bytes_are_not_looked_at(annotation):
+    """The very bytes of the record reach the handler, whatever they are."""
+    value = b"\xff{"
+
+    prepared = prepare(taking(annotation), CODEC)
+
+    assert prepared.takes_bytes
+    assert prepared.decode(value) is value
+
+
+@pytest.mark.parametrize("annotation", [bytes, str, dict, Order, int, Any])
+async def test_a_null_value_reaches_only_who_takes_it(annotation):
+    """A tombstone is None for handlers annotated so, and a DecodeError that says how to take it for all others."""
+    assert prepare(taking(annotation | None), CODEC).takes_null
+    assert await got(annotation | None, record(None)) is None
+
+    with pytest.raises(DecodeError, match=r"orders\[3\] at offset 17: handler .*handler: the value is null.*\| None"):
+        await got(annotation, record(None))
+
+
+async def test_a_simple_handler_names_the_record_that_failed():
+    """decode() knows no record; decode_error() makes the same error of what it raises as call() does."""
+    prepared = prepare(taking(Order), CODEC)
+
+    for bad in (record(b'{"customer": 1}'), record(None)):
+        with pytest.raises((msgspec.ValidationError, TypeError)) as raised:
+            prepared.decode(bad.value)
+        with pytest.raises(DecodeError) as whole:
+            await prepared.call(bad)
+        assert str(prepared.decode_error(bad, raised.value)) == str(whole.value)
+
+
+# ---- keys, headers, the record --------------------------------------------------------------------------------------
+
+
+async def test_a_record_is_taken_apart():
+    """Value, key, headers and the record itself, positional or by keyword, in any order."""
+
+    async def handler(
+        trace: Annotated[str, Header("trace")],
+        /,
+        whole: Record,
+        order: Order,
+        *,
+        customer: Annotated[str, Key],
+        attempt: Annotated[int, Header("attempt")] = 1,
+    ):
+        return trace, whole, order, customer, attempt
+
+    prepared = prepare(handler, CODEC)
+    full = record(ANN, b"ann", [("trace", b"t-1"), ("attempt", b"4")])
+    some = record(ANN, b"ann", [("trace", b"t-1")])
+
+    assert not prepared.is_simple
+    assert await prepared.call(full) == ("t-1", full, Order("ann", 5), "ann", 4)
+    assert await prepared.call(some) == ("t-1", some, Order("ann", 5), "ann", 1)
+
+
+async def test_a_handler_may_do_without_the_value():
+    """Then nothing is decoded, and null values reach it."""
+
+    async def handler(whole: Record) -> object:
+        return whole.value
+
+    prepared = prepare(handler, CODEC)
+
+    assert (prepared.is_simple, prepared.takes_null) == (False, True)
+    assert await prepared.call(record(b"{")) == b"{"
+    assert await prepared.call(record(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "data", "expected"),
+    [
+        (bytes, b"\xff", b"\xff"),
+        (str, "grüß".encode(), "grüß"),
+        (int, b"-42", -42),
+        (float, b"1.5", 1.5),
+        (bool, b"true", True),
+        (uuid.UUID, b"12345678-1234-5678-1234-567812345678", uuid.UUID("12345678-1234-5678-1234-567812345678")),
+        (dt.date, b"2026-11-21", dt.date(2026, 11, 21)),
+        (Colour, b"red", Colour.RED),
+        (Annotated[int, msgspec.Meta(ge=3)], b"3", 3),
+        (Order, ANN, Order("ann", 5)),
+        (list[int], b"[1,2]", [1, 2]),
+    ],
+)
+async def test_keys_and_headers_are_text_or_json(annotation, data, expected):
+    """What has a text is read from it, bytes are as they are, the rest is JSON; ``| None`` changes none of it."""
+    of = record(key=data, headers=[("x", data)])
+
+    for wanted in (annotation, annotation | None):
+        assert await got(Annotated[wanted, Key], of) == expected
+        assert await got(Annotated[wanted, Header("x")], of) == expected
+
+
+@pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Key(), "key"), (Header("x"), "header 'x'")])
+async def test_what_is_absent_needs_none_or_a_default(marker, what):
+    """A record without the key or the header gives None where that is allowed, or else is a DecodeError."""
+    bare, null = record(key=None), record(key=None, headers=[("x", None), ("X", b"1")])
+
+    for of in (bare, null):
+        assert await got(Annotated[str | None, marker], of) is None
+        with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: .*there is no {what} for 'it'.*\| None"):
+            await got(Annotated[str, marker], of)
+
+
+@pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Header("x"), "header 'x'")])
+async def test_a_key_or_header_that_does_not_decode_is_told(marker, what):
+    """The error names the place, the handler, which part of the record it was, and the type."""
+    with pytest.raises(DecodeError, match=rf"orders\[3\] at offset 17: handler \S+: the {what} is no int: .*`int`"):
+        await got(Annotated[int, marker], record(key=b"many", headers=[("x", b"many")]))
+
+
+async def test_of_several_headers_the_last_counts():
+    """As with Kafka's own lastHeader."""
+    assert await got(Annotated[str, Header("x")], record(headers=[("x", b"1"), ("y", b"2"), ("x", b"3")])) == "3"
+
+
+# ---- what a handler may be ------------------------------------------------------------------------------------------
+
+
+class Shop:
+    """Handlers that are methods and objects."""
+
+    async def charge(self, order: Order, key: Annotated[str, Key]) -> object:
+        return self, order.customer, key
+
+    async def __call__(self, order: Order) -> object:
+        return self, order.customer
+
+    @staticmethod
+    def refund(order: Order) -> str:
+        return order.customer
+
+
+async def bound_in_part(rate: int, order: Order, key: Annotated[str, Key], bank: Annotated[Bank, Depends(Bank)]):
+    return rate, order.customer, key, bank
+
+
+def logged(function):
+    @functools.wraps(function)
+    async def wrapper(*args: object, **kwargs: object):
+        return await function(*args, **kwargs)
+
+    return wrapper
+
+
+async def test_methods_objects_and_decorated_functions_are_handlers():
+    """What can be called is a handler; what it is async of is found behind decorators that say what they wrap."""
+    shop = Shop()
+
+    assert await prepare(shop.charge, CODEC).call(record(ANN)) == (shop, "ann", "k")
+    assert await prepare(shop, CODEC).call(record(ANN)) == (shop, "ann")
+    assert await prepare(logged(shop.charge), CODEC).call(record(ANN)) == (shop, "ann", "k")
+    assert prepare(shop, CODEC).name.endswith("Shop")
+    assert prepare(shop.charge, CODEC).name.endswith("Shop.charge")
+
+
+async def test_what_a_partial_has_filled_in_is_left_to_it():
+    """Arguments of a partial stay as they are, even where the parameter has a marker."""
+    bank = Bank()
+
+    prepared = prepare(functools.partial(functools.partial(bound_in_part, 7), bank=bank), CODEC)
+
+    assert prepared.is_async
+    assert prepared.record_dependencies == ()
+    assert await prepared.call(record(ANN)) == (7, "ann", "k", bank)
+
+
+async def test_a_plain_function_is_bound_and_not_called():
+    """It is not async and its arguments are there for a thread; call(), on the event loop, refuses it."""
+
+    def handler(order: Order, *, key: Annotated[str, Key]) -> str:
+        return order.customer + key
+
+    prepared = prepare(handler, CODEC)
+    args, kwargs = prepared.bind(record(ANN), {})
+
+    assert not prepared.is_async
+    assert handler(*args, **kwargs) == "annk"
+    assert prepare(Shop.refund, CODEC).is_simple
+    with pytest.raises(ConsumerStateError, match="is a plain function"):
+        await prepared.call(record(ANN))
+
+
+async def test_other_parameters_with_defaults_stay_at_them():
+    """Also where one behind them is filled in, and where they can be passed by position only."""
+
+    async def by_position(order: Order, limit: int = 3, /, key: Annotated[str, Key] = "", more: int = 4):
+        return order.customer, limit, key, more
+
+    async def by_keyword(*, limit: int = 3, order: Order, key: Annotated[str, Key]):
+        return order.customer, limit, key
+
+    assert await prepare(by_position, CODEC).call(record(ANN)) == ("ann", 3, "k", 4)
+    assert await prepare(by_keyword, CODEC).call(record(ANN)) == ("ann", 3, "k")
+
+
+def test_a_handler_that_takes_more_has_no_simple_call():
+    """decode() of one that is not simple says what to do instead."""
+
+    async def handler(order: Order, key: Annotated[str, Key]) -> None: ...
+
+    with pytest.raises(ConsumerStateError, match=r"call\(\) it"):
+        prepare(handler, CODEC).decode(ANN)
+
+
+def test_a_name_in_what_it_returns_need_not_exist():
+    """Only parameters are resolved: a return type may be for type checkers alone."""
+
+    async def handler(order: Order) -> Invoice: ...  # noqa: F821
+
+    assert isinstance(prepare(handler, CODEC), PreparedHandler)
+
+
+# ---- what is refused at start ---------------------------------------------------------------------------------------
+
+
+async def two_values(order: Order, bank: Bank) -> None: ...
+async def many_values(*orders: Order) -> None: ...
+async def any_names(order: Order, **rest: Any) -> None: ...
+async def nothing() -> None: ...
+async def nothing_of_the_record(*, limit: int = 3) -> None: ...
+async def not_annotated(order) -> None: ...
+async def value_with_default(order: Order = Order("bob")) -> None: ...  # noqa: B008
+async def of_nowhere(order: Odrer) -> None: ...  # noqa: F821
+async def of_no_module(order: msgspec.Strukt) -> None: ...
+async def of_no_type(order: Order[int]) -> None: ...
+async def header_without_name(order: Order, trace: Annotated[str, Header]) -> None: ...
+async def header_with_empty_name(order: Order, trace: Annotated[str, Header("")]) -> None: ...
+async def depends_on_nothing(order: Order, bank: Annotated[Bank, Depends]) -> None: ...
+async def marker_as_default(order: Order, trace: str = Header("trace")) -> None: ...
+async def bare_marker_as_default(order: Order, key: str = Key) -> None: ...
+async def two_markers(key: Annotated[str, Key, Header("key")]) -> None: ...
+async def marker_within(order: Order, trace: Annotated[str, Header("trace")] | None) -> None: ...
+async def unknown_marker(order: Annotated[Order, "from orders"]) -> None: ...
+async def forgotten_depends(order: Order, bank: Annotated[Bank, Bank]) -> None: ...
+async def nullable_record(whole: Record | None) -> None: ...
+async def many_records(whole: list[Record]) -> None: ...
+async def bank_as_value(bank: Bank) -> None: ...
+async def bank_as_key(order: Order, bank: Annotated[Bank, Key]) -> None: ...
+async def a_generator(order: Order):
+    yield order
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (two_values, "parameter 'bank' is a second value beside 'order', .*Key.*Header.*Depends"),
+        (many_values, "parameter 'orders' takes whatever there is"),
+        (any_names, "parameter 'rest' takes whatever there is"),
+        (nothing, "takes nothing - give it a parameter for the value"),
+        (nothing_of_the_record, "takes nothing"),
+        (not_annotated, "parameter 'order' does not say what it takes .*`order: bytes`"),
+        (Shop.charge, "parameter 'self' .* give the method of an object"),
+        (value_with_default, "parameter 'order' is the value, .* leave its default out"),
+        (of_nowhere, "parameter 'order': the name 'Odrer' .* cannot be resolved .*top of the module"),
+        (of_no_module, "parameter 'order': .*msgspec.Strukt.* cannot be resolved"),
+        (of_no_type, "parameter 'order': .* cannot be resolved"),
+        (header_without_name, r"parameter 'trace': .*write Annotated\[T, Header\('name'\)\]"),
+        (header_with_empty_name, r"parameter 'trace': .*write Annotated\[T, Header\('name'\)\]"),
+        (depends_on_nothing, r"parameter 'bank': .*write Annotated\[T, Depends\(provider\)\]"),
+        (marker_as_default, "parameter 'trace' has a marker as its default - write it into the annotation"),
+        (bare_marker_as_default, "parameter 'key' has a marker as its default"),
+        (two_markers, "parameter 'key' has more than one marker"),
+        (marker_within, r"parameter 'trace': .* has a marker within .* Annotated\[T \| None, marker\]"),
+        (unknown_marker, "parameter 'order' .*'from orders' is no marker - Annotated knows Key, Header"),
+        (forgotten_depends, "parameter 'bank' is a second value"),
+        (nullable_record, "parameter 'whole': `Record` stands alone"),
+        (many_records, r"parameter 'whole': `Record` stands alone.* batch handler"),
+        (bank_as_value, r"parameter 'bank' cannot be a \S*Bank: there is no JSON for \S*Bank.*Depends"),
+        (bank_as_key, r"parameter 'bank' cannot be a \S*Bank"),
+        (a_generator, "is an async generator - return what it publishes"),
+        (Shop, "is no function - give a function"),
+        ("shop.charge", "is no function"),
+    ],
+)
+def test_a_signature_that_no_record_can_fill_is_refused(handler, words):
+    """At start, naming the handler, the parameter, and what to write instead."""
+    name = getattr(handler, "__qualname__", "str")
+
+    with pytest.raises(ConfigurationError, match=rf"^handler \S*{name}\b:? {words}"):
+        prepare(handler, CODEC)
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def batch(*values: bytes | None) -> list[Record]:
+    return [record(value, offset=100 + n) for n, value in enumerate(values)]
+
+
+async def test_a_batch_is_a_list_of_values():
+    """Each value decoded as the list says, null values where they are allowed."""
+    orders, numbers = prepare_batch(taking(list[Order]), CODEC), prepare_batch(taking(list[int | None]), CODEC)
+
+    assert isinstance(orders, PreparedBatch)
+    assert orders.is_simple
+    assert await orders.call(batch(ANN, ANN)) == [Order("ann", 5)] * 2
+    assert await orders.function(orders.decode(batch(ANN))) == [Order("ann", 5)]
+    assert await numbers.call(batch(b"1", None, b"3")) == [1, None, 3]
+    assert await numbers.call([]) == []
+
+
+async def test_a_batch_may_be_the_records():
+    """``list[Record]`` is given as they are, with nothing decoded, in a list that is the handler's own."""
+    records = batch(b"{", None)
+
+    prepared = prepare_batch(taking(list[Record]), CODEC)
+    given = await prepared.call(records)
+
+    assert prepared.takes_records
+    assert given == records
+    assert given is not records
+    assert prepared.decode_one(records[0]) is records[0]
+
+
+@pytest.mark.parametrize("bad", [b"{", None])
+async def test_the_error_of_a_batch_says_which_record_it_was(bad):
+    """By its index and by its place; the others can be told from it one by one."""
+    prepared = prepare_batch(taking(list[Order]), CODEC)
+    records = batch(ANN, ANN, bad, ANN)
+
+    with pytest.raises(DecodeError, match=r"^index 2 of the batch: orders\[3\] at offset 102: handler"):
+        await prepared.call(records)
+    assert prepared.decode_one(records[1]) == Order("ann", 5)
+    with pytest.raises(DecodeError, match=r"^orders\[3\] at offset 102"):
+        prepared.decode_one(records[2])
+
+
+async def test_a_plain_function_takes_batches_too():
+    """Its arguments are there for a thread."""
+
+    def handler(orders: list[Order]) -> int:
+        return len(orders)
+
+    prepared = prepare_batch(handler, CODEC)
+    args, kwargs = prepared.bind(batch(ANN, ANN), {})
+
+    assert not prepared.is_async
+    assert handler(*args, **kwargs) == 2
+
+
+async def batch_with_key(orders: list[Order], key: Annotated[str, Key]) -> None: ...
+async def batch_with_header(orders: list[Order], trace: Annotated[str, Header("x")]) -> None: ...
+async def batch_with_record(orders: list[Order], whole: Record) -> None: ...
+async def batch_of_nothing(bank: Annotated[Bank, Depends(Bank)]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        (batch_with_key, "parameter 'key' asks for one record, and a batch has many"),
+        (batch_with_header, "parameter 'trace' asks for one record"),
+        (batch_with_record, r"parameter 'whole' asks for one record.*list\[Record\]"),
+        (batch_of_nothing, "takes no batch - give it a parameter"),
+        (taking(Order), r"parameter 'it' is \S*Order, and a batch is a list - write `list\[bytes\]`"),
+        (taking(list), r"parameter 'it' is list, and a batch is a list - write `list\[bytes\]`"),
+        (taking(list[Record | None]), r"parameter 'it': a record stands alone.*`list\[Record\]`"),
+        (taking(list[Bank]), r"parameter 'it' cannot be a \S*Bank"),
+    ],
+)
+def test_what_a_batch_has_not_is_refused(handler, words):
+    """What belongs to one record is no parameter of a batch handler."""
+    with pytest.raises(ConfigurationError, match=rf"^handler \S+:? {words}"):
+        prepare_batch(handler, CODEC)
+
+
+# ---- what a handler returns -----------------------------------------------------------------------------------------
+
+
+def test_a_message_is_a_value():
+    """Equal to another of the same content, and never changed."""
+    message = Message({"total": 5}, key="ann", headers=[("x", b"1")])
+
+    assert message == Message({"total": 5}, "ann", [("x", b"1")], None, None)
+    assert Message(None) == Message(value=None, key=None, headers=(), partition=None, topic=None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        message.key = "bob"

@@ -1,0 +1,281 @@
+"""What runs when a partition is to go: it is waited for while it runs, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tailrace import App, Record, Retry, TopicPartition
+from tailrace.app.dispatch.batch_executor import BatchExecutor
+from tailrace.app.dispatch.record_executor import RecordExecutor
+from tailrace.app.substitution import running_of
+from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.dispatch.batching import BatchLimits
+from tailrace.observe.events import DrainTimedOut, GroupJoined
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    """Makes members that give everything back before they join anew, and wait for what runs as long as it takes."""
+
+    def make(**options):
+        in_general = {
+            "group_id": group,
+            "heartbeat_interval_ms": 200,
+            "rebalance_drain_ms": 90_000,
+            "partition_assignment_strategy": "range",
+        }
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **in_general | options)
+
+    return make
+
+
+async def has_begun_to_drain(app: App) -> None:
+    (group,) = running_of(app).groups
+    await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
+
+
+def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, EventRecorder]:
+    """One that takes the partition when it can."""
+    events = EventRecorder()
+    app = new_app(hooks=[events], **options)
+
+    @app.handler(topic)
+    async def note(record: Record) -> None:
+        seen.append(record.offset)
+
+    return app, events
+
+
+@pytest.mark.parametrize("attempts", [1, 9], ids=["given up", "tried again"])
+@pytest.mark.parametrize("order_by", ["partition", "none"])
+async def test_what_fails_in_a_drain_ends_it(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, order_by, attempts
+):
+    """It is not tried again here, so nobody waits for it: the next owner has it at once."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    witness.produce(topic, [b"0"])
+    retry = Retry(attempts=attempts, backoff_ms=60_000, max_backoff_ms=60_000)
+    app = new_app(hooks=[recorder], retry=retry, on_failure="pause")
+
+    @app.handler(topic, order_by=order_by, concurrency=4)
+    async def fail(record: Record) -> None:
+        seen.append("begun")
+        await let_go.wait()
+        raise ValueError("no")
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == ["begun"])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            await recorder.wait_for(GroupJoined, 2, timeout_s=20)
+            await until(lambda: len(seen) == 2)
+
+    assert seen[1] in {0, "begun"}
+    assert not recorder.of(DrainTimedOut)
+
+
+async def test_a_drain_waits_for_all_handlers_of_a_topic(new_app, new_topic, witness, group, recorder):
+    """Two that share a topic by ``when``: what one of them runs is waited for when the other is through, too."""
+    topic, seen, again = new_topic(), [], []
+    let_go = {b"a": asyncio.Event(), b"b": asyncio.Event()}
+    witness.produce(topic, [b"a", b"b", b"a", b"b"])
+    app = new_app(hooks=[recorder])
+
+    async def handle(record: Record) -> None:
+        seen.append(record.offset)
+        await let_go[record.value].wait()
+
+    @app.handler(topic, when=lambda record: record.value == b"a")
+    async def handle_a(record: Record) -> None:
+        await handle(record)
+
+    @app.handler(topic, when=lambda record: record.value == b"b")
+    async def handle_b(record: Record) -> None:
+        await handle(record)
+
+    other, events = other_app(new_app, topic, again)
+    async with app:
+        await until(lambda: sorted(seen) == [0, 1])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go[b"a"].set()
+            with pytest.raises(TimeoutError):
+                await events.wait_for(GroupJoined, timeout_s=1)
+            let_go[b"b"].set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            await until(lambda: len(seen) + len(again) == 4)
+
+    assert sorted(seen + again) == [0, 1, 2, 3]
+    assert await witness.committed(group, topic, 1) == {0: 4}
+    assert not recorder.of(DrainTimedOut)
+
+
+async def test_what_another_member_leaves_while_an_app_stops_is_not_begun(new_app, new_topic, witness, group, recorder):
+    """It waits for a handler that runs, and has become the owner of more: that is for whoever comes next."""
+    topic, let_go, begun = new_topic(2), asyncio.Event(), []
+    cooperative = {"partition_assignment_strategy": "cooperative-sticky"}
+    app = new_app(hooks=[recorder], stop_timeout_ms=180_000, **cooperative)
+
+    @app.handler(topic)
+    async def handle(record: Record) -> None:
+        begun.append(record.topic_partition)
+        await let_go.wait()
+
+    other, _ = other_app(new_app, topic, [], **cooperative)
+    async with app:
+        consumer = running_of(app).groups[0].source.consumer
+        async with other:
+            await until(lambda: len(consumer.assignment()) == 1)
+            (mine,) = consumer.assignment()
+            theirs = TopicPartition(topic, 1 - mine.partition)
+            witness.produce(topic, [b"0"], partition=mine.partition)
+            await until(lambda: begun == [mine])
+            stopping = asyncio.create_task(app.stop())
+            await until(lambda: app.health().status == "stopping")
+        await until(lambda: theirs in consumer.assignment())
+        witness.produce(topic, [b"0"], partition=theirs.partition)
+        buffer = consumer._started.reader._buffer
+        await until(lambda: buffer.holds(theirs) or len(begun) > 1)
+        let_go.set()
+        await stopping
+
+    assert begun == [mine]
+    committed = await witness.committed(group, topic, 2)
+    assert (committed[mine.partition], committed.get(theirs.partition, 0)) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["{topic}", "{topic}.{group}.retry.1m"])
+@pytest.mark.parametrize("order_by", ["key", "none"])
+async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, kafka_server, witness, group, recorder, order_by, name
+):
+    """What failed before it, waits to be in a batch or is not due is the next owner's; what it has done is done."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    source = name.format(topic=topic, group=group)
+    due = [("tailrace-due-at", b"0")]
+    if source != topic:
+        kafka_server.create_topic(source)
+    witness.produce(source, [b"bad", b"good", b"behind"], keys=[b"a", b"b", b"b"], headers=due)
+    if source != topic:
+        witness.produce(source, [b"not due"])
+    app = new_app(hooks=[recorder], retry=Retry(attempts=9, backoff_ms=60_000, max_backoff_ms=60_000))
+
+    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1, retry_topics=[60_000], overtaking=True)
+    async def handle(records: list[Record]) -> None:
+        if records[0].value == b"bad" and not seen:
+            raise ValueError("no")
+        seen.append(records[0].offset)
+        await let_go.wait()
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == [1])
+        async with other:
+            await has_begun_to_drain(app)
+            with pytest.raises(TimeoutError):
+                await events.wait_for(GroupJoined, timeout_s=1)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            await until(lambda: 2 in seen)
+
+    assert seen == [1, 0, 2]
+    assert not recorder.of(DrainTimedOut)
+    assert await witness.committed(group, source, 1) == {0: 3}
+
+
+async def test_what_one_handler_leaves_has_no_other_do_its_records_again(new_app, new_topic, witness, group, recorder):
+    """One has records that it has not begun when the partition goes: what another has done behind them is done."""
+    topic, let_go, seen = new_topic(), asyncio.Event(), []
+    witness.produce(topic, [b"a", b"a", b"b", b"b"])
+    app = new_app(hooks=[recorder])
+
+    @app.handler(topic, when=lambda record: record.value == b"a", order_by="none", concurrency=1)
+    async def handle_a(record: Record) -> None:
+        await let_go.wait()
+        seen.append(record.offset)
+
+    @app.handler(topic, when=lambda record: record.value == b"b")
+    async def handle_b(record: Record) -> None:
+        seen.append(record.offset)
+
+    other, events = other_app(new_app, topic, seen)
+    async with app:
+        await until(lambda: seen == [2, 3])
+        async with other:
+            await has_begun_to_drain(app)
+            let_go.set()
+            await events.wait_for(GroupJoined, timeout_s=20)
+            witness.produce(topic, [b"b"])
+            await until(lambda: 4 in seen)
+
+    assert seen == [2, 3, 0, 1, 4]
+    assert await witness.committed(group, topic, 1) == {0: 5}
+
+
+PARTITION = TopicPartition("orders", 0)
+RECORD = Record("orders", 0, 0, None, b"0", 0)
+
+
+def at_the_beginning() -> Position:
+    (position,) = Positions().add([PARTITION])
+    position.begin(0)
+    return position
+
+
+async def test_what_goes_when_its_pause_ends_is_not_tried_again():
+    """Both happen in one turn of the event loop, the loss first."""
+    loop, tried, waited = asyncio.get_running_loop(), [], []
+
+    async def fail(record: Record) -> None:
+        tried.append(record.offset)
+        raise ValueError("no")
+
+    async def recover(record: Record, _error: Exception) -> None:
+        loop.call_later(0.01, line.drop, PARTITION)
+        # Nothing else has its turn before both are due.
+        loop.call_soon(time.sleep, 0.1)
+        waited.append(await line.pause(record, 0.05))
+
+    line = RecordExecutor(
+        fail, recover, finish=fail, order_by="key", concurrency=1, window=10, on_progress=lambda: None
+    )
+    running = asyncio.create_task(line.run(1))
+    line.add(position := at_the_beginning(), [RECORD])
+    await until(lambda: waited != [])
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert (tried, waited) == ([0], [False])
+    assert position.tracker.done == 0
+
+
+async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
+    """It was cut, and its task had not had its first turn."""
+    tried = []
+
+    async def attempt(records: list[Record]) -> dict[int, Exception]:
+        tried.append(records)
+        return {}
+
+    async def recover(*_: object) -> None: ...
+
+    limits = BatchLimits(max_records=1)
+    line = BatchExecutor(
+        attempt, recover, order_by="partition", limits=limits, concurrency=1, window=10, on_progress=lambda: None
+    )
+    running = asyncio.create_task(line.run(1))
+    line.add(at_the_beginning(), [RECORD])
+    line.drop(PARTITION)
+    await until(lambda: not line.runs)
+    running.cancel()
+    await asyncio.wait({running})
+
+    assert tried == []

@@ -1,0 +1,186 @@
+"""Where plain handlers run: threads that are used again, end when nobody needs them, and keep no program alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tailrace import App
+from tailrace.app.dispatch import threads
+from tailrace.app.dispatch.threads import Threads
+from tailrace.observe.events import HandlerLeftBehind
+from tailrace.testing import TestApp
+from tests.support.commands import environment
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="nothing")
+
+
+async def test_a_free_thread_is_used_again():
+    """What a handler keeps for its thread, as a connection, is there the next time; two at once have two."""
+    pool, both = Threads(), threading.Barrier(2)
+
+    def meet() -> int:
+        both.wait(10)
+        return threading.get_ident()
+
+    first = await pool.call(threading.get_ident)
+    second = await pool.call(threading.get_ident)
+    together = await asyncio.gather(pool.call(meet), pool.call(meet))
+
+    assert first == second != threading.get_ident()
+    assert len({*together}) == 2
+    assert first in together
+
+
+async def test_a_function_has_the_context_and_its_errors_come_back():
+    """It sees what was said where it was called, changes nothing there, and raises where it is awaited."""
+    pool = Threads()
+    said.set("hello")
+
+    def answer() -> str:
+        heard = said.get()
+        said.set("in the thread")
+        return heard
+
+    heard = await pool.call(answer)
+
+    assert (heard, said.get()) == ("hello", "hello")
+    with pytest.raises(ZeroDivisionError):
+        await pool.call(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await pool.call(lambda: next(iter(())))
+
+
+async def test_threads_that_rest_end(monkeypatch):
+    """After a rush there are no more threads than are used, as often as it comes and whoever wakes first."""
+    monkeypatch.setattr(threads, "_LONGEST_REST_S", 0.01)
+    others = set(threading.enumerate())
+    for _ in range(50):
+        pool, at_once = Threads(), threading.Barrier(3)
+        await asyncio.gather(*(pool.call(lambda at_once=at_once: at_once.wait(10)) for _ in range(3)))
+        await until(lambda: not any(one.name == "tailrace handler" for one in {*threading.enumerate()} - others))
+
+        assert await pool.call(lambda: 1) == 1
+
+
+async def test_a_thread_is_waited_for_until_it_is_given_up():
+    """Who is cancelled waits for the function to come back, and for nothing when it is cancelled once more."""
+    pool, let_go, is_back = Threads(), threading.Event(), []
+
+    def hang() -> None:
+        let_go.wait(10)
+        is_back.append(True)
+
+    patient, impatient = (asyncio.create_task(pool.call(hang)) for _ in range(2))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        impatient.cancel()
+        await asyncio.sleep(0)
+    patient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    assert not patient.done()
+    let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await patient
+
+    assert is_back
+
+
+def test_one_that_comes_back_too_late_ends_quietly():
+    """Nobody waits for it any more, and there may be no loop to tell."""
+    let_go, seen = threading.Event(), []
+
+    def hang() -> None:
+        seen.append(threading.current_thread())
+        let_go.wait(10)
+
+    async def main() -> None:
+        call = asyncio.create_task(Threads().call(hang))
+        await until(lambda: bool(seen))
+        call.cancel()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    let_go.set()
+    seen[0].join(10)
+
+    assert not seen[0].is_alive()
+
+
+async def test_a_plain_handler_that_hangs_is_named():
+    """The app ends in its time, and tells of the handler that it leaves behind."""
+    begun, let_go, events = threading.Event(), threading.Event(), EventRecorder()
+    app = App(group_id="g", stop_timeout_ms=500, hooks=[events])
+
+    @app.handler("orders")
+    def hang(value: bytes) -> None:
+        begun.set()
+        let_go.wait(60)
+
+    async with TestApp(app) as kafka:
+        await app.publish("orders", b"0")
+        await until(begun.is_set)
+        async with asyncio.timeout(20):
+            await app.stop()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        let_go.set()
+
+        assert [(one.handler.endswith("hang"), one.offset) for one in events.of(HandlerLeftBehind)] == [(True, 0)]
+        assert kafka.committed("orders") == 0
+
+
+STUCK = """
+import asyncio, sys, threading
+from tailrace import App
+
+app = App(bootstrap_servers=sys.argv[-2], group_id=sys.argv[-1], stop_timeout_ms=1_000)
+
+def hang(value):
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+@app.{decorator}("{topic}")
+def handle({parameter}) -> None:
+    hang(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["handler, App.run", "batch_handler, tailrace run"])
+def test_a_plain_handler_that_hangs_keeps_no_program_alive(kafka_server, new_topic, witness, tmp_path, kind):
+    """After SIGTERM the process ends within the time that stopping may take, and its exit code tells of the thread."""
+    topic = new_topic()
+    witness.produce(topic, [b"0"])
+    decorator, way = kind.split(", ")
+    parameter = "values: list[bytes]" if "batch" in kind else "value: bytes"
+    program = STUCK.format(decorator=decorator, topic=topic, parameter=parameter)
+    servers = kafka_server.bootstrap_servers
+    if way == "App.run":
+        command = [sys.executable, "-c", f"{program}\nasyncio.run(app.run())", servers, topic]
+    else:
+        (tmp_path / "stuck.py").write_text(
+            program.replace("sys.argv[-2]", repr(servers)).replace("sys.argv[-1]", repr(topic))
+        )
+        command = [sys.executable, "-m", "tailrace", "run", "stuck:app"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "hangs\n"
+            process.send_signal(signal.SIGTERM)
+            began_at = time.monotonic()
+            code = process.wait(timeout=60)
+            took_s = time.monotonic() - began_at
+        finally:
+            process.kill()
+
+    assert code == 1
+    assert took_s < 15

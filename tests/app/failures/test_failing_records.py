@@ -1,0 +1,598 @@
+"""One record that fails takes nothing down: neither other keys, nor the app, nor its group; and it is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+
+import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from tailrace import App, DeadLetterError, Message, PartialFailureError, Record, Retry, TailraceError, TopicPartition
+from tailrace.app.health.checks import Check
+from tailrace.observe.events import (
+    ConsumerFailed,
+    HandlerFailed,
+    LaneFull,
+    LetterRefused,
+    OffsetsCommitted,
+    RecordBuried,
+)
+from tailrace.testing import TestApp
+from tests.support.commands import environment
+from tests.support.consumer_group import until
+from tests.support.topic_contents import contents_of
+
+ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
+IMPATIENT = {"request_timeout_ms": 1_000}
+"""A topic that nobody knows is given up after so long."""
+
+
+@pytest.fixture
+def new_app(kafka_server, group, recorder):
+    def make(**options):
+        given = {"group_id": group, "hooks": [recorder], "auto_commit_interval_ms": 100, **options}
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **given)
+
+    return make
+
+
+def set_limit(witness, topic: str, max_message_bytes: int) -> None:
+    """How large a record of a topic may be."""
+    entry = ConfigEntry("max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    witness.admin.incremental_alter_configs([resource])[resource].result(20)
+
+
+async def committed_to(recorder, topic: str, offset: int, partition: int = 0) -> None:
+    wanted = {TopicPartition(topic, partition): offset}
+    await recorder.wait_for(OffsetsCommitted, where=lambda event: wanted.items() <= event.offsets.items())
+
+
+def check_of(app: App, name: str = "records") -> Check:
+    return next(one for one in app.health().checks if one.name == name)
+
+
+def poison_all(app: App, topic: str) -> None:
+    """Have it fail with every record of a topic."""
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None:
+        raise ValueError("poison")
+
+
+# ---- other keys ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group):
+    """One key of twenty fails again and again: the others are through before it goes on, and it is buried once."""
+    topic, app, handled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    handled_before, others_are_through = [], asyncio.Event()
+    witness.produce(topic, (b"%d" % n for n in range(4_000)), keys=[b"k%d" % (n % 20) for n in range(4_000)])
+
+    @app.handler(topic, order_by="key", retry=Retry(attempts=3, backoff_ms=100, jitter=False))
+    async def handle(record: Record) -> None:
+        if record.offset == 7:
+            handled_before.append(len(handled))
+            if len(handled_before) == 3:
+                await others_are_through.wait()
+            raise ValueError("poison")
+        await asyncio.sleep(0.002)
+        handled.append((record.key, record.offset))
+        if len(handled) == 3_800:
+            others_are_through.set()
+
+    async with app:
+        await until(lambda: len(handled) == 3_999)
+
+    assert handled_before[0] < handled_before[1]
+    assert {key for key, _ in handled[:3_800]} == {b"k%d" % n for n in range(20) if n != 7}
+    assert handled[3_800:] == [(b"k7", offset) for offset in range(27, 4_000, 20)]
+    assert [(one.key(), one.value()) for one in await contents_of(witness, f"{topic}.{group}.dead")] == [(b"k7", b"7")]
+    assert await witness.committed(group, topic, 1) == {0: 4_000}
+
+
+async def test_a_lane_that_is_full_is_told_and_holds_its_partition_alone(new_app, new_topic, witness, recorder):
+    """When half the window waits behind one record, its partition is read no further, and an event says so."""
+    topic, app, handled, is_fixed = new_topic(2), new_app(max_queued_records=40), [], False
+    witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"same"] * 100, partition=0)
+    witness.produce(topic, (b"%d" % n for n in range(300)), keys=[b"k%d" % (n % 7) for n in range(300)], partition=1)
+
+    @app.handler(topic, order_by="key", retry=ONCE)
+    async def handle(record: Record) -> None:
+        if record.key == b"same" and not is_fixed:
+            raise ValueError("poison")
+        handled.append((record.partition, record.offset))
+        await asyncio.sleep(0)
+
+    async with app:
+        full = await recorder.wait_for(LaneFull)
+        await until(lambda: len(handled) == 300)
+        assert check_of(app).status == "degraded"
+        is_fixed = True
+        await until(lambda: len(handled) == 400)
+
+    assert (full.partition, full.key, full.waiting) == (TopicPartition(topic, 0), b"same", 20)
+    assert len(recorder.of(LaneFull)) == 1
+    assert {partition for partition, _ in handled[:300]} == {1}
+    assert handled[300:] == [(0, n) for n in range(100)]
+
+
+class Outage:
+    """What handlers do while records of partition 0 cannot be handled, and those of partition 1 can."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.tried: Counter[tuple[int, int]] = Counter()
+        self.handled: list[tuple[int, int]] = []
+
+    def fails(self, record: Record) -> bool:
+        """Note that it is tried; whether that is in vain."""
+        self.tried[record.partition, record.offset] += 1
+        return record.partition == 0 and not self.is_over
+
+    async def run(self, recorder, topic: str, records: int) -> int:
+        """See it through; how many different records failed while the other partition was handled, and for longer."""
+        full = await recorder.wait_for(LaneFull)
+        await until(lambda: len(self.handled) == 300)
+        # Whoever reads on and on has long done so when what waits has been tried some times.
+        await until(lambda: len(self.tried) >= 338 and self.tried.total() > 500)
+        failing = len(self.tried) - 300
+        self.is_over = True
+        await until(lambda: len(self.handled) == records + 300)
+
+        assert full.partition == TopicPartition(topic, 0)
+        assert 0 < full.waiting <= 44
+        assert len(set(self.handled)) == records + 300
+        return failing
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+@pytest.mark.parametrize("is_in_place", [True, False])
+async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, order_by, is_in_place
+):
+    """What waits for its next attempt takes up the window; other partitions go on, and after it all is handled."""
+    topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
+    witness.produce(topic, (b"" for _ in range(600)), keys=[b"k%d" % n for n in range(600)], partition=0)
+    witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
+    retry, running, most = Retry(attempts=10_000 if is_in_place else 1, backoff_ms=50, max_backoff_ms=100), 0, 0
+
+    @app.handler(topic, order_by=order_by, retry=retry, concurrency=4)
+    async def handle(record: Record) -> None:
+        nonlocal running, most
+        if outage.fails(record):
+            raise ValueError("away")
+        running += 1
+        most = max(running, most) if len(outage.handled) > 700 else 0
+        await asyncio.sleep(0.001)
+        running -= 1
+        outage.handled.append((record.partition, record.offset))
+
+    async with app:
+        failing = await outage.run(recorder, topic, 600)
+
+    assert 40 <= failing <= 44
+    assert most <= 4
+    assert await witness.committed(group, topic, 2) == {0: 600, 1: 300}
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, order_by
+):
+    """What batches that failed hold takes up the window; other partitions go on, and after it all is handled."""
+    topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
+    for partition in range(2):
+        witness.produce(topic, [b""] * 300, keys=[b"k%d" % n for n in range(300)], partition=partition)
+
+    @app.batch_handler(topic, max_records=10, max_wait_ms=20, order_by=order_by, retry=ONCE)
+    async def handle(records: list[Record]) -> None:
+        failed = {at: ValueError("away") for at, one in enumerate(records) if outage.fails(one)}
+        outage.handled.extend((one.partition, one.offset) for at, one in enumerate(records) if at not in failed)
+        if failed:
+            raise PartialFailureError(failed)
+
+    async with app:
+        failing = await outage.run(recorder, topic, 300)
+
+    assert 38 <= failing <= 60
+    assert await witness.committed(group, topic, 2) == {0: 300, 1: 300}
+
+
+async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """After a fix `tailrace dead-letters replay` brings each once, and a handler sees it where it was read first."""
+    topic, app, handled, is_fixed = new_topic(2), new_app(dead_letter="{topic}.{group}.dead"), [], False
+    app.configure(metadata_max_age_ms=300)
+    witness.produce(topic, [b"1", b"bad", b"2"], keys=[b"a", b"b", b"c"], partition=1)
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(record: Record) -> None:
+        if record.value == b"bad" and not is_fixed:
+            raise ValueError("poison")
+        handled.append(record)
+
+    dead = f"{topic}.{group}.dead"
+    async with app:
+        await recorder.wait_for(RecordBuried)
+        await until(lambda: len(handled) == 2)
+        is_fixed = True
+        replay = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "tailrace", "dead-letters", "replay", dead, "--all", "--execute"],
+            env=environment(TAILRACE_BOOTSTRAP_SERVERS=kafka_server.bootstrap_servers),
+        )
+        assert await replay.wait() == 0
+        await until(lambda: len(handled) == 3)
+
+    assert tuple(handled[-1]) == (topic, 1, 1, b"b", b"bad")
+    assert sum((await witness.ends(dead, 2)).values()) == 1
+    assert sum((await witness.committed(group, f"{topic}.{group}.replay", 2)).values()) == 1
+
+
+# ---- dead letters that are not taken -------------------------------------------------------------------------------
+
+
+async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """Every process of the group lives on, other keys go on, health says so; with its topic it arrives, once."""
+    topic, handled = new_topic(), []
+    dead = f"{topic}.{group}.dead"
+
+    def app_of(name: str) -> App:
+        app = new_app(client_id=name, dead_letter=dead, **IMPATIENT)
+
+        @app.handler(topic, order_by="key", retry=ONCE)
+        async def handle(record: Record) -> None:
+            if record.value == b"bad":
+                raise ValueError("poison")
+            handled.append(record.value)
+
+        return app
+
+    first, second = app_of("first"), app_of("second")
+    async with first, second:
+        kafka_server.delete_topic(dead)
+        witness.produce(topic, [b"bad", b"1", b"2"], keys=[b"a", b"b", b"c"])
+        refused = await recorder.wait_for(LetterRefused, 2)
+        await until(lambda: len(handled) == 2)
+        assert first.health().is_live
+        assert second.health().is_live
+        assert "degraded" in {check_of(first).status, check_of(second).status}
+        kafka_server.create_topic(dead)
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 3)
+
+    assert (refused.topic, refused.partition, refused.offset) == (dead, TopicPartition(topic, 0), 0)
+    assert "exists" in refused.advice
+    assert not recorder.of(ConsumerFailed)
+    assert [letter.value() for letter in await contents_of(witness, dead)] == [b"bad"]
+    assert await witness.committed(group, topic, 1) == {0: 3}
+
+
+async def test_a_letter_that_is_too_large_is_cut(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """A record that its dead-letter topic only just takes goes without the traceback; its own bytes are all there.
+
+    The letters before it and behind it in the same partition are whole.
+    """
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    dead, value = f"{topic}.{group}.dead", b"x" * 2_000
+    kafka_server.create_topic(dead, config={"max.message.bytes": 3_200})
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(given: bytes) -> None:
+        raise ValueError("poison " * 300 if given == value else "poison")
+
+    async with app:
+        for count, given in enumerate([b"before", value, b"behind"], 1):
+            witness.produce(topic, [given])
+            await recorder.wait_for(RecordBuried, count)
+
+    before, letter, behind = await contents_of(witness, dead)
+    headers = dict(letter.headers())
+    assert [one.value() for one in (before, letter, behind)] == [b"before", value, b"behind"]
+    assert all("tailrace-error-traceback" in dict(one.headers()) for one in (before, behind))
+    assert "tailrace-error-traceback" not in headers
+    assert headers["tailrace-error-type"] == b"ValueError"
+    assert headers["tailrace-error-message"].startswith(b"poison poison")
+
+
+async def test_what_is_too_large_altogether_waits_for_room(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """Not even a brief letter fits: the record waits, the event says what to raise, and then it arrives."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    dead, value = f"{topic}.{group}.dead", b"x" * 2_000
+    kafka_server.create_topic(dead, config={"max.message.bytes": 1_000})
+
+    poison_all(app, topic)
+    async with app:
+        witness.produce(topic, [value])
+        refused = await recorder.wait_for(LetterRefused)
+        await until(lambda: check_of(app).status == "degraded")
+        set_limit(witness, dead, 1_000_000)
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 1)
+        assert check_of(app).status == "ok"
+
+    assert refused.advice == f"raise max.message.bytes of {dead}"
+    assert [letter.value() for letter in await contents_of(witness, dead)] == [value]
+
+
+async def test_a_large_record_is_buried_whole(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, kafka_server, recorder, group
+):
+    """How large a letter may be is its topic's to say: one of three megabytes arrives where that is allowed."""
+    topic, app, value = f"{new_topic()}-large", new_app(dead_letter="{topic}.{group}.dead"), bytes(3_000_000)
+    dead = f"{topic}.{group}.dead"
+    for name in (topic, dead):
+        kafka_server.create_topic(name, config={"max.message.bytes": 4_000_000})
+
+    poison_all(app, topic)
+    async with app:
+        await app.publish(topic, value)
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await contents_of(witness, dead)
+    assert letter.value() == value
+
+
+async def test_nothing_at_all_is_buried_too(new_app, new_topic, witness, recorder, group):
+    """A record with neither key nor value becomes a letter with neither, and headers that say what happened."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    witness.produce(topic, [None])
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(value: bytes) -> None: ...
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
+    assert (letter.key(), letter.value()) == (None, None)
+    assert dict(letter.headers())["tailrace-error-type"] == b"tailrace.errors.DecodeError"
+
+
+async def test_who_asks_to_stop_is_stopped(new_app, new_topic, witness, kafka_server, group):
+    """With `on_failure="stop"` a letter that is refused ends the app, and the record is not committed."""
+    topic = new_topic()
+    dead = f"{topic}.{group}.dead"
+    app = new_app(dead_letter=dead, on_failure="stop", **IMPATIENT)
+
+    poison_all(app, topic)
+    await app.start()
+    kafka_server.delete_topic(dead)
+    witness.produce(topic, [b"bad"])
+    await until(lambda: app.health().status == "failed")
+    with pytest.raises(DeadLetterError, match=r"ValueError: poison.*cannot be written to.*exists"):
+        await app.stop()
+
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
+# ---- what handlers return and raise --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["unencodable", "no topic", "no such partition"])
+async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, recorder, group, what
+):
+    """It is tried as often as `Retry` says and buried; the next record is handled."""
+    topic, results = new_topic(), new_topic()
+    app, calls = new_app(dead_letter="{topic}.{group}.dead", **IMPATIENT), []
+    witness.produce(topic, [b"bad", b"good"])
+    bad = {
+        "unencodable": object(),
+        "no topic": Message(b"x", topic=f"{topic}-missing"),
+        "no such partition": Message(b"x", partition=7),
+    }[what]
+
+    @app.handler(topic, publish=results, retry=Retry(attempts=2, backoff_ms=1))
+    async def handle(value: bytes) -> object:
+        calls.append(value)
+        return bad if value == b"bad" else b"fine"
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 2)
+
+    (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
+    headers = dict(letter.headers())
+    assert calls == [b"bad", b"bad", b"good"]
+    assert (letter.value(), headers["tailrace-error-type"]) == (b"bad", b"tailrace.errors.PublishError")
+    assert [one.value() for one in await contents_of(witness, results)] == [b"fine"]
+
+
+async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_topic, witness, recorder, group):
+    """`timeout_ms` cancels it, once for each attempt, and the next record is handled."""
+    topic, app, cancelled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"endless", b"good"])
+
+    @app.handler(topic, timeout_ms=100, retry=Retry(attempts=2, backoff_ms=1))
+    async def handle(value: bytes) -> None:
+        if value == b"endless":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(value)
+                raise
+
+    async with app:
+        buried = await recorder.wait_for(RecordBuried)
+        await committed_to(recorder, topic, 2)
+
+    assert buried.error.startswith("TimeoutError")
+    assert len(cancelled) == 2
+
+
+async def test_a_thread_is_waited_for_and_has_failed_then(new_app, new_topic, witness, recorder):
+    """A plain function cannot be cancelled: after its time it is a failure when it returns, and none runs beside it."""
+    topic, app, running, most = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), [], []
+    witness.produce(topic, [b"1", b"2"])
+
+    @app.handler(topic, timeout_ms=50, retry=Retry(attempts=2, backoff_ms=1))
+    def handle(value: bytes) -> None:
+        running.append(value)
+        most.append(len(running))
+        time.sleep(0.2)
+        running.pop()
+
+    async with app:
+        buried = await recorder.wait_for(RecordBuried, 2)
+
+    assert "a thread cannot be cut short" in buried.error
+    assert most == [1, 1, 1, 1]
+
+
+async def test_one_that_never_ends_is_told_by_health(new_app, new_topic, witness):
+    """Without `timeout_ms` it runs for ever; after `max_poll_interval_ms` the app is not live, and says which it is."""
+    topic, app = new_topic(), new_app(stop_timeout_ms=1_000, max_poll_interval_ms=1_500)
+    witness.produce(topic, [b"endless"])
+
+    @app.handler(topic)
+    async def endless(value: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async with app:
+        await until(lambda: check_of(app, "handlers").status == "failed")
+        assert not app.health().is_live
+        said = check_of(app, "handlers").detail
+
+    assert "endless has run for" in said
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, witness, recorder, is_retried):
+    """`on=` looks into the group that a TaskGroup raises: all of it has to be worth another attempt."""
+    topic, app, calls = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"x"])
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    @app.handler(topic, retry=Retry(attempts=3, backoff_ms=1, on=OSError))
+    async def handle(value: bytes) -> None:
+        calls.append(value)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail(ConnectionResetError("gone")))
+            tasks.create_task(fail(TimeoutError("slow") if is_retried else ValueError("a bug")))
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    assert len(calls) == (3 if is_retried else 1)
+    assert len(recorder.of(HandlerFailed)) == len(calls)
+
+
+class WordlessError(Exception):
+    """One of a user's own."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("kind", ["handler", "batch_handler"])
+async def test_an_error_without_words_ends_no_app(kind, recorder):
+    """Whatever it does when it is asked for its text, its record is tried again and buried, and others are handled."""
+    app = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=2), hooks=[recorder])
+
+    async def on_record(value: bytes) -> None:
+        if value == b"bad":
+            raise WordlessError
+
+    async def on_batch(values: list[bytes]) -> None:
+        await on_record(values[0])
+
+    getattr(app, kind)("t")(on_record if kind == "handler" else on_batch)
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"bad")
+        await kafka.send("t", b"good")
+
+        assert [(one.reason, one.attempts) for one in kafka.dead_letters("t")] == [
+            ("(its text cannot be made: RuntimeError)", 2)
+        ]
+        assert kafka.committed("t") == 2
+
+
+class Catastrophe(BaseException):
+    """No failure of a record."""
+
+
+async def test_what_is_no_exception_ends_the_app(new_app, new_topic, witness, group):
+    """A BaseException is nobody's to try again: the app ends with it, and the record is not committed."""
+    topic, app = new_topic(), new_app()
+    witness.produce(topic, [b"x"])
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None:
+        raise Catastrophe("out of everything")
+
+    with pytest.raises(TailraceError, match="Catastrophe: out of everything"):
+        await asyncio.wait_for(app.run(), 30)
+
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
+PROGRAM = """
+import asyncio, sys
+from tailrace import App
+
+app = App(bootstrap_servers=sys.argv[1], group_id=sys.argv[3])
+
+@app.handler(sys.argv[2])
+async def handle(value: bytes) -> None:
+    raise {error}
+
+asyncio.run(app.run())
+"""
+
+
+@pytest.mark.parametrize(("error", "code"), [("SystemExit(7)", 7), ("KeyboardInterrupt", -2)])
+async def test_a_handler_may_end_the_process(  # noqa: PLR0917 - fixtures
+    new_topic, witness, kafka_server, group, error, code
+):
+    """SystemExit and KeyboardInterrupt do what they always do, and the record is not committed."""
+    topic = new_topic()
+    witness.produce(topic, [b"x"])
+
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", PROGRAM.format(error=error), kafka_server.bootstrap_servers, topic, group],
+        env=environment(),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        await process.communicate()
+
+    assert process.returncode == code
+    assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
+
+
+async def test_headers_that_a_producer_has_forged_are_not_believed(new_app, new_topic, witness, recorder, group):
+    """A record that claims its own topic as its origin has the letter of its own place, its first death, no replay."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    forged = {
+        **{f"tailrace-origin-{part}": b"7" for part in ("partition", "offset", "timestamp")},
+        "tailrace-origin-topic": topic.encode(),
+        "tailrace-deaths": b"900",
+        "tailrace-replays": b"900",
+        "tailrace-due-at": b"1",
+        "tailrace-attempts": b"900",
+    }
+    witness.produce(topic, [b"x"], headers=[*forged.items(), ("trace", b"t")])
+
+    poison_all(app, topic)
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
+    headers = dict(letter.headers())
+    assert (headers["trace"], headers["tailrace-origin-topic"]) == (b"t", topic.encode())
+    assert (headers["tailrace-origin-partition"], headers["tailrace-origin-offset"]) == (b"0", b"0")
+    assert (headers["tailrace-deaths"], headers["tailrace-attempts"]) == (b"1", b"1")
+    assert "tailrace-replays" not in headers

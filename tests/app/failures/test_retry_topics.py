@@ -1,0 +1,389 @@
+"""Delayed retries through topics: no record is handled before it is due, nothing waits for it, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from typing import Annotated
+
+import pytest
+
+from tailrace import (
+    App,
+    ConfigurationError,
+    Header,
+    Message,
+    PartialFailureError,
+    Record,
+    Reject,
+    Retry,
+    TopicPartition,
+)
+from tailrace.app.handlers import Handlers
+from tailrace.app.sources import ConsumerSource
+from tailrace.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
+from tailrace.testing import TestApp
+from tests.support.consumer_group import until
+from tests.support.loop_turns import LoopTurns
+from tests.support.topic_contents import contents_of
+
+ONCE = Retry(attempts=1)
+
+
+@pytest.fixture
+def new_app(kafka_server, group, recorder):
+    def make(**options):
+        given = {"group_id": group, "hooks": [recorder], "auto_commit_interval_ms": 100, **options}
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **given)
+
+    return make
+
+
+async def test_a_record_is_tried_again_after_its_delay(new_app, new_topic, witness, group, recorder):
+    """Not before, by the same handler, with what it had at first; the retry topic is made like the topic it is for."""
+    topic, app, seen = new_topic(3), new_app(), []
+    witness.produce(topic, [b"7"], keys=[b"ann"], partition=2)
+
+    @app.handler(topic, retry=ONCE, retry_topics=[700])
+    async def handle(value: bytes, record: Record, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> None:
+        seen.append((time.monotonic(), value, record.key, record.topic, record.partition, record.offset, attempts))
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    async with app:
+        await until(lambda: len(seen) == 2)
+
+    retries = f"{topic}.{group}.retry.700ms"
+    (first, *as_first), (second, *as_second) = seen
+    assert second - first >= 0.7
+    assert as_first == [b"7", b"ann", topic, 2, 0, 0]
+    assert as_second == [b"7", b"ann", topic, 2, 0, 1]
+    assert [(one.topic, one.partitions) for one in recorder.of(TopicMade)] == [(retries, 3)]
+    assert sum((await witness.ends(retries, 3)).values()) == 1
+    assert sum((await witness.committed(group, retries, 3)).values()) == 1
+    assert (await witness.committed(group, topic, 3))[2] == 1
+
+
+async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witness, group, recorder):
+    """From one retry topic to the next, tried as often in each; the letter has the first origin and all attempts."""
+    topic, app, tried = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce(topic, [b"poison"])
+
+    @app.handler(topic, retry=Retry(attempts=2, backoff_ms=1), retry_topics=[200, 400], dead_letter=None)
+    async def handle(value: bytes) -> None:
+        tried.append(time.monotonic())
+        raise ValueError("poison")
+
+    async with app:
+        await recorder.wait_for(RecordBuried)
+
+    assert len(tried) == 6
+    assert tried[2] - tried[1] >= 0.2
+    assert tried[4] - tried[3] >= 0.4
+    delays = ("retry.200ms", "retry.400ms")
+    assert [await witness.ends(f"{topic}.{group}.{one}", 1) for one in (*delays, "dead")] == [{0: 1}] * 3
+    (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
+    headers = dict(letter.headers())
+    assert headers["tailrace-attempts"] == b"6"
+    assert (headers["tailrace-origin-topic"], headers["tailrace-origin-offset"]) == (topic.encode(), b"0")
+    assert "tailrace-due-at" not in headers
+    assert [await witness.committed(group, f"{topic}.{group}.{one}", 1) for one in delays] == [{0: 1}] * 2
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_what_failed_of_a_batch_comes_back_in_batches(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, recorder, delivery
+):
+    """Records that a batch handler could not do wait one by one, and are in a batch again when they are due."""
+    topic, batches = new_topic(), []
+    app = new_app(dead_letter="{topic}.{group}.dead", delivery=delivery)
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    # Only what is full is begun, so that the time between two records that wait decides nothing.
+    @app.batch_handler(topic, max_records=5, max_wait_ms=7_000, retry=ONCE, retry_topics=[200, 400])
+    async def store(records: list[Record]) -> None:
+        batches.append((time.monotonic(), [(record.topic, record.offset) for record in records]))
+        raise PartialFailureError({at: ValueError("odd") for at, one in enumerate(records) if one.offset % 2})
+
+    async with app:
+        await recorder.wait_for(RecordBuried, 5)
+
+    assert [[offset for _, offset in batch] for _, batch in batches] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [1, 3, 5, 7, 9],
+        [1, 3, 5, 7, 9],
+    ]
+    assert {name for _, batch in batches for name, _ in batch} == {topic}
+    assert [batches[at + 1][0] - batches[at][0] >= delay_s for at, delay_s in ((1, 0.2), (2, 0.4))] == [True, True]
+    assert (await witness.committed(group, topic, 1)) == {0: 10}
+    if delivery == "at_least_once":
+        delays = ("retry.200ms", "retry.400ms")
+        assert [await witness.committed(group, f"{topic}.{group}.{one}", 1) for one in delays] == [{0: 5}] * 2
+        letters = await contents_of(witness, f"{topic}.{group}.dead")
+        headers = [dict(letter.headers()) for letter in letters]
+        assert [one["tailrace-attempts"] for one in headers] == [b"3"] * 5
+        assert [int(one["tailrace-origin-offset"]) for one in headers] == [1, 3, 5, 7, 9]
+
+
+async def test_what_waits_is_in_nobodys_way(new_app, new_topic, witness, group, recorder):
+    """While records wait, all others of the topic are handled and committed, and the app has next to nothing to do."""
+    topic, app, good = new_topic(), new_app(), []
+    witness.produce(topic, (b"%d" % n for n in range(1_000)))
+
+    @app.handler(topic, retry=ONCE, retry_topics=[60_000])
+    async def handle(n: int) -> None:
+        if n % 2:
+            raise ValueError("odd")
+        good.append(n)
+
+    async with app:
+        await recorder.wait_for(RecordDelayed, 500)
+        await until(lambda: len(good) == 500)
+        at_end = {TopicPartition(topic, 0): 1_000}
+        await recorder.wait_for(OffsetsCommitted, where=lambda event: at_end.items() <= event.offsets.items())
+        # The partition of the retry topic is assigned and read; its first records are held.
+        with LoopTurns() as turns:
+            await asyncio.sleep(1)
+        committed = (await witness.committed(group, f"{topic}.{group}.retry.1m", 1)).get(0, 0)
+
+    retries = f"{topic}.{group}.retry.1m"
+    assert await witness.committed(group, topic, 1) == {0: 1_000}
+    assert good == list(range(0, 1_000, 2))
+    assert turns.per_second < 200
+    assert await witness.ends(retries, 1) == {0: 500}
+    assert committed == 0
+
+
+class SecondTries:
+    """Those of numbers that fail for the first time, by several apps of a group.
+
+    Attributes:
+        of: which numbers they were, and by which app.
+        soonest_s: the least time between the first try of a number and the second.
+    """
+
+    def __init__(self, new_app, topic: str, delay_ms: int) -> None:
+        self._new_app, self._topic, self._delay_ms = new_app, topic, delay_ms
+        self._failed_at: dict[int, float] = {}
+        self.of: list[tuple[int, str]] = []
+        self.soonest_s = float("inf")
+
+    def app_of(self, name: str) -> App:
+        app = self._new_app(client_id=name, heartbeat_interval_ms=200)
+
+        @app.handler(self._topic, retry=ONCE, retry_topics=[self._delay_ms], order_by="none")
+        async def handle(n: int) -> None:
+            if n not in self._failed_at:
+                self._failed_at[n] = time.monotonic()
+                raise ValueError("not yet")
+            self.of.append((n, name))
+            self.soonest_s = min(self.soonest_s, time.monotonic() - self._failed_at[n])
+
+        return app
+
+
+async def test_who_takes_over_goes_on_waiting(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, witness, group, recorder, monkeypatch
+):
+    """A member that leaves hands its waiting records on uncommitted; the next handles each once, when it is due."""
+    topic, ahead_s = new_topic(), 57
+    second_tries = SecondTries(new_app, topic, 60_000)
+    witness.produce(topic, (b"%d" % n for n in range(50)))
+
+    retries = f"{topic}.{group}.retry.1m"
+    async with second_tries.app_of("first"):
+        await recorder.wait_for(RecordDelayed, 50)
+    assert (await witness.committed(group, retries, 1)).get(0, 0) == 0
+    assert not second_tries.of
+    # Nobody waits here for a whole minute, and it is long enough for the first to be gone before anything is due.
+    monkeypatch.setattr(ConsumerSource, "wall_clock", lambda _source: time.time() + ahead_s)
+    async with second_tries.app_of("second"):
+        await until(lambda: len(second_tries.of) == 50)
+
+    assert sorted(second_tries.of) == [(n, "second") for n in range(50)]
+    assert second_tries.soonest_s + ahead_s >= 60
+    assert await witness.committed(group, retries, 1) == {0: 50}
+    assert await witness.ends(retries, 1) == {0: 50}
+
+
+async def test_a_rebalance_in_the_middle_loses_nothing(new_app, new_topic, witness, group, recorder):
+    """A second member takes some of the waiting partitions; each record is handled once, by whoever has it when due."""
+    topic = new_topic(4)
+    second_tries = SecondTries(new_app, topic, 6_000)
+    for partition in range(4):
+        witness.produce(topic, (b"%d" % n for n in range(partition * 20, partition * 20 + 20)), partition=partition)
+
+    async with second_tries.app_of("first"):
+        await recorder.wait_for(RecordDelayed, 80)
+        async with second_tries.app_of("second"):
+            await recorder.wait_for(PartitionsRevoked)
+            await until(lambda: len(second_tries.of) == 80)
+
+    assert sorted(n for n, _ in second_tries.of) == list(range(80))
+    assert {name for _, name in second_tries.of} == {"first", "second"}
+    assert second_tries.soonest_s >= 6
+    assert sum((await witness.committed(group, f"{topic}.{group}.retry.6s", 4)).values()) == 80
+
+
+async def test_the_handler_that_failed_has_it_again(new_app, new_topic, witness):
+    """Of several handlers of one topic it is the one that failed, though another would take the record by now."""
+    topic, app, greedy_ones, seen = new_topic(), new_app(), [], []
+    witness.produce(topic, [b"a", b"b"])
+
+    @app.handler(topic, when=lambda _record: bool(seen))
+    async def greedy(value: bytes) -> None:
+        greedy_ones.append(value)
+
+    @app.handler(topic, when=lambda record: record.topic == topic, retry=ONCE, retry_topics=[100])
+    async def failing(record: Record) -> None:
+        seen.append((record.topic, record.offset, record.value))
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    async with app:
+        await until(lambda: len(seen) + len(greedy_ones) >= 3)
+
+    assert seen[0] == seen[-1] == (topic, 0, b"a")
+    assert b"a" not in greedy_ones
+
+
+async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic, witness, group, recorder):
+    """A rejected record, and one that does not decode, are dead at once; so is what `Retry(on=...)` does not have."""
+    topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
+    witness.produce(topic, [b"1", b"no number", b"2"])
+
+    @app.handler(topic, retry=Retry(attempts=1, on=OSError), retry_topics=[100])
+    async def handle(n: int) -> None:
+        if n == 1:
+            raise Reject("no ones")
+        raise ValueError("a bug")
+
+    async with app:
+        await recorder.wait_for(RecordBuried, 3)
+
+    assert await witness.ends(f"{topic}.{group}.retry.100ms", 1) == {0: 0}
+    assert await witness.ends(f"{topic}.{group}.dead", 1) == {0: 3}
+
+
+@pytest.mark.parametrize("begins_at", ["latest", "none", dt.timedelta(0)])
+async def test_letters_of_the_group_are_never_passed_over(  # noqa: PLR0917 - fixtures
+    new_app, new_topic, kafka_server, witness, group, begins_at
+):
+    """What waits in its retry and replay topics before it first reads them is handled, wherever other topics begin."""
+    topic, app, seen = new_topic(), new_app(auto_offset_reset=begins_at), []
+    await witness.commit(group, topic, 0, "")
+    for own in (f"{topic}.{group}.retry.100ms", f"{topic}.{group}.replay"):
+        kafka_server.create_topic(own)
+        witness.produce(own, [own.encode()])
+
+    @app.handler(topic, retry=ONCE, retry_topics=[100])
+    async def handle(value: bytes) -> None:
+        seen.append(value.decode())
+
+    async with app:
+        await until(lambda: len(seen) == 2)
+
+    assert sorted(seen) == [f"{topic}.{group}.replay", f"{topic}.{group}.retry.100ms"]
+
+
+async def test_delays_take_no_time_in_a_test():
+    """TestApp goes the same ways: through each delay, in virtual time, until the record is handled or dead."""
+    app, tried = App(group_id="billing", dead_letter="{topic}.{group}.dead"), []
+
+    @app.handler("orders", retry=ONCE, retry_topics=[60_000, 3_600_000])
+    async def handle(record: Record) -> None:
+        tried.append((asyncio.get_running_loop().time(), record.topic, record.value))
+        if record.value == b"poison" or len(tried) == 1:
+            raise ValueError("not yet")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"once")
+        assert [(topic, value) for _, topic, value in tried] == [("orders", b"once")] * 2
+        assert tried[1][0] - tried[0][0] >= 59
+        await kafka.send("orders", b"poison")
+        assert len(tried) == 5
+        assert tried[4][0] - tried[3][0] >= 3_599
+        assert [(one.reason, one.attempts) for one in kafka.dead_letters("orders")] == [("not yet", 3)]
+        assert kafka.committed("orders") == 2
+
+
+@pytest.mark.parametrize("comes_by", ["headers", "letters"])
+async def test_what_a_record_was_to_another_group_is_over(comes_by):
+    """Its headers passed on, or its dead letters read: here it is tried again and buried as of the topic it is in."""
+    app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=ONCE), []
+    topic = "invoices" if comes_by == "headers" else "orders.billing.dead"
+
+    @app.handler("orders", retry_topics=[60_000])
+    async def bill(record: Record, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> Message | None:
+        if not attempts or comes_by == "letters":
+            raise ValueError("not yet")
+        return Message(record.value, headers=record.headers, topic=topic)
+
+    @app.handler(topic, group_id="post", retry_topics=[60_000])
+    async def send(record: Record) -> None:
+        seen.append((record.topic, record.offset, record.value))
+        raise ValueError("no stamp")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"7")
+        letters = [(one.reason, one.attempts, one.deaths) for one in kafka.dead_letters(topic)]
+        (buried,) = kafka.published(f"{topic}.post.dead")
+
+    assert seen == [(topic, 0, b"7")] * 2
+    assert letters == [("no stamp", 2, 1)]
+    assert buried.value == b"7"
+
+
+async def test_a_batch_is_gathered_anew_of_what_is_due():
+    """What was one batch when it failed may be several when it is due, and the other way round."""
+    app, batches = App(group_id="billing"), []
+
+    @app.batch_handler("orders", max_records=2, order_by="none", retry=ONCE, retry_topics=[60_000])
+    async def store(values: list[bytes]) -> None:
+        batches.append(values)
+        if len(batches) <= 3:
+            raise ValueError("not yet")
+
+    async with TestApp(app) as kafka, asyncio.TaskGroup() as sending:
+        for value in (b"0", b"1", b"2", b"3", b"4"):
+            sending.create_task(kafka.send("orders", value))
+
+    assert batches[:3] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+    assert batches[3:] == batches[:3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retry_topics": [5_000], "order_by": "key"}, 'order_by="key".*overtaking=True'),
+        ({"retry_topics": 5_000}, "list of delays in ms"),
+        ({"retry_topics": [0]}, "list of delays in ms"),
+        ({"retry_topics": [1.5]}, "list of delays in ms"),
+        ({"retry_topics": [True]}, "list of delays in ms"),
+        ({"retry_topics": [5, 5]}, "none may come twice"),
+    ],
+)
+def test_delays_that_make_no_sense_are_refused(options, said):
+    """Where they are declared, and with a way out."""
+    for declare in (Handlers().handler, Handlers().batch_handler):
+        with pytest.raises(ConfigurationError, match=said):
+            declare("orders", **options)
+
+
+def test_retry_topics_need_topics_by_name():
+    """With a pattern nobody knows what to read before there is a first failure."""
+    for declare in (Handlers().handler, Handlers().batch_handler):
+        with pytest.raises(ConfigurationError, match="topics by name"):
+            declare(pattern="orders.*", retry_topics=[5_000])
+
+
+def test_who_says_so_may_be_overtaken():
+    """`overtaking=True`, or an order that was never asked for."""
+    handlers = Handlers()
+    handlers.handler("orders", retry_topics=[5_000], order_by="key", overtaking=True)(print)
+    handlers.handler("orders", retry_topics=(5_000,), order_by="none")(print)
+    handlers.handler("orders", retry_topics=[5_000, 60_000, 600_000])(print)
+
+    assert [one.retry_topics for one in handlers.declared] == [(5_000,), (5_000,), (5_000, 60_000, 600_000)]

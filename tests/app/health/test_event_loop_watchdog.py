@@ -1,0 +1,385 @@
+"""A blocked event loop is seen while it is blocked, by the line that blocks it; one that turns is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+
+import pytest
+import uvloop
+
+from tailrace.app.health.event_loop_watchdog import Watchdog
+from tailrace.observe.events import LoopBlocked, LoopFreed
+
+LIMIT_S = 0.25
+"""More than a busy machine lets a process wait for its turn."""
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def new_loop(request) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Makes a loop of each kind; whether it stands still, and what stands below its frames, is its own affair."""
+    return request.param
+
+
+class Watched:
+    """Runs a coroutine in a loop that is watched."""
+
+    def __init__(self, new_loop=asyncio.new_event_loop, *, tell=None) -> None:
+        self._new_loop = new_loop
+        self._tell = self._take if tell is None else tell
+        self.told: queue.SimpleQueue[LoopBlocked | LoopFreed] = queue.SimpleQueue()
+        self.is_blocked = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.watchdog: Watchdog | None = None
+
+    def _take(self, event: LoopBlocked | LoopFreed) -> None:
+        self.threads.append(threading.current_thread())
+        self.told.put(event)
+        if isinstance(event, LoopBlocked):
+            self.is_blocked.set()
+
+    def run(self, main: Callable[[], Coroutine]) -> list[LoopBlocked | LoopFreed]:
+        """What was told meanwhile."""
+
+        async def watched() -> None:
+            loop = asyncio.get_running_loop()
+            self.watchdog = Watchdog(loop, LIMIT_S, what_runs=lambda: "shop.charge", tell=self._tell)
+            self.watchdog.start()
+            try:
+                await main()
+            finally:
+                self.watchdog.stop()
+
+        with asyncio.Runner(loop_factory=self._new_loop) as runner:
+            runner.run(watched())
+        return self.left()
+
+    def left(self) -> list[LoopBlocked | LoopFreed]:
+        found = []
+        while not self.told.empty():
+            found.append(self.told.get())
+        return found
+
+    async def next(self) -> LoopBlocked | LoopFreed:
+        return await asyncio.to_thread(self.told.get, timeout=10)
+
+
+def line_of(function: Callable[..., object], text: str) -> int:
+    """The line of the function that has the text."""
+    import inspect  # noqa: PLC0415
+
+    lines, first = inspect.getsourcelines(function)
+    return first + next(n for n, line in enumerate(lines) if text in line)
+
+
+# ---- blocked -------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_told_while_it_lasts(new_loop):
+    """A coroutine that sleeps the loop away is named with its handler, function and line before it wakes up."""
+    watched = Watched(new_loop)
+    seen = []
+
+    def block() -> None:
+        # Ends when it was told: if it is told only afterwards, this takes ten seconds and finds nothing.
+        for _ in range(1_000):
+            time.sleep(0.01)  # here
+            if not watched.told.empty():
+                seen.append((watched.told.get(), watched.watchdog.blocked_s))
+                return
+
+    async def main() -> None:
+        block()
+        freed = await watched.next()
+        seen.append((freed, watched.watchdog.blocked_s))
+
+    assert watched.run(main) == []
+    (blocked, blocked_s), (freed, freed_s) = seen
+    assert isinstance(blocked, LoopBlocked)
+    assert blocked.handler == "shop.charge"
+    assert blocked.where == f"test_event_loop_watchdog.py:{line_of(block, 'here')} in block"
+    assert blocked.stack[-1].endswith(" in block")
+    assert "test_event_loop_watchdog.py" in blocked.stack[-2]
+    assert LIMIT_S <= blocked.seconds <= blocked_s < 5
+    assert isinstance(freed, LoopFreed)
+    assert blocked.seconds < freed.seconds < 5
+    assert freed_s == 0.0
+
+
+def test_each_block_is_told_once():
+    """However long it lasts, a block is one event, and its end another; the next block is told again."""
+    watched = Watched()
+
+    async def main() -> None:
+        for _ in range(2):
+            assert watched.is_blocked.wait(10)
+            watched.is_blocked.clear()
+            time.sleep(2 * LIMIT_S)  # noqa: ASYNC251
+            assert isinstance(await watched.next(), LoopBlocked)
+            assert 3 * LIMIT_S <= (await watched.next()).seconds < 10
+
+    assert watched.run(main) == []
+
+
+def test_a_blocked_callback_is_told():
+    """What the loop calls itself may block it as well as a coroutine."""
+    watched = Watched()
+
+    def callback() -> None:
+        watched.is_blocked.wait(10)
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(callback)
+        assert (await watched.next()).where.endswith(" in callback")
+        await watched.next()
+
+    assert watched.run(main) == []
+
+
+def test_the_line_is_the_users_and_not_a_librarys():
+    """Of a call into the standard library, the line that made it is told; the stack has the rest."""
+    reading, writing = os.pipe()
+
+    def tell(event: LoopBlocked | LoopFreed) -> None:
+        watched.told.put(event)
+        if isinstance(event, LoopBlocked):
+            os.close(writing)
+
+    watched = Watched(tell=tell)
+
+    async def main() -> None:
+        subprocess.run(["cat"], stdin=reading, check=True, timeout=10)  # noqa: ASYNC221
+        os.close(reading)
+        blocked = await watched.next()
+        assert blocked.where == f"test_event_loop_watchdog.py:{line_of(main, 'subprocess.run')} in main"
+        assert "subprocess.py" in blocked.stack[-1]
+        await watched.next()
+
+    assert watched.run(main) == []
+
+
+def test_an_installed_program_is_named_by_its_own_line(tmp_path, monkeypatch):
+    """Where the user's code is installed, too, it is told, and not the innermost package that it calls."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "watched_shop.py").write_text(
+        "import watched_driver\n\n\nasync def charge(until):\n    watched_driver.call(until)\n"
+    )
+    (packages / "watched_driver.py").write_text("def call(until):\n    until.wait(10)\n")
+    monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
+    import watched_shop  # noqa: PLC0415
+
+    watched = Watched()
+
+    async def main() -> None:
+        await asyncio.create_task(watched_shop.charge(watched.is_blocked))
+        assert (await watched.next()).where == "watched_shop.py:5 in charge"
+        await watched.next()
+
+    assert watched.run(main) == []
+
+
+def test_what_keeps_the_interpreter_to_itself_is_told(new_loop):
+    """C code that lets no thread run is told as soon as it lets go, with how long it was, and where."""
+    watched, sample = Watched(new_loop), 3_000_000
+    sample_s = min(timeit.repeat(lambda: sum(range(sample)), number=1, repeat=3))
+    enough = round(sample * 4 * LIMIT_S / sample_s)
+
+    def crunch() -> tuple[float, float]:
+        began = time.monotonic()
+        sum(range(enough))
+        let_go = time.monotonic()
+        # A busy machine may let the watchdog's thread wait for a while yet.
+        while watched.told.empty():
+            time.sleep(0.001)
+        return let_go - began, time.monotonic() - began
+
+    async def main() -> None:
+        kept_s, told_s = crunch()
+        assert kept_s > 1.5 * LIMIT_S, "not long enough to prove anything"
+        blocked = await watched.next()
+        assert blocked.where.endswith(" in crunch")
+        assert LIMIT_S <= blocked.seconds < told_s + LIMIT_S
+        await watched.next()
+
+    assert watched.run(main) == []
+
+
+# ---- not blocked ---------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_with_nothing_to_do_is_left_alone(new_loop):
+    """It is never told, for five times the limit."""
+    watched = Watched(new_loop)
+
+    async def idle() -> None:
+        await asyncio.to_thread(time.sleep, 5 * LIMIT_S)
+
+    assert watched.run(idle) == []
+
+
+def test_a_loop_that_is_busy_and_yields_is_left_alone(new_loop):
+    """It is never told, for five times the limit, unless the machine lets it stand still."""
+    watched, turned_at = Watched(new_loop), [time.monotonic()]
+
+    async def busy() -> None:
+        """Work in small pieces, by several tasks."""
+        ends_at = time.monotonic() + 5 * LIMIT_S
+
+        async def work() -> None:
+            while time.monotonic() < ends_at:
+                sum(range(2_000))
+                turned_at.append(time.monotonic())
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(20):
+                tasks.create_task(work())
+
+    told = watched.run(busy)
+    turned_at.append(time.monotonic())
+    stood_still_s = max(later - before for before, later in pairwise(turned_at))
+
+    assert told == [] or stood_still_s >= LIMIT_S
+
+
+def test_a_loop_that_waits_is_not_blocked_however_late(new_loop):
+    """After the whole process was suspended its tick is overdue; but it waits for something to do."""
+    watched = Watched(new_loop)
+
+    def look(loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
+        # It is through with handing this over when its innermost frame waits for something to happen; that of uvloop
+        # is not Python's, and whoever runs it is seen instead.
+        while sys._current_frames()[thread_id].f_code.co_name not in {"select", "run"}:
+            time.sleep(0.001)
+        watched.watchdog._look(loop.time() + 3_600)
+
+    async def main() -> None:
+        await asyncio.to_thread(look, asyncio.get_running_loop(), threading.get_ident())
+
+    assert watched.run(main) == []
+
+
+def test_a_loop_that_nobody_runs_is_not_blocked(new_loop):
+    """Between two runs of one loop it does not turn, whatever else its thread does, and that is no block."""
+
+    def work(depth: int) -> None:
+        if depth:
+            work(depth - 1)
+        else:
+            time.sleep(3 * LIMIT_S)
+
+    told: list[object] = []
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+
+        async def start() -> Watchdog:
+            watchdog = Watchdog(asyncio.get_running_loop(), LIMIT_S, what_runs=lambda: None, tell=told.append)
+            watchdog.start()
+            return watchdog
+
+        watchdog = runner.run(start())
+        work(40)
+        runner.run(asyncio.sleep(LIMIT_S))
+        watchdog.stop()
+
+    assert told == []
+
+
+# ---- life ----------------------------------------------------------------------------------------------------------
+
+
+def thread_of(watchdog: Watchdog) -> threading.Thread:
+    assert watchdog._thread is not None
+    return watchdog._thread
+
+
+def test_stop_waits_for_the_thread():
+    """After stop its thread is gone; it may be stopped twice, and started again."""
+    with asyncio.Runner() as runner:
+        watchdog = Watchdog(runner.get_loop(), LIMIT_S, what_runs=lambda: None, tell=lambda _event: None)
+
+        async def once() -> threading.Thread:
+            watchdog.start()
+            thread = thread_of(watchdog)
+            assert thread.is_alive()
+            watchdog.stop()
+            watchdog.stop()
+            return thread
+
+        first, second = runner.run(once()), runner.run(once())
+
+    assert first is not second
+    assert not first.is_alive()
+    assert not second.is_alive()
+
+
+def test_it_ends_with_its_loop(new_loop):
+    """When the loop is closed under it, its thread ends by itself, without a word."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        watchdog = Watchdog(runner.get_loop(), 0.05, what_runs=lambda: None, tell=lambda _event: None)
+
+        async def start() -> None:
+            watchdog.start()
+
+        runner.run(start())
+        thread = thread_of(watchdog)
+
+    thread.join(10)
+
+    assert not thread.is_alive()
+    assert watchdog.blocked_s == 0.0
+
+
+def test_it_keeps_no_program_alive():
+    """A program that never stops its watchdog ends all the same, at once."""
+    program = """
+import asyncio
+from tailrace.app.health.event_loop_watchdog import Watchdog
+async def main():
+    Watchdog(asyncio.get_running_loop(), 3600, what_runs=lambda: None, tell=print).start()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_who_cannot_be_told_is_told_of_the_next(caplog):
+    """A hook that raises is logged, and the watchdog goes on."""
+
+    def tell(event: LoopBlocked | LoopFreed) -> None:
+        watched._take(event)
+        raise ValueError("no ear")
+
+    watched = Watched(tell=tell)
+
+    async def main() -> None:
+        watched.is_blocked.wait(10)
+        for _ in range(2):
+            await watched.next()
+
+    watched.run(main)
+
+    assert [record.exc_info[1].args for record in caplog.records] == [("no ear",), ("no ear",)]
+
+
+def test_it_tells_from_its_own_thread():
+    """The loop cannot tell that it is blocked: whoever is told is called by the watchdog's thread."""
+    watched = Watched()
+
+    async def main() -> None:
+        watched.is_blocked.wait(10)
+        await watched.next()
+        await watched.next()
+
+    watched.run(main)
+
+    assert {thread.name for thread in watched.threads} == {"tailrace watchdog"}

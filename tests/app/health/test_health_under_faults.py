@@ -1,0 +1,202 @@
+"""How an app is, while things go wrong around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Annotated
+
+import pytest
+
+from tailrace import App, Depends, HandlerFailedError, Retry
+from tailrace.observe.events import LoopBlocked
+from tailrace.testing import TestApp
+from tests.support.consumer_group import until
+
+
+@pytest.fixture
+def new_app(kafka_server, group):
+    def make(**options):
+        return App(bootstrap_servers=kafka_server.bootstrap_servers, **{"group_id": group, **options})
+
+    return make
+
+
+async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
+    """Before the start it is not ready and alive all the same; from the first assignment on it is both."""
+    app = new_app()
+
+    @app.handler(new_topic())
+    async def handle(value: bytes) -> None: ...
+
+    assert (app.health().status, app.health().is_ready, app.health().is_live) == ("starting", False, True)
+    async with app:
+        await app.wait_ready()
+        assert app.health().status == "ok"
+
+
+async def test_a_lane_that_waits_degrades_and_does_not_kill(new_app, new_topic, witness):
+    """A record that nobody takes is told of; a restart would not heal it, so the app stays live and ready."""
+    topic, app = new_topic(), new_app(retry=Retry(attempts=1, max_backoff_ms=60_000))
+    witness.produce(topic, [b"poison"])
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None:
+        raise ValueError("no")
+
+    async with app:
+        await until(lambda: app.health().status == "degraded")
+
+        health = app.health()
+        assert health.is_live
+        assert health.is_ready
+        assert "1 failed for good" in next(one.detail for one in health.checks if one.name == "records")
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
+async def test_what_waits_does_not_run(attempts):
+    """Only a handler that is at work counts as too slow: not one that failed and waits, for however long."""
+    retry = Retry(attempts=attempts, backoff_ms=400_000, max_backoff_ms=400_000, jitter=False)
+    app = App(group_id="g", max_poll_interval_ms=300_000, retry=retry, on_failure="pause")
+    begun = 0
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(1 if begun == 1 else 1_000)
+        raise ValueError("no")
+
+    async with TestApp(app):
+        await app.publish("t", b"poison")
+        lives = []
+        # It fails after a second and is tried again 400 seconds later, which takes too long this time.
+        for seconds in (390, 200, 200):
+            await asyncio.sleep(seconds)
+            lives.append((begun, app.health().is_live))
+
+    assert lives == [(1, True), (2, True), (2, False)]
+
+
+@pytest.mark.parametrize("kind", ["at once", "after an await", "in a batch, after an await"])
+async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder, kind):
+    """A handler that blocks the loop is told of by name and line, from outside, before the loop is free again."""
+    topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
+    witness.produce(topic, [b"0"])
+    told, begun, over = [], threading.Event(), threading.Event()
+
+    def by_the_handler() -> list[LoopBlocked]:
+        # On a busy machine the loop may have stood still for so long before, too.
+        return [one for one in recorder.of(LoopBlocked) if one.handler is not None and begun.is_set()]
+
+    def look() -> None:
+        while not over.is_set() and not by_the_handler():
+            time.sleep(0.01)
+        told.append(app.health().is_live)
+        over.set()
+
+    async def block() -> None:
+        if "await" in kind:
+            await asyncio.sleep(0.05)
+        begun.set()
+        over.wait(30)
+        over.set()
+
+    if "batch" in kind:
+
+        @app.batch_handler(topic)
+        async def handle_batch(values: list[bytes]) -> None:
+            await block()
+
+    else:
+
+        @app.handler(topic)
+        async def handle(value: bytes) -> None:
+            await block()
+
+    async with app:
+        await asyncio.to_thread(look)
+        await until(lambda: app.health().is_live)
+
+    blocked = by_the_handler()[-1]
+    assert told == [False]
+    assert "handle" in blocked.handler
+    assert "test_health_under_faults.py" in blocked.where
+
+
+async def test_it_is_not_ready_while_it_stops_nor_afterwards():
+    """From being told to stop on nobody should count on it; a restart would heal nothing, so it stays live."""
+    app, begun, let_go, said = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
+
+    def look() -> None:
+        health = app.health()
+        said.append((health.status, health.is_live, health.is_ready))
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        begun.set()
+        await let_go.wait()
+
+    async with TestApp(app):
+        await app.publish("t", b"0")
+        await begun.wait()
+        look()
+        stopping = asyncio.create_task(app.stop())
+        await until(lambda: app.health().status != "ok")
+        look()
+        let_go.set()
+        await stopping
+        look()
+
+    assert said == [("ok", True, True), ("stopping", True, False), ("stopping", True, False)]
+
+
+looks: list[tuple[bool, bool]] = []
+watched: list[App] = []
+
+
+async def open_bank():
+    """It sees how its app is while it closes."""
+    try:
+        yield "bank"
+    finally:
+        health = watched[0].health()
+        looks.append((health.is_live, health.is_ready))
+
+
+async def test_it_has_failed_before_all_is_closed():
+    """What is closed takes its time, in which an orchestrator is not told that all is well."""
+    app = App(group_id="g", retry=Retry(attempts=1), on_failure="stop")
+    looks.clear()
+    watched[:] = [app]
+
+    @app.handler("t")
+    async def handle(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(HandlerFailedError):
+        async with TestApp(app) as kafka:
+            await kafka.send("t", b"0")
+
+    assert looks == [(False, False)]
+    assert not app.health().is_live
+
+
+async def test_health_is_served(new_app, new_topic):
+    """`health_app` answers /readyz with what health() says."""
+    app, sent = new_app(), []
+
+    @app.handler(new_topic())
+    async def handle(value: bytes) -> None: ...
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/readyz", "method": "GET"}
+    await app.health_app(scope, None, send)
+    async with app:
+        await app.wait_ready()
+        await app.health_app(scope, None, send)
+
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [503, 200]

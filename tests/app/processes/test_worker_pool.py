@@ -1,0 +1,402 @@
+"""WorkerPool: one app in several processes, on the real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import KafkaException
+
+from tailrace import ConfigurationError, ConsumerStateError, HandlerFailedError, TailraceError, WorkerPool
+from tailrace.app.processes.child import unpickled
+from tailrace.app.processes.labelled_output import label_output
+from tailrace.app.processes.parent import failed
+from tailrace.observe.events import WorkerEnded, WorkerStarted
+
+SHOP = """
+import os
+from pathlib import Path
+
+from tailrace import App, Record
+
+LEDGER = Path(__file__).parent / "ledger"
+app = App(group_id="{group}", bootstrap_servers="{servers}", auto_commit_interval_ms=200, heartbeat_interval_ms=200)
+
+
+@app.handler("{topic}")
+async def note(record: Record) -> None:
+    with LEDGER.open("a") as ledger:
+        ledger.write(f"{{os.environ['TAILRACE_WORKER']}} {{record.partition}} {{record.offset}}\\n")
+"""
+
+
+HANG_ONCE = """    if not LEDGER.exists():
+        LEDGER.touch()
+        __import__("time").sleep(600)
+"""
+
+
+class Shop:
+    """A module with an app, and what its handlers have noted."""
+
+    def __init__(self, folder: Path, module: str) -> None:
+        self.place, self._ledger = f"{module}:app", folder / "ledger"
+
+    def noted(self) -> list[tuple[int, int, int]]:
+        """Who had which offset of which partition."""
+        if not self._ledger.exists():
+            return []
+        return [tuple(map(int, line.split())) for line in self._ledger.read_text().splitlines()]
+
+    async def until(self, count: int) -> None:
+        """Wait for so many records, each once."""
+        async with asyncio.timeout(30):
+            while True:
+                if len({(partition, offset) for _, partition, offset in self.noted()}) >= count:
+                    return
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def new_shop(tmp_path, monkeypatch):
+    """Makes a module that workers can import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source: str) -> Shop:
+        module = f"shop_{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{module}.py").write_text(source)
+        return Shop(tmp_path, module)
+
+    return make
+
+
+async def described(witness, group: str) -> dict[str, tuple[str, frozenset]]:
+    """The group's static members as the broker sees them: by name, their ids and what they have."""
+    found = await asyncio.to_thread(witness.admin.describe_consumer_groups([group])[group].result, 20)
+    return {
+        one.group_instance_id: (
+            one.member_id,
+            frozenset((tp.topic, tp.partition) for tp in one.assignment.topic_partitions),
+        )
+        for one in found.members
+    }
+
+
+async def shared(witness, group: str, members: int, partitions: int) -> dict[str, tuple[str, frozenset]]:
+    """The same, when so many members have all partitions among them, each a share."""
+    async with asyncio.timeout(30):
+        while True:
+            found = {}
+            with contextlib.suppress(KafkaException):  # the coordinator of a group that is not there yet
+                found = await described(witness, group)
+            shares = [share for _, share in found.values()]
+            if len(found) == members and all(shares) and sum(map(len, shares)) == partitions:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def fifty_each(witness, topic: str, shop: Shop, count: int) -> None:
+    """Fifty more records for each of four partitions; wait until the shop has noted so many in all."""
+    for partition in range(4):
+        witness.produce(topic, [b"x"] * 50, partition=partition)
+    await shop.until(count)
+
+
+async def test_workers_share_the_partitions_and_leave_with_the_pool(new_shop, new_topic, group, witness):
+    """Each worker is a static member with a share; each record is handled once; stop() leaves no process, no member."""
+    topic = new_topic(4)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+
+    async with WorkerPool(shop.place, workers=2) as pool:
+        pids = pool.pids
+        await pool.wait_ready()
+        members = await shared(witness, group, 2, 4)
+        await fifty_each(witness, topic, shop, 200)
+        assert pool.health().status == "ok"
+
+    assert pool.health().status == "stopping"
+
+    assert sorted(map(len, (share for _, share in members.values()))) == [2, 2]
+    assert {name.rpartition("-")[2] for name in members} == {"0", "1"}
+    assert {worker for worker, _, _ in shop.noted()} == {0, 1}
+    assert len(shop.noted()) == len(set(shop.noted())) == 200
+    assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 50)
+    assert await described(witness, group) == {}
+    assert len(set(pids)) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert pool.pids == ()
+
+
+async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
+    new_shop, new_topic, group, witness, recorder
+):
+    """After SIGKILL it has its name and partitions again; the other keeps its id and share; nothing is lost."""
+    topic = new_topic(4)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+
+    async with WorkerPool(shop.place, workers=2, hooks=[recorder]):
+        before = await shared(witness, group, 2, 4)
+        await fifty_each(witness, topic, shop, 200)
+        (victim,) = {one.pid for one in recorder.of(WorkerStarted) if one.worker == 1}
+        os.kill(victim, signal.SIGKILL)
+        ended = await recorder.wait_for(WorkerEnded)
+        again = await recorder.wait_for(WorkerStarted, 3)
+        await fifty_each(witness, topic, shop, 400)
+        after = await described(witness, group)
+
+    (kept,) = (name for name in before if name.endswith("-0"))
+    assert ended.exit_code == -signal.SIGKILL
+    assert again.worker == 1
+    assert after[kept] == before[kept]
+    assert {name: share for name, (_, share) in after.items()} == {name: share for name, (_, share) in before.items()}
+    assert after.keys() == before.keys()
+    late = Counter((partition, offset) for _, partition, offset in shop.noted() if offset >= 50)
+    assert set(late.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("workers", "source", "said"),
+    [
+        (2, "app = 7\n", "is no App"),
+        (1, "app = (\n", "cannot be imported: SyntaxError"),
+        (1, "import nowhere_at_all\n", "nowhere"),
+    ],
+)
+async def test_a_configuration_error_ends_the_pool(new_shop, workers, source, said):
+    """What every start would run into is raised as it is, not tried again; no process is left."""
+    shop = new_shop(source)
+    pool = WorkerPool(shop.place, workers=workers)
+
+    async with asyncio.timeout(60):
+        with pytest.raises(ConfigurationError, match=said):
+            await pool.start()
+
+    assert pool.pids == ()
+    assert not pool.health().is_live
+
+
+async def test_one_name_for_all_workers_is_refused(new_shop, new_topic, group, witness):
+    """A group_instance_id without {worker} would have workers put each other out of the group."""
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=new_topic()))
+
+    async with asyncio.timeout(60):
+        with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+            await WorkerPool(shop.place, workers=2, group_instance_id="billing").start()
+
+
+async def test_a_handler_that_stops_the_app_stops_the_pool(new_shop, new_topic, group, witness):
+    """on_failure="stop" means all of it; run() raises what the handler died of, and the others end in good order."""
+    topic = new_topic(2)
+    shop = new_shop(
+        SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
+        .replace("App(", "App(on_failure='stop', ")
+        .replace("    with LEDGER", "    if record.value == b'poison':\n        raise ValueError\n    with LEDGER")
+    )
+    witness.produce(topic, [b"x"] * 10, partition=0)
+    pool = WorkerPool(shop.place, workers=2)
+
+    async def poison() -> None:
+        await shop.until(10)
+        witness.produce(topic, [b"poison"], partition=1)
+
+    async with asyncio.timeout(60):
+        poisoning = asyncio.create_task(poison())
+        with pytest.raises(HandlerFailedError):
+            await pool.run()
+        await poisoning
+
+    assert await witness.committed(group, topic, 1) == {0: 10}
+
+
+async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, recorder):
+    """It is started again after pauses that grow, and health says so: it is not ready; the pool still stops."""
+    shop = new_shop("import os\nos._exit(3)\n")
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
+        await recorder.wait_for(WorkerEnded, 3)
+        health = pool.health()
+        ready = asyncio.create_task(pool.wait_ready())
+        await asyncio.sleep(0)
+
+    with pytest.raises(ConsumerStateError, match="ended before its workers were ready"):
+        await ready
+    assert health.status == "starting"
+    assert (health.is_live, health.is_ready) == (True, False)
+    assert "3 times in a row" in health.checks[0].detail
+    first, _, third = recorder.of(WorkerEnded)[:3]
+    assert first.exit_code == 3
+    assert 0 < first.restarts_after_s < third.restarts_after_s
+
+
+@pytest.mark.slow
+async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, group, witness, recorder):
+    """It cannot say so itself: the pool is not live while it is silent, then it is killed and started anew."""
+    topic = new_topic(2)
+    source = SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic)
+    shop = new_shop(source.replace("    with LEDGER", f"{HANG_ONCE}    with LEDGER"))
+    options = {"session_timeout_ms": 6_000, "stop_timeout_ms": 1_000}
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder], **options) as pool:
+        await pool.wait_ready()
+        (hanging,) = pool.pids
+        witness.produce(topic, [b"x"], partition=0)
+        async with asyncio.timeout(40):
+            while pool.health().is_live:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.05)
+        (check,) = pool.health().checks
+        ended = await recorder.wait_for(WorkerEnded)
+        await shop.until(1)
+
+    assert "event loop has not turned" in check.detail
+    assert ended.exit_code == -signal.SIGKILL
+    assert "event loop had not turned" in ended.error
+    assert not psutil.pid_exists(hanging)
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder, monkeypatch):
+    """No room for a process is a death of that worker, and no end of the pool: the others would all be killed."""
+    shop, start, refusals = new_shop("import os\nos._exit(3)\n"), asyncio.create_subprocess_exec, [1, 1]
+
+    async def refuse_some(*args, **options):
+        if recorder.of(WorkerEnded) and refusals:
+            refusals.pop()
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        return await start(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_some)
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
+        await recorder.wait_for(WorkerStarted, 2)
+        assert pool.health().is_live
+
+    _, first, second = recorder.of(WorkerEnded)[:3]
+    assert "no more processes" in first.error
+    assert first.restarts_after_s < second.restarts_after_s
+
+
+ENDS_BADLY = """
+import asyncio, os
+from pathlib import Path
+from typing import Annotated
+from tailrace import App, Depends
+
+app = App(group_id="g", bootstrap_servers="127.0.0.1:1")
+
+
+async def open_bank():
+    (Path(__file__).parent / "ledger").write_text("0 0 0\\n")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        {last}
+
+
+@app.handler("orders")
+async def handle(value: bytes, bank: Annotated[object, Depends(open_bank, scope="app")]): ...
+"""
+
+
+@pytest.mark.parametrize(("last", "told"), [("os._exit(3)", [(0, 3, None)]), ("pass", [])])
+async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_shop, recorder, last, told):
+    """A worker that dies of its end, or has to be killed, leaves undone what nobody would hear of."""
+    shop = new_shop(ENDS_BADLY.format(last=last))
+    pool = WorkerPool(shop.place, workers=1, hooks=[recorder])
+    starting = asyncio.create_task(pool.start())
+    await shop.until(1)
+    await pool.stop()
+    await starting
+
+    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerEnded)] == told
+
+
+def test_a_worker_without_an_output_has_no_lines_to_label(monkeypatch):
+    """Where a service is started with its output closed, that is no death of its workers."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    label_output("worker 0 | ")
+
+    assert (sys.stdout, sys.stderr) == (None, None)
+
+
+class OddError(TailraceError):
+    """Of a user's own: it is pickled, and cannot be made anew."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}, {why}")
+
+
+def test_an_error_of_a_users_own_comes_over_in_words():
+    """It is a worker's death as any other, and ends no pool; what it says is told."""
+    told = failed(OddError("the bank", "it is closed"))
+
+    assert told.error is not None
+    assert str(unpickled(told.error, told.text)) == "OddError: the bank, it is closed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"workers": True}, "workers=True"),
+        ({"workers": 1, "sesion_timeout_ms": 1}, "session_timeout_ms"),
+        ({"workers": 1, "post_rebalance_callback": lambda *_: None}, "does not go over to another process"),
+    ],
+)
+def test_what_will_not_do_is_refused_at_once(arguments, said):
+    """A pool that cannot be is not made."""
+    with pytest.raises(ConfigurationError, match=said):
+        WorkerPool("shop:app", **arguments)
+
+
+def test_where_the_app_is_has_to_be_said():
+    """MODULE:APP, as for `tailrace run`."""
+    with pytest.raises(ConfigurationError, match="write MODULE:APP"):
+        WorkerPool("shop", workers=1)
+
+
+async def test_a_pool_is_started_once(new_shop):
+    """A second start is told so; stop() before any start does nothing."""
+    shop = new_shop("import os\nos._exit(3)\n")
+    pool = WorkerPool(shop.place, workers=1)
+    await pool.stop()
+
+    async with pool:
+        with pytest.raises(ConsumerStateError):
+            await pool.start()
+
+
+async def test_one_transactional_id_for_all_workers_is_refused(new_shop):
+    """Without {worker} they would put an end to each other's transactions, in turn and for ever."""
+    options = 'group_id="g", bootstrap_servers="127.0.0.1:1", delivery="exactly_once", transactional_id="{hostname}"'
+    shop = new_shop(f"from tailrace import App\n\napp = App({options})\n")
+
+    with pytest.raises(ConfigurationError, match=r"put \{worker\} into it"):
+        async with WorkerPool(shop.place, workers=2):
+            pass
+
+
+async def test_a_worker_begins_anew_once(new_shop, new_topic, group, witness, recorder):
+    """`reset_offset_on_start` is for the start of all: a worker that is started again goes on, and skips nothing."""
+    topic = new_topic()
+    witness.produce(topic, [b"x"] * 5)
+    shop = new_shop(SHOP.format(group=group, servers=witness.bootstrap_servers, topic=topic))
+    anew = {"reset_offset_on_start": True, "auto_offset_reset": "latest"}
+
+    async with WorkerPool(shop.place, workers=1, hooks=[recorder], **anew) as pool:
+        await pool.wait_ready()
+        async with asyncio.timeout(20):
+            while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.05)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await recorder.wait_for(WorkerEnded)
+        witness.produce(topic, [b"x"] * 3)
+        await shop.until(3)
+
+    assert shop.noted() == [(0, 0, 5), (0, 0, 6), (0, 0, 7)]

@@ -1,0 +1,319 @@
+"""What handlers return and publish goes where they say, as they say, with the trace of the record that led to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import anyio.from_thread
+import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+
+from tailrace import App, ConfigurationError, Message, PublishError, Record, Retry
+from tailrace.testing import TestApp
+
+TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+BAGGAGE = ("baggage", b"customer=ann")
+OTHER = ("traceparent", b"00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01")
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@pytest.fixture
+def app() -> App:
+    return App(group_id="billing", dead_letter="{topic}.dead", retry=Retry(attempts=1))
+
+
+def values(kafka: TestApp, topic: str) -> list[Any]:
+    return [None if one.value is None else json.loads(one.value) for one in kafka.published(topic)]
+
+
+# ---- what is returned ----------------------------------------------------------------------------------------------
+
+RETURNED = [
+    (None, []),
+    (0, [0]),
+    ({"a": 1}, [{"a": 1}]),
+    (Point(1, 2), [[1, 2]]),
+    (Message({"a": 1}), [{"a": 1}]),
+    (Message(None, key="k"), [None]),
+    (Message([1, 2]), [[1, 2]]),
+    ([], []),
+    ([1, 2], [1, 2]),
+    ((1, 2), [1, 2]),
+    ([None, Message(1), None, 2], [1, 2]),
+    ([[1, 2], [3]], [[1, 2], [3]]),
+]
+
+
+@pytest.mark.parametrize(("returned", "published"), RETURNED)
+async def test_a_list_is_several_and_none_is_nothing(app, returned, published):
+    """Of a list or a tuple each item is a result; a result is a Message or the value of one, and None is none."""
+
+    @app.handler("orders", publish="results")
+    async def handle(value: bytes) -> object:
+        return returned
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x")
+
+        assert values(kafka, "results") == published
+        assert kafka.committed("orders") == 1
+
+
+@pytest.mark.parametrize(("returned", "published"), [*RETURNED[:-1], ([[1, 2], [3], None, []], [1, 2, 3])])
+async def test_batch_handlers_return_as_others_do(app, returned, published):
+    """The rule is the same for batches; and what is returned for one record may be a list of results as well."""
+
+    @app.batch_handler("orders", publish="results")
+    async def handle(values: list[bytes]) -> object:
+        return returned
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x")
+
+        assert values(kafka, "results") == published
+
+
+def declare(app: App, kind: str, returned: object, **options: Any) -> None:
+    async def handle(value: bytes) -> object:
+        return returned
+
+    async def handle_batch(values: list[bytes]) -> object:
+        return returned
+
+    def handle_in_thread(value: bytes) -> object:
+        return returned
+
+    match kind:
+        case "record":
+            app.handler("orders", **options)(handle)
+        case "thread":
+            app.handler("orders", **options)(handle_in_thread)
+        case "batch":
+            app.batch_handler("orders", **options)(handle_batch)
+
+
+@pytest.mark.parametrize("kind", ["record", "thread", "batch"])
+async def test_a_message_with_a_topic_needs_no_other(app, kind):
+    """Without `publish=` a Message goes to its own topic, and values stay where they are."""
+    declare(app, kind, [Message(1, topic="a"), 2, None, Message(3, topic="b", key="k")])
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x")
+
+        assert (values(kafka, "a"), values(kafka, "b")) == ([1], [3])
+        assert kafka.committed("orders") == 1
+
+
+@pytest.mark.parametrize("kind", ["record", "thread", "batch"])
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (Message(1), "a Message without a topic - give it one, or the handler publish='...'"),
+        (Message(object(), topic="a"), "what is to go to 'a' cannot be encoded"),
+        (Message(1, key=5, topic="a"), "a key or a header is bytes or text, not int"),
+        (Message(1, headers=[("h", 5)], topic="a"), "a key or a header is bytes or text, not int"),
+    ],
+)
+async def test_a_message_that_cannot_go_out_is_a_failure(app, kind, wrong, reason):
+    """The record has failed, with what is wrong, and nothing that was returned with it is published."""
+    declare(app, kind, [Message(0, topic="a"), wrong])
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x")
+
+        (letter,) = kafka.dead_letters("orders")
+        assert letter.error_type == "tailrace.errors.PublishError"
+        assert reason in letter.reason
+        assert kafka.published("a") == []
+
+
+async def test_middleware_may_publish_for_a_handler(app):
+    """What middleware returns is what is published, also for a handler that says it returns nothing."""
+
+    def counted(call: Callable[[Record], Any]) -> Callable[[Record], Any]:
+        async def around(record: Record) -> object:
+            await call(record)
+            return Message(record.offset, topic="counted")
+
+        return around
+
+    @app.handler("orders", middleware=[counted])
+    async def handle(value: bytes) -> None: ...
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x")
+
+        assert values(kafka, "counted") == [0]
+
+
+# ---- traces --------------------------------------------------------------------------------------------------------
+
+
+async def publish_itself(app: App) -> None:
+    await app.publish("out", 1)
+
+
+async def publish_together(app: App) -> None:
+    await asyncio.gather(app.publish("out", 1), app.publish("out", 1))
+
+
+async def publish_in_a_task(app: App) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(app.publish("out", 1))
+
+
+@pytest.mark.parametrize("publish", [publish_itself, publish_together, publish_in_a_task])
+async def test_what_a_handler_publishes_carries_the_trace_on(app, publish):
+    """From the handler itself and from tasks of its own; a record without a trace, which comes next, has none."""
+
+    @app.handler("orders")
+    async def handle(value: bytes) -> None:
+        await publish(app)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", headers=[TRACE, ("other", b"1"), BAGGAGE])
+        traced = len(kafka.published("out"))
+        await kafka.send("orders", b"x")
+
+        headers = [list(one.headers) for one in kafka.published("out")]
+        assert headers == [[TRACE, BAGGAGE]] * traced + [[]] * traced
+
+
+async def test_a_thread_carries_the_trace_on(app):
+    """A plain handler publishes by `anyio.from_thread`; what it publishes and what it returns carries the trace."""
+
+    @app.handler("orders", publish="out")
+    def handle(value: bytes) -> object:
+        anyio.from_thread.run(app.publish, "out", 1)
+        return 2
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", headers=[TRACE])
+
+        assert [(one.value, list(one.headers)) for one in kafka.published("out")] == [(b"1", [TRACE]), (b"2", [TRACE])]
+
+
+async def test_a_trace_that_is_begun_anew_stays(app):
+    """Headers of one's own that belong to a trace are not mixed with the record's."""
+
+    @app.handler("orders", publish="out")
+    async def handle(value: bytes) -> Message:
+        await app.publish("out", 1, headers=[OTHER])
+        return Message(2, headers=[OTHER, ("mine", "x")])
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", headers=[TRACE, BAGGAGE])
+
+        assert [list(one.headers) for one in kafka.published("out")] == [[OTHER], [OTHER, ("mine", b"x")]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "traces"),
+    [
+        ([1, None, [Message(2), Message(3, headers=[OTHER])]], [TRACE, None, OTHER]),
+        ([1, 2], [None, None]),
+        ({"sum": 3}, [None]),
+    ],
+)
+async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, traces):
+    """Where there is one for each record; of fewer or more nobody knows which record led to what."""
+
+    @app.batch_handler("orders", max_records=3, publish="out")
+    async def handle(records: list[Record]) -> object:
+        records.clear()
+        return returned
+
+    async with TestApp(app) as kafka:
+        await asyncio.gather(*(kafka.send("orders", b"x", headers=headers) for headers in ([TRACE], [OTHER], [])))
+
+        published = kafka.published("out")
+        assert [dict(one.headers).get("traceparent") for one in published] == [one and one[1] for one in traces]
+
+
+async def test_a_name_that_no_topic_can_have_is_refused(app):
+    """In a declaration at once, by app.publish before anything is sent; of a result it is the record's failure."""
+    with pytest.raises(ConfigurationError, match=r"publish='new orders' is no name of a topic: .* ' '"):
+        app.handler("orders", publish="new orders")
+    with pytest.raises(ConfigurationError, match=r"'new orders' is no name of a topic: .* ' '"):
+        app.handler("new orders")
+
+    @app.handler("orders")
+    async def handle(value: bytes) -> Message:
+        return Message(b"", topic="new orders")
+
+    async with TestApp(app) as kafka:
+        with pytest.raises(PublishError, match="is no name of a topic"):
+            await app.publish("new orders", b"1")
+        await kafka.send("orders", b"1")
+
+    (dead,) = kafka.dead_letters("orders")
+    assert "is no name of a topic" in dead.reason
+
+
+async def test_what_is_published_carries_the_active_span():
+    """By OpenTelemetry's propagator: results a middleware's span, which is over by then, app.publish the active one."""
+    spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
+
+    def spanned(call):
+        async def around(record: Record):
+            with use_span(NonRecordingSpan(spans[0])):
+                return await call(record)
+
+        return around
+
+    app = App(group_id="billing", middleware=[spanned])
+
+    @app.handler("orders", publish="out")
+    async def handle(value: bytes) -> int:
+        await app.publish("beside", 0)
+        with use_span(NonRecordingSpan(spans[1])):
+            await app.publish("beside", 1)
+        return 1
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", headers=[TRACE, BAGGAGE])
+        await kafka.send("orders", b"y")
+
+        out, beside = ([dict(one.headers) for one in kafka.published(topic)] for topic in ("out", "beside"))
+
+    parents = [f"00-{0xABC:032x}-{number:016x}-01".encode() for number in (1, 2)]
+    assert [one["traceparent"] for one in out] == [parents[0]] * 2
+    assert [one["traceparent"] for one in beside] == parents * 2
+    assert [one.get("baggage") for one in out] == [BAGGAGE[1], None]
+
+
+async def test_results_of_a_batch_carry_the_active_span():
+    """A middleware's span, which is over by then, in place of the records' traces; baggage stays each record's own."""
+    spans = [SpanContext(0xABC, number, is_remote=False, trace_flags=TraceFlags(1)) for number in (1, 2)]
+
+    def spanned(call):
+        async def around(records: list[Record]):
+            with use_span(NonRecordingSpan(spans[0])):
+                return await call(records)
+
+        return around
+
+    app = App(group_id="billing")
+
+    @app.batch_handler("orders", max_records=2, publish="out", middleware=[spanned])
+    async def handle(values: list[bytes]) -> list[int]:
+        with use_span(NonRecordingSpan(spans[1])):
+            await app.publish("beside", 0)
+        return [1, 2]
+
+    async with TestApp(app) as kafka:
+        await asyncio.gather(*(kafka.send("orders", b"x", headers=headers) for headers in ([TRACE, BAGGAGE], [OTHER])))
+
+        out, beside = ([dict(one.headers) for one in kafka.published(topic)] for topic in ("out", "beside"))
+
+    parents = [f"00-{0xABC:032x}-{number:016x}-01".encode() for number in (1, 2)]
+    assert [one["traceparent"] for one in out] == [parents[0]] * 2
+    assert [one.get("baggage") for one in out] == [BAGGAGE[1], None]
+    assert [one["traceparent"] for one in beside] == [parents[1]]

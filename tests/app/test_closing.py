@@ -1,0 +1,187 @@
+"""Stop hooks and app-scoped providers that do not end: the app ends in its time and names them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import pytest
+
+from tailrace import App, Depends, TailraceError
+from tailrace.observe.events import ClosingCutShort
+from tests.support.commands import environment
+from tests.support.consumer_group import until
+
+FOREVER_S = 3600
+
+
+async def hang() -> None:
+    await asyncio.sleep(FOREVER_S)
+
+
+async def swallow() -> None:
+    """Go on whatever the cancellation."""
+    task = asyncio.current_task()
+    going_on.add(task)
+    task.add_done_callback(going_on.discard)
+    while not let_go.is_set():
+        try:
+            await let_go.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+let_go = asyncio.Event()
+
+
+@pytest.fixture(autouse=True)
+async def ending():
+    """Have what swallows its cancellation end with the test, before its event loop."""
+    global let_go  # noqa: PLW0603 - for providers, which are functions of this module
+    let_go = asyncio.Event()
+    ended.clear()
+    yield
+    let_go.set()
+    await until(lambda: not going_on)
+
+
+going_on: set[object] = set()
+
+
+ended: list[str] = []
+ways = [hang]
+
+
+async def open_bank():
+    """A provider that closes at once."""
+    try:
+        yield "bank"
+    finally:
+        ended.append("bank")
+
+
+async def open_ledger(bank: Annotated[str, Depends(open_bank, scope="app")]):
+    """A provider whose end hangs."""
+    yield bank
+    await ways[0]()
+
+
+@pytest.fixture
+def new_app(kafka_server, group, recorder):
+    def make(topic, **options):
+        options = {"stop_timeout_ms": 4_000, "hooks": [recorder], **options}
+        app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, **options)
+
+        @app.handler(topic)
+        async def handle(value: bytes) -> None: ...
+
+        return app
+
+    return make
+
+
+@pytest.mark.parametrize("way", [hang, swallow])
+async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(new_app, new_topic, recorder, way):
+    """stop() ends within stop_timeout_ms and raises; hooks and providers after it are closed all the same."""
+    app = new_app(new_topic())
+
+    @app.handler(new_topic())
+    async def pay(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]) -> None: ...
+
+    app.on_stop(lambda: ended.append("first declared"))
+
+    @app.on_stop
+    async def flush() -> None:
+        await way()
+
+    await app.start()
+    began_at = time.monotonic()
+    with pytest.raises(TailraceError, match=r"on_stop hook .*flush did not end within"):
+        await app.stop()
+
+    assert time.monotonic() - began_at < 4.5
+    (cut,) = recorder.of(ClosingCutShort)
+    assert "flush" in cut.step
+    assert cut.is_abandoned is (way is swallow)
+    assert ended == ["first declared", "bank"]
+
+
+@pytest.mark.parametrize("way", [hang, swallow])
+async def test_a_provider_whose_end_hangs_is_named(new_app, new_topic, recorder, way):
+    """stop() ends within stop_timeout_ms and raises; one that lets its cancellation through stands in nobody's way."""
+    ways[:] = [way]
+    app = new_app(new_topic())
+
+    @app.handler(new_topic())
+    async def pay(value: bytes, ledger: Annotated[str, Depends(open_ledger, scope="app")]) -> None: ...
+
+    await app.start()
+    began_at = time.monotonic()
+    with pytest.raises(TailraceError, match=r"provider .*open_ledger did not end within|left behind"):
+        await app.stop()
+
+    assert time.monotonic() - began_at < 5
+    (cut,) = recorder.of(ClosingCutShort)
+    assert "open_ledger" in cut.step
+    assert cut.is_abandoned is (way is swallow)
+    assert ended == ([] if way is swallow else ["bank"])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+PROGRAM = """
+import asyncio, logging, sys
+from typing import Annotated
+from tailrace import App, Depends
+
+logging.basicConfig(level="ERROR")
+app = App(bootstrap_servers=sys.argv[1], group_id=sys.argv[2], stop_timeout_ms=3_000)
+
+async def swallow():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+async def open_ledger():
+    yield
+    if sys.argv[3] == "provider":
+        await swallow()
+
+@app.handler(sys.argv[2])
+async def handle(value: bytes, ledger: Annotated[None, Depends(open_ledger, scope="app")]) -> None:
+    print("handles", flush=True)
+
+@app.on_stop
+async def flush():
+    if sys.argv[3] == "hook":
+        await swallow()
+
+asyncio.run(app.run())
+"""
+
+
+@pytest.mark.parametrize(("what", "named"), [("hook", "flush"), ("provider", "open_ledger")])
+async def test_a_process_ends_without_what_swallows_its_cancellation(kafka_server, new_topic, witness, what, named):
+    """After SIGTERM it ends in time, names the hook or the provider, and exits non-zero."""
+    topic = new_topic()
+    witness.produce(topic, [b"0"])
+    command = [sys.executable, "-c", PROGRAM, kafka_server.bootstrap_servers, topic, what]
+    with subprocess.Popen(  # noqa: ASYNC220 - it is read in threads
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert await asyncio.to_thread(process.stdout.readline) == "handles\n"
+            process.send_signal(signal.SIGTERM)
+            _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+        finally:
+            process.kill()
+
+    assert process.returncode == 1
+    assert "closing cut short" in errors
+    assert named in errors

@@ -1,0 +1,164 @@
+"""Objects that a user hands over: each wrong one is refused when it is given, with its value and advice."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import msgspec
+import pytest
+
+from tailrace import App, ConfigurationError, Consumer, Message, OffsetAndMetadata, PublishError, TopicPartition
+from tailrace.app.declare.codecs import JsonCodec
+
+
+class Listener:
+    """A listener, as an instance is one."""
+
+    def on_partitions_revoked(self, partitions) -> None: ...
+
+
+class AsyncHook:
+    """A hook whose coroutines nothing would await."""
+
+    async def on_event(self, event) -> None: ...
+
+
+class AsyncCodec(JsonCodec):
+    """A codec whose coroutines nothing would await."""
+
+    async def encode(self, value, /):
+        return super().encode(value)
+
+
+async def coroutine_function(call):
+    return call
+
+
+def of_two(record, call):
+    return call(record)
+
+
+def generator(call):
+    yield call
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retry": 3}, "retry must be a Retry instance such as Retry(attempts=3), not 3"),
+        ({"codec": msgspec.json}, "codec must be an object with decode(data, annotation, record)"),
+        ({"codec": JsonCodec}, "codec must be an object"),
+        ({"codec": AsyncCodec()}, "codec's encode is `async def`"),
+        ({"middleware": [coroutine_function]}, "coroutine_function must be a plain function of one parameter"),
+        ({"middleware": [of_two]}, "of_two must be a plain function of one parameter"),
+        ({"middleware": [generator]}, "generator must be a plain function of one parameter"),
+        ({"dead_letter": 5}, "dead_letter must be a topic or a template"),
+        ({"dead_letter": "{topci}.dead"}, "between braces it knows topic, group, delay"),
+        ({"dead_letter": "dead letters"}, "no topic's name has ' '"),
+        ({"hooks": [AsyncHook()]}, "on_event(event), a plain method"),
+        ({"hooks": [AsyncHook]}, "on_event(event), a plain method"),
+        ({"rebalance_listener": Listener}, "rebalance_listener"),
+    ],
+)
+def test_an_app_refuses_what_would_fail_at_its_first_record(options, said):
+    """Retry, codec, middleware, templates and hooks are checked by App(...)."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        App(group_id="g", **options)
+
+
+@pytest.mark.parametrize(
+    ("topics", "options", "said"),
+    [
+        (["t"], {"codec": msgspec.json}, "codec must be an object"),
+        (["t"], {"middleware": [of_two]}, "of_two must be a plain function of one parameter"),
+        (["t"], {"when": coroutine_function}, "when must be a plain function of a record"),
+        (["t"], {"when": functools.partial(coroutine_function)}, "when must be a plain function of a record"),
+        (["t"], {"when": "refunds"}, "when must be a plain function of a record that returns a bool, not 'refunds'"),
+        (["t"], {"when": lambda: True}, "when must be a plain function of a record"),
+        (["t"], {"publish": 5}, "publish must be a text that is not empty, not 5"),
+        (["t"], {"dead_letter": b"dead"}, "dead_letter must be a text that is not empty, not b'dead'"),
+        (["t"], {"group_id": 5}, "group_id must be a text"),
+        ([["a", "b"]], {}, "a topic is a name such as 'orders', not ['a', 'b']"),
+        ([5], {}, "a topic is a name such as 'orders', not 5"),
+        ([], {"pattern": "orders["}, "pattern='orders[' is no regular expression"),
+        ([], {"pattern": re.compile(b"orders")}, "pattern must be a regular expression"),
+    ],
+)
+def test_a_handler_refuses_what_would_fail_at_its_first_record(topics, options, said):
+    """Topics, patterns, conditions, codecs and middleware are checked by @app.handler(...)."""
+    app = App(group_id="g")
+    for declare in (app.handler, app.batch_handler):
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            declare(*topics, **options)(print)
+
+
+@pytest.mark.parametrize("given", [3, "hook", Listener().on_partitions_revoked, print])
+def test_hooks_of_start_and_stop_are_checked(given):
+    """Only functions that can be called without arguments are hooks; functions of C show no signature."""
+    app = App(group_id="g")
+    if given is print:
+        assert app.on_start(given) is given
+        return
+    with pytest.raises(ConfigurationError, match="on_start"):
+        app.on_start(given)
+
+
+def test_what_is_included_and_overridden_is_checked():
+    """include() takes handlers, override() two functions."""
+    app = App(group_id="g")
+
+    with pytest.raises(ConfigurationError, match=r"include\(\) takes a Handlers or an App, not 'billing'"):
+        app.include("billing")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"override\(\): replacement must be a function, not 5"):
+        app.override(print, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"headers": {"id": "1"}}, "headers are a list of (name, value) pairs, not a mapping"),
+        ({"headers": 5}, "headers are a list of (name, value) pairs, not 5"),
+        ({"headers": ["id"]}, "a header is a pair of a name and a value, such as ('kind', b'refund'), not 'id'"),
+        ({"headers": [(b"id", b"1")]}, "a header is a pair of a name and a value"),
+        ({"headers": [("id", 1)]}, "a key or a header is bytes or text, not int"),
+        ({"key": 5}, "a key or a header is bytes or text, not int"),
+        ({"partition": "0"}, "partition must be a whole number, 0 or more, not '0'"),
+        ({"partition": -1}, "partition must be a whole number, 0 or more, not -1"),
+    ],
+)
+async def test_publish_refuses_keys_headers_and_partitions_that_are_none(kafka_server, new_topic, message, said):
+    """app.publish() and a Message raise PublishError with the value, and publish nothing."""
+    topic = new_topic()
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=topic)
+
+    @app.handler(topic)
+    async def handle(value: bytes) -> None: ...
+
+    async with app:
+        with pytest.raises(PublishError, match=re.escape(said)):
+            await app.publish(topic, b"0", **message)
+        with pytest.raises(PublishError, match="topic must be a name such as 'orders', not 5"):
+            await app.publish(5, b"0")  # type: ignore[arg-type]
+    assert Message(b"0").headers == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (OffsetAndMetadata(0, 1000), "metadata of OffsetAndMetadata must be a text, not 1000"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, b"x"), "metadata of OffsetAndMetadata must be a text, not b'x'"),  # type: ignore[arg-type]
+        (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a whole number"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_commit_refuses_metadata_that_is_no_text(kafka_server, new_topic, group, given, said):
+    """commit() raises with the value, and the consumer goes on."""
+    topic = new_topic()
+    async with Consumer(topic, bootstrap_servers=kafka_server.bootstrap_servers, group_id=group) as consumer:
+        await consumer.getone(timeout_ms=5_000)
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            await consumer.commit({TopicPartition(topic, 0): given})
+        await consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(0, "text")})
+        found = await consumer.committed([TopicPartition(topic, 0)])
+
+    assert found

@@ -1,0 +1,230 @@
+"""How handlers end with their app: what is cut short is not done, and has what it stands on until it is through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated
+
+import pytest
+
+from tailrace import App, ConsumerStateError, Depends, HandlerFailedError, Reject, Retry
+from tailrace.observe.events import HandlerFailed, HandlerLeftBehind, LeavingCutShort, RecordSkipped
+from tailrace.testing import KafkaServer, TestApp
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+from tests.support.witness import Witness
+
+said: list[str] = []
+
+
+async def open_bank():
+    """What a handler depends on."""
+    try:
+        yield "bank"
+    finally:
+        said.append("bank closes")
+
+
+KINDS = pytest.mark.parametrize("kind", ["handler", "batch_handler"])
+
+
+def declare(app: App, kind: str, handle, topic: str = "orders") -> None:
+    """``handle`` takes nothing; as a handler of records, or of batches of one."""
+
+    async def on_record(value: bytes) -> None:
+        await handle()
+
+    async def on_batch(values: list[bytes]) -> None:
+        await handle()
+
+    if kind == "handler":
+        app.handler(topic)(on_record)
+    else:
+        app.batch_handler(topic, max_records=1)(on_batch)
+
+
+@KINDS
+@pytest.mark.parametrize("becomes", ["failure", "rejection", "failure of a second attempt"])
+@pytest.mark.parametrize("dead_letter", ["{topic}.dead", None], ids=["dead letters", "skip"])
+async def test_what_is_cut_short_has_not_failed(kind, becomes, dead_letter):
+    """Whatever a handler makes of its cancellation, its record is not buried, skipped or committed: it comes again."""
+    events, begun, attempts = EventRecorder(), asyncio.Event(), 0
+    retry = Retry(attempts=2 if "second" in becomes else 1, backoff_ms=1)
+    app = App(group_id="g", dead_letter=dead_letter, on_failure="skip", retry=retry, hooks=[events])
+
+    async def handle() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts < retry.attempts:
+            raise ValueError("the first attempt")
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError as error:
+            raise (Reject if becomes == "rejection" else RuntimeError)("the driver's own error") from error
+
+    declare(app, kind, handle)
+    async with TestApp(app) as kafka:
+        await app.publish("orders", b"0")
+        await begun.wait()
+
+    assert kafka.dead_letters("orders") == []
+    assert not events.of(RecordSkipped)
+    assert kafka.committed("orders") == 0
+    assert len(events.of(HandlerFailed)) <= retry.attempts - 1
+
+
+@KINDS
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+async def test_handlers_have_what_they_stand_on_until_they_have_cleaned_up(kind, end):
+    """A handler that is cut short cleans up before stop hooks, before the publisher and before dependencies close."""
+    begun = asyncio.Event()
+    said.clear()
+    app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
+    app.on_stop(lambda: said.append("stop hook"))
+
+    @app.handler("payments")
+    async def fail(value: bytes, bank: Annotated[str, Depends(open_bank, scope="app")]) -> None:
+        raise ValueError("no")
+
+    async def handle() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(1)
+            await app.publish("out", b"cleaned up")
+            said.append("handler cleaned up")
+
+    declare(app, kind, handle)
+    expected = pytest.raises(HandlerFailedError) if end == "failed" else contextlib.nullcontext()
+    with expected:
+        async with TestApp(app) as kafka:
+            await app.publish("orders", b"0")
+            await begun.wait()
+            if end == "failed":
+                await kafka.send("payments", b"0")
+
+    assert said == ["handler cleaned up", "stop hook", "bank closes"]
+    assert [record.value for record in kafka.published("out")] == [b"cleaned up"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@KINDS
+async def test_one_that_swallows_its_end_begins_nothing_more(kind):
+    """It returns in spite of its cancellation, so that its record is done; no other is begun and no task is left."""
+    begun, count = asyncio.Event(), 0
+    app = App(group_id="g")
+
+    async def handle() -> None:
+        nonlocal count
+        count += 1
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return
+
+    declare(app, kind, handle)
+    async with TestApp(app) as kafka:
+        for n in range(3):
+            await app.publish("orders", b"%d" % n)
+        await begun.wait()
+        await app.stop()
+
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert (count, kafka.committed("orders")) == (1, 1)
+
+
+@KINDS
+async def test_one_that_does_not_end_is_left_behind_and_told(kind):
+    """The app ends in the time that it has, whatever its handlers do, and says which of them goes on."""
+    begun, let_go, events = asyncio.Event(), asyncio.Event(), EventRecorder()
+    app = App(group_id="g", hooks=[events], stop_timeout_ms=20_000)
+    tasks = []
+
+    async def handle() -> None:
+        tasks.append(asyncio.current_task())
+        begun.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    declare(app, kind, handle)
+    async with TestApp(app) as kafka:
+        await app.publish("orders", b"0")
+        await begun.wait()
+        began_at = asyncio.get_running_loop().time()
+        await app.stop()
+        took_s = asyncio.get_running_loop().time() - began_at
+        # asyncio.run would wait without end for a task that asyncio knows.
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        let_go.set()
+        await asyncio.wait(tasks)
+
+        (told,) = events.of(HandlerLeftBehind)
+        assert ("on_" in told.handler, told.partition.topic, told.offset) == (True, "orders", 0)
+        assert took_s == pytest.approx(12, abs=1)
+        assert kafka.committed("orders") == 0
+
+
+@KINDS
+async def test_a_handler_does_not_stop_its_own_app(kind):
+    """It would wait for itself; another task does not."""
+    raised, app = [], App(group_id="g")
+
+    async def handle() -> None:
+        try:
+            await app.stop()
+        except ConsumerStateError as error:
+            raised.append(str(error))
+
+    declare(app, kind, handle)
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"0")
+
+        assert raised == ["stop() in a handler would wait for itself - let another task call it"]
+        assert kafka.committed("orders") == 1
+
+
+@pytest.mark.slow
+async def test_several_groups_are_left_in_time_while_no_broker_answers():
+    """All of them at once, with something to commit, a handler that waits and a record that nobody acknowledges."""
+    groups = [f"g{n}" for n in range(4)]
+    with KafkaServer(proxied=True) as server:
+        witness, events, handled = Witness(server.bootstrap_servers), EventRecorder(), []
+        produced, publishing = asyncio.Event(), asyncio.Event()
+        options = {"stop_timeout_ms": 8_000, "auto_commit_interval_ms": 60_000, "hooks": [events]}
+        app = App(bootstrap_servers=server.bootstrap_servers, group_id="g", **options)
+
+        async def handle(value: bytes) -> None:
+            handled.append(value)
+
+        @app.handler("payments")
+        async def pay(value: bytes) -> None:
+            # Whoever produced it has to have his answer, too.
+            await produced.wait()
+            server.proxy.black_hole()
+            publishing.set()
+            await app.publish("orders", b"paid")
+
+        for name in ("orders", "payments"):
+            server.create_topic(name)
+        for group in groups:
+            app.handler("orders", group_id=group)(handle)
+        witness.produce("orders", [b"0"])
+        async with app:
+            await until(lambda: len(handled) == len(groups))
+            await asyncio.to_thread(witness.produce, "payments", [b"0"])
+            produced.set()
+            await publishing.wait()
+            began_at = asyncio.get_running_loop().time()
+        took_s = asyncio.get_running_loop().time() - began_at
+
+    # One group after the other would take five times as long, and to wait for answers as well.
+    assert took_s < 16
+    assert {event.group_id for event in events.of(LeavingCutShort)} == {"g", *groups}
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,163 @@
+"""What an app may not do with topics of its own is told, with what to do about it, and costs no record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tailrace import App, BrokerError, Record, Retry
+from tailrace.observe.events import AppFailed, LetterRefused, RecordBuried, TopicMissing
+from tailrace.testing import KafkaServer
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+CONFIG = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "allow.everyone.if.no.acl.found": "true",
+}
+ANY_TOPIC, CLUSTER = (ResourceType.TOPIC, "*"), (ResourceType.BROKER, "kafka-cluster")
+EVERY_RULE = AclBindingFilter(
+    ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+)
+ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
+
+
+def acl(of: tuple[ResourceType, str], operation: AclOperation, permission: AclPermissionType, kind=AclBinding):
+    return kind(*of, ResourcePatternType.LITERAL, "User:*", "*", operation, permission)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    """Nobody may make topics on it."""
+    with KafkaServer(security="PLAIN", config=CONFIG) as server:
+        for name in ("orders", "orders.dead"):
+            server.create_topic(name, 2)
+        rules = [
+            rule
+            for of in (ANY_TOPIC, CLUSTER)
+            for rule in (
+                acl(of, AclOperation.ALL, AclPermissionType.ALLOW),
+                acl(of, AclOperation.CREATE, AclPermissionType.DENY),
+            )
+        ]
+        forbid(admin_of(server), rules)
+        yield server
+
+
+def forbid(admin: AdminClient, rules: list[AclBinding]) -> None:
+    """Make rules, and wait until the broker goes by them, which it does not before it answers."""
+    for done in admin.create_acls(rules).values():
+        done.result(20)
+    until = time.monotonic() + 30
+    while not set(rules) <= set(admin.describe_acls(EVERY_RULE).result(20)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def admin_of(server: KafkaServer) -> AdminClient:
+    options = server.client_options
+    return AdminClient(
+        {
+            "bootstrap.servers": options["bootstrap_servers"],
+            "security.protocol": options["security_protocol"],
+            "sasl.mechanism": options["sasl_mechanism"],
+            "sasl.username": options["sasl_plain_username"],
+            "sasl.password": options["sasl_plain_password"],
+        }
+    )
+
+
+async def test_a_retry_topic_that_may_not_be_made_is_told_at_the_start(server, group):
+    """The app does not start, and says which topic to make, and with how many partitions."""
+    app = App(group_id=group, **server.client_options)
+
+    @app.handler("orders", retry_topics=[1_000])
+    async def handle(value: bytes) -> None: ...
+
+    with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' is not there: make it with 2 partitions"):
+        await app.start()
+
+
+async def test_dead_letters_that_may_not_be_made_are_told(server, group):
+    """The app starts, as nothing has failed yet, and an event says what is missing."""
+    recorder = EventRecorder()
+    app = App(group_id=group, dead_letter="{topic}.missing", hooks=[recorder], **server.client_options)
+
+    @app.handler("orders")
+    async def handle(value: bytes) -> None: ...
+
+    async with app:
+        await app.wait_ready()
+
+    (missing,) = recorder.of(TopicMissing)
+    assert missing.topic == "orders.missing"
+    assert "2 partitions" in missing.advice
+
+
+async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, group):
+    """The record's key waits, others go on; when the right is granted, it is buried."""
+    recorder, handled = EventRecorder(), []
+    app = App(group_id=group, dead_letter="{topic}.dead", hooks=[recorder], **server.client_options)
+    admin, dead = admin_of(server), (ResourceType.TOPIC, "orders.dead")
+
+    @app.handler("orders", order_by="key", retry=ONCE)
+    async def handle(record: Record) -> None:
+        if record.key == b"bad":
+            raise ValueError("poison")
+        handled.append(record.value)
+
+    forbid(admin, [acl(dead, AclOperation.WRITE, AclPermissionType.DENY)])
+    async with app:
+        await app.publish("orders", b"1", key=b"bad")
+        refused = await recorder.wait_for(LetterRefused)
+        await app.publish("orders", b"2", key=b"good")
+        await until(lambda: handled == [b"2"])
+        await until(lambda: app.health().status == "degraded")
+        lifted = admin.delete_acls([acl(dead, AclOperation.WRITE, AclPermissionType.DENY, AclBindingFilter)])
+        for done in lifted.values():
+            done.result(20)
+        await recorder.wait_for(RecordBuried)
+
+    assert "TOPIC_AUTHORIZATION_FAILED" in refused.error
+    assert "may write" in refused.advice
+
+
+@pytest.mark.parametrize("denied", ["commit", "fetch"])
+async def test_a_right_that_is_withdrawn_ends_the_app_with_an_event(server, group, name, denied):
+    """A commit or a fetch that an ACL denies is an AppFailed event when it happens, and health has failed."""
+    recorder, handled = EventRecorder(), []
+    server.create_topic(name)
+    app = App(group_id=group, hooks=[recorder], auto_commit_interval_ms=100, **server.client_options)
+
+    @app.handler(name)
+    async def handle(value: bytes) -> None:
+        handled.append(value)
+
+    of = (ResourceType.TOPIC, name) if denied == "fetch" else (ResourceType.GROUP, group)
+    await app.start()
+    try:
+        await app.wait_ready()
+        forbid(admin_of(server), [acl(of, AclOperation.READ, AclPermissionType.DENY)])
+        await app.publish(name, b"1")
+        failed = await recorder.wait_for(AppFailed)
+        health = app.health()
+    finally:
+        with pytest.raises(BrokerError, match="AUTHORIZATION_FAILED"):
+            await app.stop()
+
+    assert "AUTHORIZATION_FAILED" in failed.error
+    assert isinstance(failed.exception, BrokerError)
+    assert not health.is_live
+    assert len(recorder.of(AppFailed)) == 1

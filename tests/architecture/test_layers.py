@@ -1,0 +1,280 @@
+"""Import order between and inside packages, purity of core, and one door to each part of aiokafka."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path, PurePosixPath
+
+# From the top down; packages on one line do not import each other. `__init__` is the package's own front page.
+LAYERS = [
+    {"testing"},
+    {"__main__"},
+    {"cli"},
+    {"dashboard"},
+    {"spark", "integrations"},
+    {"__init__"},
+    {"app"},
+    {"consumer", "admin", "producer"},
+    {"net", "embedded"},
+    {"core"},
+    {"batches"},
+    {"protocol"},
+    {"observe", "runner"},
+    {"config"},
+    {"awaitables"},
+    {"errors"},
+    {"records", "error_codes", "extras", "signals", "auto_reset_event"},
+]
+HEIGHT = {package: len(LAYERS) - number for number, packages in enumerate(LAYERS) for package in packages}
+
+MOST_MODULES = 15
+
+IMPURE = {
+    "aiokafka",
+    "anyio",
+    "asyncio",
+    "concurrent",
+    "datetime",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "ssl",
+    "structlog",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+}
+
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns"}
+
+
+def package_of(path: str, known: set[str]) -> str | None:
+    """The top-level package or module that holds ``tailrace.…``; None for what is not part of tailrace."""
+    parts = path.split(".")
+    if parts[0] != "tailrace":
+        return None
+    # `from tailrace import Consumer` names no module: it reads the front page.
+    return parts[1] if len(parts) > 1 and f"tailrace.{parts[1]}" in known else "__init__"
+
+
+def imported_modules(modules) -> dict[str, set[str]]:
+    """The modules of tailrace that each module imports, under TYPE_CHECKING and inside functions, too."""
+    known = {module.name for module in modules}
+    edges: dict[str, set[str]] = {}
+    for module in modules:
+        named = {one.path if one.path in known else one.module for one in module.imports()}
+        edges[module.name] = named & known - {module.name}
+    return edges
+
+
+def test_every_package_has_its_layer(modules):
+    """Every package and every module at the top stands in the import order."""
+    known = {module.name for module in modules}
+
+    packages = {package_of(module.name, known) for module in modules} - {None}
+
+    assert packages <= HEIGHT.keys()
+    assert {"app", "consumer", "producer", "net", "embedded", "core", "protocol", "batches", "config"} <= packages
+
+
+def test_a_package_imports_only_what_is_below_it(modules):
+    """No package imports one above it or beside it, under TYPE_CHECKING neither."""
+    known = {module.name for module in modules}
+    wrong = []
+    for module in modules:
+        here = package_of(module.name, known)
+        for one in module.imports():
+            there = package_of(one.path, known)
+            if here is None or there is None or here == there:
+                continue
+            if HEIGHT[there] >= HEIGHT[here]:
+                wrong.append(f"{module.where}:{one.line}: {here} imports {one.path}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_folder_imports_in_a_circle(modules):
+    """Within each folder, subfolders and modules have an import order: none imports itself by way of its siblings."""
+    edges = imported_modules(modules)
+    circles = {}
+    for folder in sorted({name.rpartition(".")[0] for name in edges} - {""}):
+        siblings: dict[str, set[str]] = defaultdict(set)
+        for name, needs in edges.items():
+            if (here := child_of(folder, name)) is not None:
+                siblings[here] |= {there for need in needs if (there := child_of(folder, need))} - {here}
+        done: set[str] = set()
+        while ready := {name for name, needs in siblings.items() if name not in done and needs <= done}:
+            done |= ready
+        if left := sorted(siblings.keys() - done):
+            circles[folder] = left
+
+    assert circles == {}
+
+
+def child_of(folder: str, name: str) -> str | None:
+    """The subfolder or module of ``folder`` that holds the module ``name``."""
+    return name[len(folder) + 1 :].partition(".")[0] if name.startswith(f"{folder}.") else None
+
+
+def test_no_folder_is_too_wide_to_read(modules):
+    """No folder has more than fifteen modules side by side."""
+    widths = Counter(module.name.rpartition(".")[0] for module in modules if not module.is_package)
+
+    assert {folder: width for folder, width in widths.items() if width > MOST_MODULES} == {}
+
+
+def test_no_two_classes_have_one_name(modules):
+    """A class's name names one class of the project, private ones included."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module.where)
+
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_core_and_protocol_are_pure(modules):
+    """Whatever core/, protocol/ and records import, directly or through others, has no clock, IO, log or aiokafka."""
+    by_name = {module.name: module for module in modules}
+    edges = imported_modules(modules)
+    reached: set[str] = set()
+    waiting = [name for name in edges if name.startswith(("tailrace.core", "tailrace.protocol", "tailrace.records"))]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += edges[name]
+    wrong = []
+    for module in (by_name[name] for name in sorted(reached)):
+        wrong += [
+            f"{module.where}:{one.line}: {one.path}"
+            for one in module.imports()
+            if one.module.partition(".")[0] in IMPURE or one.path.startswith("uuid.uuid")
+        ]
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(ast.Name("open" | "print" | "input" as does_io)):
+                    wrong.append(f"{module.where}:{node.lineno}: {does_io}()")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_part_of_aiokafka_has_one_door(modules):
+    """Record batches in batches/, SASL in net/, the producer in producer/, errors where they are raised."""
+    doors = {
+        "aiokafka.record": {"batches"},
+        "aiokafka.conn": {"net"},
+        "aiokafka.AIOKafkaProducer": {"producer"},
+        "aiokafka.abc.AbstractTokenProvider": {"producer"},
+        "aiokafka.producer": {"producer"},
+        "aiokafka.errors": {"batches", "net", "producer"},
+    }
+    wrong = []
+    for module in modules:
+        package = PurePosixPath(module.where).parts[1:2]
+        for one in module.imports():
+            if one.module.partition(".")[0] != "aiokafka":
+                continue
+            allowed = [packages for part, packages in doors.items() if f"{one.path}.".startswith(f"{part}.")]
+            if not allowed or not set(package) <= allowed[0]:
+                wrong.append(f"{module.where}:{one.line}: {one.path}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tasks_are_made_by_the_supervisor_alone(modules):
+    """A task outside of a task group is easily forgotten: the supervisor makes one, `run` its main, a line its workers.
+
+    A line's workers each have a context of their own, which no task group gives; it ends them all before it ends.
+    A stop hook is abandoned if it swallows its cancellation, and a task group would wait for it.
+    """
+    makers = {
+        "tailrace/app/closing.py": {"ensure_future"},
+        "tailrace/app/dispatch/batch_executor.py": {"create_task"},
+        "tailrace/app/dispatch/workers.py": {"create_task"},
+        "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
+        "tailrace/runner.py": {"ensure_future"},
+    }
+    wrong = []
+    for module in modules:
+        if module.name.startswith("tailrace.testing"):
+            continue  # its proxy has a loop of its own, in a thread of its own
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Attribute(owner, "create_task" | "ensure_future" as maker) if is_loop(owner):
+                    pass
+                case ast.ImportFrom("asyncio", names) if {one.name for one in names} & {"create_task", "ensure_future"}:
+                    maker = "an import"
+                case _:
+                    continue
+            if maker not in makers.get(module.where, ()):
+                wrong.append(f"{module.where}:{node.lineno}: {maker}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def is_loop(node: ast.expr) -> bool:
+    """Whether it is asyncio itself or an event loop, by its name; a task group may make tasks."""
+    return ast.unparse(node).removesuffix("()").rpartition(".")[2].endswith(("asyncio", "loop"))
+
+
+# What a letter says, of when it failed and when it is due, is said and read on everybody's clock;
+# so is a record's time.
+EVERYBODYS_CLOCK = {
+    f"tailrace/{name}.py" for name in ("app/sources", "consumer/positions/start_points", "spark/worker/arrow_source")
+}
+
+
+def test_time_is_passed_in(modules):
+    """The clock of a consumer is its event loop's; only what runs outside of any loop looks at another."""
+    wrong = []
+    for module in modules:
+        if module.name.startswith(("tailrace.embedded", "tailrace.cli", "tailrace.testing")):
+            continue
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Attribute(ast.Name("time"), "time") if module.where in EVERYBODYS_CLOCK:
+                    pass
+                case ast.Attribute(ast.Name("time"), attribute) if attribute in CLOCKS:
+                    wrong.append(f"{module.where}:{node.lineno}: time.{attribute}")
+                case ast.ImportFrom("time", names) if {one.name for one in names} & CLOCKS:
+                    wrong.append(f"{module.where}:{node.lineno}: from time import …")
+                case ast.Attribute(ast.Name("datetime"), "now" | "utcnow" | "today" as attribute):
+                    wrong.append(f"{module.where}:{node.lineno}: datetime.{attribute}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_pytest_plugin_costs_nothing_until_asked(modules):
+    """Every pytest run loads the plugin: at import it touches pytest and the standard library alone."""
+    plugin = next(module for module in modules if module.name == "pytest_tailrace")
+
+    imported = {one.module.partition(".")[0] for one in plugin.imports(at_import_time=True)}
+
+    assert imported <= {"__future__", "collections", "contextlib", "os", "typing", "pytest"}
+
+
+def test_nothing_imports_the_pytest_plugin(modules):
+    """It stands beside the package, and the package does without it."""
+    assert [m.where for m in modules if any(one.module == "pytest_tailrace" for one in m.imports())] == []
+
+
+def test_tests_stand_where_the_code_stands(modules):
+    """Each folder of tests is named after a package, or splits one, but for those about the project as a whole."""
+    tests = Path(__file__).parents[1]
+    packages = {module.where.removeprefix("tailrace/").rpartition("/")[0] for module in modules} - {""}
+    folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+
+    strays = {folder.as_posix() for folder in folders if not {folder.as_posix(), folder.parent.as_posix()} & packages}
+    assert strays == {"architecture", "docs", "services", "typing"}

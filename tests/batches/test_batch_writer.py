@@ -1,0 +1,116 @@
+"""Batches that are written: read back by our own reader, which reads what brokers store."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter
+from tailrace.batches.record_batch import split
+from tailrace.errors import MalformedMessageError
+from tailrace.records import Record
+
+bytes_or_none = st.none() | st.binary(max_size=20)
+records = st.lists(
+    st.tuples(
+        bytes_or_none,
+        bytes_or_none,
+        st.lists(st.tuples(st.text("aé☃", max_size=3), bytes_or_none), max_size=2).map(tuple),
+        st.integers(0, 1 << 45),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def written(rows, compression: str = "none") -> bytes:
+    """These records as one batch of producer 7 in epoch 3, from 11 on in its sequence."""
+    writer = BatchWriter(1 << 20, compression)
+    for row in rows:
+        assert writer.append(*row)
+    assert writer.count == len(rows)
+    return writer.written(7, 3, 11)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_is_written_is_read(compression):
+    """Keys, values, headers and times come back as they were, in every codec, with a checksum that holds."""
+
+    @settings(max_examples=30)
+    @given(records)
+    def check(rows):
+        (batch,) = split(memoryview(written(rows, compression)))
+
+        assert batch.checksum_holds()
+        assert [Record("t", 0, n, *row[:2], row[3], row[2]) for n, row in enumerate(rows)] == [
+            Record("t", 0, one.offset, one.key, one.value, one.timestamp, tuple(one.headers))
+            for one in batch.decode("t", 0, 0).take(100)
+        ]
+
+    check()
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_batch_says_whose_it_is(compression):
+    """It is of a transaction, of its producer and epoch, and has its place in the sequence (KIP-98)."""
+    content = written([(b"k", b"v" * 1_000, (), 1_000)] * 5, compression)
+
+    raw = DefaultRecordBatch(content)
+    (batch,) = split(memoryview(content))
+
+    assert (raw.producer_id, raw.producer_epoch, raw.base_sequence, raw.last_offset_delta) == (7, 3, 11, 4)
+    assert (raw.is_transactional, raw.is_control_batch, raw.compression_type) == (
+        True,
+        False,
+        COMPRESSIONS[compression],
+    )
+    assert (batch.producer_id, batch.is_control) == (7, False)
+    assert (len(content) < 5_000) is (compression != "none")
+
+
+def test_a_full_batch_takes_no_more():
+    """What does not fit is told, and the batch is as it was; a first record always fits."""
+    writer = BatchWriter(200)
+
+    assert writer.append(None, b"x" * 1_000)
+    assert not writer.append(None, b"x")
+    (batch,) = split(memoryview(writer.written(7, 3, 0)))
+    assert len(batch.decode("t", 0, 0).take(10)) == writer.count == 1
+
+
+def test_a_time_that_is_not_said_is_now():
+    """Records without a time have that of their writing."""
+    writer = BatchWriter(1_000)
+    writer.append(None, b"first")
+    writer.append(None, b"second", timestamp_ms=1_700_000_000_000)
+
+    first, second = split(memoryview(writer.written(7, 3, 0)))[0].decode("t", 0, 0).take(2)
+
+    assert first.timestamp > second.timestamp == 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("text", b"v"),
+        (b"k", "text"),
+        (b"k", b"v", [("h", "text")]),
+        (b"k", b"v", [(b"h", b"v")]),
+        (b"k", b"v", [("\ud800", b"v")]),
+        (b"k", b"v", [("h",)]),
+        (b"k", b"v", (), "yesterday"),
+    ],
+)
+def test_what_is_no_record_is_refused(row):
+    """It is an error of ours, and the batch is as it was."""
+    writer = BatchWriter(1_000)
+    writer.append(b"k", b"before", (), 1_000)
+
+    with pytest.raises(MalformedMessageError, match="a record that cannot be written"):
+        writer.append(*row)
+    writer.append(b"k", b"after", (), 1_001)
+
+    (batch,) = split(memoryview(writer.written(7, 3, 0)))
+    assert [one.value for one in batch.decode("t", 0, 0).take(10)] == [b"before", b"after"]

@@ -1,0 +1,142 @@
+"""Compressed batches that are larger than they look: decompressed up to a limit, and no byte further."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zlib
+
+import cramjam
+import pytest
+
+from tailrace.batches import decompression
+from tailrace.batches.decompression import decompressed
+from tailrace.batches.record_batch import split
+from tailrace.errors import MalformedMessageError
+from tests.support.protocol.built_batches import GZIP, LZ4, SNAPPY, ZSTD, Said, batch, old_batch
+
+CODECS = {"gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+WRITTEN = [
+    *((2, name) for name in CODECS),
+    *((1, name) for name in ("gzip", "snappy", "lz4")),
+    *((0, name) for name in ("gzip", "snappy")),
+]
+
+MIB = 1 << 20
+LIMIT, PLAIN = 8 * MIB, 128 * MIB
+
+READ = """
+import resource, sys
+from tailrace.batches.record_batch import split
+data = sys.stdin.buffer.read()
+(one,) = split(memoryview(data))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fits = one.decompress(int(sys.argv[1]))
+print(fits, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def bomb(magic: int, codec: int, size: int) -> bytes:
+    value = Said(None, bytes(size))
+    return batch(value, codec=codec) if magic == 2 else old_batch(value, magic=magic, codec=codec)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+@pytest.mark.parametrize(("magic", "codec"), WRITTEN)
+def test_a_bomb_takes_no_more_memory_than_the_limit(magic, codec):
+    """In every codec of every format, 128 MiB of zeros with a limit of 8 MiB cost a process little more than that."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(LIMIT)],
+        input=bomb(magic, CODECS[codec], PLAIN),
+        capture_output=True,
+        check=True,
+    )
+
+    fits, grown_mib = done.stdout.split()
+    assert fits == b"False"
+    # The compressed bytes of snappy, which stand beside its output, are a twentieth of the plain ones.
+    assert int(grown_mib) < 4 * LIMIT // MIB
+
+
+@pytest.mark.parametrize(("magic", "codec"), WRITTEN)
+def test_the_limit_is_exact(magic, codec):
+    """A batch of as many bytes as the limit is read whole; with one byte less it is not, and may be tried again."""
+    data = bomb(magic, CODECS[codec], 100_000)
+    plain = len(bomb(magic, 0, 100_000)) - (61 if magic == 2 else 0)
+    (one,) = split(memoryview(data))
+
+    assert one.is_compressed
+    assert not one.decompress(plain - 1)
+    assert one.decompress(plain)
+    assert not one.is_compressed
+    (record,) = one.decode("t", 0, 0).take(2)
+    assert record.value == bytes(100_000)
+
+
+def test_a_size_in_a_header_is_not_believed():
+    """A size that claims too little or too much changes nothing; nor does it take memory."""
+    plain = bytes(MIB)
+    gzip = bytearray(cramjam.gzip.compress(plain))
+    gzip[-4:] = struct.pack("<I", 5)
+
+    with pytest.raises(cramjam.DecompressionError):
+        decompressed(GZIP, memoryview(gzip), 2 * MIB)
+    assert decompressed(GZIP, memoryview(gzip), MIB // 2) is None
+    # Claims of four gigabytes in ten bytes.
+    snappy = memoryview(b"\xff\xff\xff\xff\x0f" + bytes(5))
+    assert decompressed(SNAPPY, snappy, LIMIT) is None
+    blocks = b"\x82SNAPPY\0" + bytes(8) + (struct.pack(">i", 10) + bytes(snappy)) * 3
+    assert decompressed(SNAPPY, memoryview(blocks), LIMIT) is None
+
+
+@pytest.mark.parametrize(
+    "plain", [bytes(300_000), b"\xa5" * 300_000, bytes(range(256)) * 1_200], ids=["zeros", "fills", "all bytes"]
+)
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_no_text_of_an_error_decides(codec, plain, monkeypatch):
+    """The output grows whatever cramjam says when it is full, and what is broken is still told from what is large."""
+    stream = decompression._STREAMS[CODECS[codec]]
+
+    def reworded(packed, room):
+        try:
+            return stream(packed, room)
+        except cramjam.DecompressionError:
+            raise cramjam.DecompressionError("other words") from None
+
+    monkeypatch.setitem(decompression._STREAMS, CODECS[codec], reworded)
+    packed = bytes(getattr(cramjam, codec).compress(plain))
+
+    assert decompressed(CODECS[codec], memoryview(packed), LIMIT) == plain
+    assert decompressed(CODECS[codec], memoryview(packed), len(plain) - 1) is None
+    with pytest.raises(cramjam.DecompressionError):
+        decompressed(CODECS[codec], memoryview(b"none of this" * 10), LIMIT)
+
+
+def test_several_streams_in_one_are_read():
+    """A codec's streams one after the other are one, and the limit is for all of them."""
+    for name in ("gzip", "lz4", "zstd"):
+        packed = bytes(getattr(cramjam, name).compress(bytes(50_000)))
+        assert decompressed(CODECS[name], memoryview(packed * 2), 100_000, b"ab") == b"ab" + bytes(100_000)
+        assert decompressed(CODECS[name], memoryview(packed * 2), 99_999) is None
+    assert decompressed(GZIP, memoryview(zlib.compress(b"x", wbits=31)), 1) == b"x"
+
+
+@pytest.mark.parametrize("length", [-4, -1, 11, 1 << 30])
+def test_lengths_of_snappys_blocks_lead_nowhere(length):
+    """A block of Java's snappy that leads out of the batch, or back, is malformed; it neither loops nor crashes."""
+    with pytest.raises(MalformedMessageError):
+        decompressed(SNAPPY, memoryview(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", length) + bytes(10)), LIMIT)
+
+
+def test_many_small_messages_of_an_old_format_are_read_one_by_one():
+    """A million messages inside one are no million objects before the first of them is read."""
+    inside = old_batch(Said(None, None), magic=1)
+    count = 100_000
+    whole = bytearray(old_batch(Said(None, bytes(cramjam.gzip.compress(inside * count))), magic=1))
+    whole[17] = GZIP
+    (one,) = split(memoryview(whole))
+    assert one.decompress(LIMIT)
+    decoder = one.decode("t", 0, 0)
+
+    assert [len(decoder.take(size)) for size in (1, 10, count)] == [1, 10, count - 11]

@@ -1,0 +1,424 @@
+"""Record batches: every codec and format, cut off, garbled, read from the middle, never copied before they are read."""
+
+from __future__ import annotations
+
+from random import Random
+
+import cramjam
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.batches.record_batch import split
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.encoding.frame_reader import write_uvarint
+from tailrace.records import Record
+from tests.support.protocol.built_batches import (
+    ABORT,
+    COMMIT,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Said,
+    batch,
+    marker,
+    old_batch,
+    resealed,
+)
+
+CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+
+# A format, a codec, and what makes a batch of them.
+WRITTEN = [
+    *((2, codec) for codec in CODECS.values()),
+    *((1, codec) for codec in (NONE, GZIP, SNAPPY, LZ4)),
+    *((0, codec) for codec in (NONE, GZIP, SNAPPY)),
+]
+NAMES = {number: name for name, number in CODECS.items()}
+
+written = pytest.mark.parametrize(
+    ("magic", "codec"), WRITTEN, ids=[f"format{magic}-{NAMES[codec]}" for magic, codec in WRITTEN]
+)
+
+BYTES = st.none() | st.binary(max_size=8)
+HEADERS = st.lists(st.tuples(st.text("ab☃", max_size=3), BYTES), max_size=2).map(tuple)
+SAID = st.builds(Said, BYTES, BYTES, st.integers(0, 1 << 42), HEADERS)
+
+FIVE = tuple(Said(b"k%d" % n, b"v%d" % n * 10, 1_000 + n, (("h", b"x"),)) for n in range(5))
+
+
+def made(magic: int, *records: Said, codec: int = NONE, base_offset: int = 0) -> bytes:
+    if magic == 2:
+        return batch(*records, codec=codec, base_offset=base_offset)
+    return old_batch(*records, magic=magic, codec=codec, base_offset=base_offset)
+
+
+def records_of(data: bytes, position: int = 0) -> list[Record]:
+    return [record for one in split(memoryview(data)) for record in one.decode("t", 3, position).take(1_000)]
+
+
+def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Record]:
+    """What a format keeps of what was said."""
+    return [
+        Record("t", 3, base_offset + at, one.key, one.value, one.timestamp if magic else -1)
+        if magic < 2
+        else Record("t", 3, base_offset + at, one.key, one.value, one.timestamp, list(one.headers))
+        for at, one in enumerate(records)
+    ]
+
+
+# ---- what is in them -------------------------------------------------------------------------------------------
+
+
+@written
+def test_records_come_back(magic, codec):
+    """Key, value, timestamp, headers and offset of every record, in every codec of every format; null is not empty."""
+
+    @settings(max_examples=15)
+    @given(st.lists(SAID, min_size=1, max_size=4).map(tuple), st.integers(0, 1 << 40))
+    def check(records, base_offset):
+        data = made(magic, *records, codec=codec, base_offset=base_offset)
+
+        assert records_of(data) == expected(magic, records, base_offset)
+        assert all(one.checksum_holds() for one in split(memoryview(data)))
+
+    check()
+
+
+def test_formats_may_be_mixed_in_one_answer():
+    """An old topic holds batches of each time it lived through, and each says its own format (B12)."""
+    data = (
+        made(0, *FIVE)
+        + made(1, *FIVE, base_offset=5, codec=GZIP)
+        + made(2, *FIVE, base_offset=10, codec=LZ4)
+        + made(1, *FIVE, base_offset=15)
+        + made(2, *FIVE, base_offset=20)
+    )
+
+    records = records_of(data)
+
+    assert [record.offset for record in records] == list(range(25))
+    assert [record.value for record in records] == [one.value for one in FIVE] * 5
+
+
+def test_what_a_batch_says_of_itself():
+    """Its offsets, size, leader's epoch and producer are known before anything is decoded."""
+    data = batch(*FIVE, base_offset=70, leader_epoch=4, producer_id=9, is_transactional=True)
+    (plain,) = split(memoryview(batch(*FIVE, producer_id=9)))
+
+    (found,) = split(memoryview(data))
+
+    assert (found.base_offset, found.next_offset, found.leader_epoch, found.producer_id) == (70, 75, 4, 9)
+    assert found.size == len(data)
+    assert not found.is_control
+    assert repr(found) == f"<RecordBatch 70..74 {len(data)} bytes>"
+    # An idempotent producer's batch is part of no transaction.
+    assert plain.producer_id is None
+
+
+def test_an_old_format_has_no_epoch():
+    """Formats 0 and 1 have no leader's epoch; what stands in its place is a checksum and is not taken for one."""
+    assert [one.leader_epoch for one in split(memoryview(made(1, *FIVE)))] == [-1] * 5
+
+
+def test_gaps_of_compaction_are_left_as_they_are():
+    """A batch whose last records were compacted away still ends where it ended; nothing is renumbered."""
+    data = bytearray(batch(*FIVE, base_offset=10))
+    data[23:27] = (99).to_bytes(4, "big")  # the last offset, counted from the first
+
+    (found,) = split(memoryview(resealed(data)))
+
+    assert found.next_offset == 110
+    assert [record.offset for record in found.decode("t", 0, 0).take(10)] == [10, 11, 12, 13, 14]
+
+
+def test_the_brokers_time_replaces_the_producers():
+    """With ``message.timestamp.type=LogAppendTime`` each record has the time of its batch, in both formats."""
+    new = bytearray(batch(*FIVE))
+    new[22] |= 0x08
+    new[35:43] = (5_000).to_bytes(8, "big")
+    old = bytearray(made(1, *FIVE, codec=GZIP))
+    old[17] |= 0x08
+    old[18:26] = (5_000).to_bytes(8, "big")
+
+    assert {record.timestamp for record in records_of(bytes(new))} == {5_000}
+    assert {record.timestamp for record in records_of(bytes(old))} == {5_000}
+
+
+# ---- a slice at a time -----------------------------------------------------------------------------------------
+
+
+@written
+def test_reading_may_begin_in_the_middle(magic, codec):
+    """Of the batch that a position is in, what lies before it is left out; old compressed ones say so inside only."""
+    data = made(magic, *FIVE, codec=codec, base_offset=10)
+
+    for position in range(8, 17):
+        assert [one.offset for one in records_of(data, position)] == list(range(max(10, position), 15))
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(0, 12))
+def test_slices_make_up_the_whole(sizes, position):
+    """However it is sliced, each record from the position on comes once, in order, and then nothing more."""
+    records = tuple(Said(None, b"%d" % n) for n in range(12))
+    (one,) = split(memoryview(batch(*records, codec=GZIP)))
+    decoder = one.decode("t", 0, position)
+
+    slices = [decoder.take(size) for size in [*sizes, 12, 1]]
+
+    assert [record.offset for part in slices for record in part] == list(range(position, 12))
+    left = 12 - position
+    for part, size in zip(slices, sizes, strict=False):
+        assert len(part) == min(size, left)
+        left -= len(part)
+
+
+def test_nothing_is_decoded_before_it_is_asked_for():
+    """Finding batches, and beginning one, reads no record: garbage inside is found when it is taken, not before."""
+    data = bytearray(batch(*FIVE, codec=GZIP))
+    data[61:] = bytes(len(data) - 61)
+
+    (one,) = split(memoryview(data))
+    decoder = one.decode("t", 0, 0)
+
+    with pytest.raises(MalformedMessageError, match="cannot be decoded"):
+        decoder.take(1)
+
+
+@pytest.mark.parametrize("magic", [1, 2])
+def test_a_batch_shares_the_frames_memory(magic):
+    """Nothing is copied before it is decoded: the frame's bytes are the batch's, and a record outlives both."""
+    frame = bytearray(made(magic, Said(None, b"before")))
+    (one,) = split(memoryview(frame))
+    (early,) = split(memoryview(frame))[0].decode("t", 0, 0).take(1)
+
+    at = frame.index(b"before")
+    frame[at : at + 6] = b"after!"
+    (late,) = one.decode("t", 0, 0).take(1)
+
+    assert (early.value, late.value) == (b"before", b"after!")
+    # A frame whose memory is lent cannot be resized under its batches.
+    with pytest.raises(BufferError):
+        frame.clear()
+
+
+@pytest.mark.parametrize(
+    ("size", "beside", "is_kept"),
+    [(100, 70_000, False), (10_000, 70_000, True), (100, 60_000, True)],
+    ids=["a small share", "a large share", "a small frame"],
+)
+def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
+    """A partition that brings little beside busy ones holds its own bytes while it waits, and not theirs."""
+    ours = made(2, Said(None, b"x" * size))
+    frame = bytearray(ours) + bytes(beside)
+    with memoryview(frame) as whole:
+        (one,) = split(whole[: len(ours)])
+
+    if is_kept:
+        with pytest.raises(BufferError):
+            frame.clear()
+    else:
+        frame.clear()
+    assert len(one.decode("t", 0, 0).take(2)) == 1
+
+
+# ---- transactions ----------------------------------------------------------------------------------------------
+
+
+def test_markers_are_told_apart():
+    """A control batch says whether its transaction was taken back; one of records is no marker."""
+    abort = split(memoryview(marker(ABORT, base_offset=5, producer_id=7)))[0]
+    commit = split(memoryview(marker(COMMIT, base_offset=5, producer_id=7)))[0]
+    data = split(memoryview(batch(*FIVE)))[0]
+
+    assert [(one.is_control, one.is_abort_marker()) for one in (abort, commit, data)] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+    assert (abort.producer_id, abort.base_offset, abort.next_offset) == (7, 5, 6)
+
+
+def test_a_marker_that_cannot_be_read_is_malformed():
+    """A control record whose key is too short says nothing, and is not taken for a commit."""
+    data = bytearray(batch(Said(b"\x00", None), producer_id=7, is_transactional=True))
+    data[22] |= 0x20
+
+    (one,) = split(memoryview(resealed(data)))
+
+    with pytest.raises(MalformedMessageError, match="marker"):
+        one.is_abort_marker()
+
+
+# ---- what should not be ----------------------------------------------------------------------------------------
+
+
+@written
+def test_a_batch_that_was_cut_off_is_left_out(magic, codec):
+    """A broker fills an answer to its last byte: the part of a batch at its end is no error and no batch."""
+    first, second = made(magic, *FIVE[:1], codec=codec), made(magic, *FIVE[1:2], codec=codec, base_offset=1)
+
+    for end in range(len(second)):
+        assert [one.base_offset for one in split(memoryview(first + second[:end]))] == [0]
+    assert len(split(memoryview(first + second))) == 2
+
+
+def test_no_bytes_are_no_batches():
+    """A partition without news."""
+    assert split(memoryview(b"")) == []
+
+
+@written
+def test_a_changed_bit_breaks_the_checksum(magic, codec):
+    """Any bit behind the checksum: a batch that was not changed in length is found out."""
+    data = made(magic, Said(b"k", b"v" * 20), codec=codec)
+    begin = 21 if magic == 2 else 18
+    random = Random(5)
+
+    for at in random.sample(range(begin, len(data)), min(len(data) - begin, 20)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << random.randrange(8)
+        try:
+            (one,) = split(memoryview(changed))
+        except MalformedMessageError:
+            continue
+        assert not one.checksum_holds()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (bytes(8) + (48).to_bytes(4, "big") + bytes(4) + b"\x02" + bytes(100), "format 2 that claims 48 bytes"),
+        (bytes(8) + (100).to_bytes(4, "big") + bytes(4) + b"\x03" + bytes(100), "format 3"),
+        (bytes(8) + b"\xff" * 4 + bytes(4) + b"\x02" + bytes(100), "claims -1 bytes"),
+        (bytes(8) + bytes(4) + bytes(4) + b"\x01" + bytes(100), "claims 0 bytes"),
+    ],
+)
+def test_a_length_that_no_batch_can_have_is_malformed(data, why):
+    """Too short for what its format has at least, or of a format that is not known."""
+    with pytest.raises(MalformedMessageError, match=why):
+        split(memoryview(data))
+
+
+@written
+def test_garbled_batches_are_records_or_malformed(magic, codec):
+    """Whatever bits change, checksum or no checksum, the answer is records or MalformedMessageError."""
+    random = Random(magic * 8 + codec)
+    data, read, malformed = made(magic, *FIVE, codec=codec), 0, 0
+
+    for _ in range(400):
+        changed = bytearray(data)
+        for _ in range(random.choice((1, 1, 2, 6))):
+            changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+        try:
+            for one in split(memoryview(changed)):
+                one.checksum_holds()
+                one.decode("t", 0, 0).take(1_000)
+        except MalformedMessageError:
+            malformed += 1
+        else:
+            read += 1
+
+    assert read > 0
+    assert malformed > 0
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+def test_garbage_inside_a_compressed_message_is_malformed(codec):
+    """Lengths inside an old compressed message are not believed: negative ones would lead out of it, or nowhere."""
+    for length in (-12, -1, 0, 21, 1 << 20, -(1 << 31)):
+        inside = bytearray(made(1, *FIVE))
+        inside[8:12] = length.to_bytes(4, "big", signed=True)
+        with pytest.raises(MalformedMessageError):
+            records_of(wrapped(bytes(inside), codec))
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+def test_offsets_inside_a_compressed_message(codec):
+    """In format 1 they count from the first, as the outer one is the last one's; those of format 0 are as they are."""
+    one = wrapped(made(1, *FIVE), codec)
+    zero = bytearray(made(0, *FIVE, codec=GZIP))
+
+    assert [record.offset for record in records_of(bytes(7) + b"\x09" + one[8:])] == [5, 6, 7, 8, 9]
+    assert [record.offset for record in records_of(bytes(7) + b"\x09" + zero[8:])] == [0, 1, 2, 3, 4]
+
+
+def test_an_old_message_is_as_long_as_it_says():
+    """Its key and value fill it to its end, and only -1 is null."""
+    data = made(1, Said(b"k", b"v"))
+    longer = data[:8] + (len(data) - 12 + 3).to_bytes(4, "big") + data[12:] + bytes(3)
+    with pytest.raises(MalformedMessageError, match="3 bytes left over"):
+        records_of(longer)
+    with pytest.raises(MalformedMessageError, match="claims -2 bytes"):
+        records_of(data[:26] + b"\xff\xff\xff\xfe" + data[30:])
+
+
+@pytest.mark.parametrize("length", [21, 1 << 40, (1 << 63) - 100, (1 << 63) - 50, (1 << 63) - 1])
+@pytest.mark.parametrize("at", [4, 5])
+def test_lengths_inside_a_record_are_not_believed(at, length):
+    """A key or value of a length that leads out of the batch, or past all counting, is malformed."""
+    data = batch(Said(b"", b"v" * 20))
+    head, record = data[:61], bytearray(data[61:])
+    record[at : at + 1] = zigzag(length)
+    record[0] += 2 * (len(zigzag(length)) - 1)
+    whole = bytearray(head + record)
+    whole[8:12] = (len(whole) - 12).to_bytes(4, "big")
+    (one,) = split(memoryview(whole))
+
+    with pytest.raises(MalformedMessageError):
+        one.decode("t", 0, 0).take(1)
+
+
+def zigzag(number: int) -> bytes:
+    """A signed varint of 64 bits."""
+    out = bytearray()
+    write_uvarint(out, (number << 1 ^ number >> 63) & 0xFFFF_FFFF_FFFF_FFFF)
+    return bytes(out)
+
+
+def test_a_message_compressed_twice_is_malformed():
+    """One layer is all that there may be."""
+    with pytest.raises(MalformedMessageError, match="twice"):
+        records_of(wrapped(made(1, *FIVE, codec=GZIP), GZIP))
+
+
+@pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (0, ZSTD), (1, ZSTD), (1, 7)])
+def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
+    """Zstandard came with format 2, and format 0 has its own broken LZ4 (KAFKA-3160)."""
+    data = bytearray(made(magic, Said(None, b"x"), codec=GZIP))
+    data[17] = codec
+
+    with pytest.raises(MalformedMessageError, match=f"format {magic} in codec {codec}"):
+        records_of(bytes(data))
+
+
+def test_snappy_blocks_that_were_cut_off_are_malformed():
+    """Java's snappy has blocks with lengths of their own; half a length is none."""
+    data = bytearray(batch(*FIVE, codec=SNAPPY)) + b"\0\0"
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+
+    with pytest.raises(MalformedMessageError):
+        records_of(bytes(data))
+
+
+def test_an_unknown_codec_is_malformed():
+    """A codec of tomorrow cannot be read, and is told so by name."""
+    data = bytearray(batch(*FIVE))
+    data[22] |= 5
+
+    with pytest.raises(MalformedMessageError, match="codec"):
+        records_of(bytes(data))
+
+
+def wrapped(inside: bytes, codec: int) -> bytes:
+    """Bytes in place of the messages in a compressed message of format 1."""
+    packed = {
+        GZIP: cramjam.gzip.compress,
+        SNAPPY: cramjam.snappy.compress_raw,
+        LZ4: cramjam.lz4.compress,
+    }[codec](inside)
+    data = bytearray(old_batch(Said(None, bytes(packed)), magic=1))
+    data[17] = codec
+    return bytes(data)

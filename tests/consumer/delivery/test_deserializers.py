@@ -1,0 +1,101 @@
+"""Keys and values by the user's functions, records that they cannot read, and offsets that are missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+
+from tailrace import App, ConfigurationError, DecodeError, OffsetGapError, TopicPartition
+from tailrace.observe.events import RecordUnreadable
+from tests.support.event_recorder import EventRecorder
+
+
+@pytest.fixture
+def orders(new_topic, witness) -> str:
+    """A topic of ten records, of which the sixth is no JSON."""
+    topic = new_topic()
+    values = [json.dumps({"n": n}).encode() if n != 5 else b"{broken" for n in range(10)]
+    witness.produce(topic, values, keys=[b"%d" % n for n in range(10)])
+    return topic
+
+
+async def test_keys_and_values_are_read_by_the_users_functions(orders, new_consumer, witness, group):
+    """Each by its own; null stays null, and a record keeps all else."""
+    witness.produce(orders, [None])
+    options = {"key_deserializer": int, "value_deserializer": json.loads, "on_deserialize_error": "skip"}
+
+    async with new_consumer(orders, group_id=group, **options) as consumer:
+        records = [await consumer.getone() for _ in range(10)]
+
+    assert [(one.key, one.value) for one in records[:5]] == [(n, {"n": n}) for n in range(5)]
+    assert (records[-1].key, records[-1].value, records[-1].offset) == (None, None, 10)
+
+
+async def test_what_cannot_be_read_raises_until_somebody_seeks_past_it(orders, new_consumer, witness, group):
+    """All before it comes, the error says where, twice; nothing behind it is lost or committed past."""
+    place = TopicPartition(orders, 0)
+
+    async with new_consumer(orders, group_id=group, value_deserializer=json.loads) as consumer:
+        assert [(await consumer.getone()).offset for _ in range(5)] == [0, 1, 2, 3, 4]
+        for _ in range(2):
+            with pytest.raises(DecodeError, match="at offset 5: JSONDecodeError"):
+                await consumer.getone()
+        assert await consumer.position(place) == 5
+        await consumer.commit()
+        assert await witness.committed(group, orders, 1) == {0: 5}
+        await consumer.seek(place, 6)
+        batch = await consumer.getmany(min_records=4)
+
+    assert [record.offset for record in batch] == [6, 7, 8, 9]
+
+
+async def test_what_cannot_be_read_is_left_out_if_that_is_wanted(orders, new_consumer, witness, group):
+    """Nine of ten come, an event tells of the tenth, and the position is past it."""
+    events = EventRecorder()
+    options = {"value_deserializer": json.loads, "on_deserialize_error": "skip", "hooks": [events]}
+
+    async with new_consumer(orders, group_id=group, **options) as consumer:
+        got = [(await consumer.getone()).offset for _ in range(9)]
+        await consumer.commit()
+
+    assert got == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert [event.offset for event in events.of(RecordUnreadable)] == [5]
+    assert await witness.committed(group, orders, 1) == {0: 10}
+
+
+async def test_an_app_has_codecs_instead(kafka_server, orders, group):
+    """Functions for Consumer are refused where handlers have types."""
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, value_deserializer=json.loads)
+
+    @app.handler(orders)
+    async def handle(order: dict) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="codecs"):
+        await app.start()
+
+
+async def test_gaps_are_told_where_there_should_be_none(new_topic, new_consumer, kafka_server, group):
+    """A transaction's marker leaves one: by default all records come, with allow_offset_gaps=False an error first."""
+    topic = new_topic()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
+    producer.init_transactions(20)
+    for value in (b"first", b"second"):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.commit_transaction(20)
+    options = {"auto_offset_reset": "earliest"}
+
+    async with new_consumer(topic, **options) as consumer:
+        lenient = [(await consumer.getone()).offset for _ in range(2)]
+    async with new_consumer(topic, allow_offset_gaps=False, **options) as consumer:
+        strict = [(await consumer.getone()).offset]
+        for _ in range(2):
+            with pytest.raises(OffsetGapError) as caught:
+                await consumer.getone(timeout_ms=30_000)
+        await consumer.seek(caught.value.partition, caught.value.next_offset)
+        strict.append((await consumer.getone()).offset)
+
+    assert (lenient, strict) == ([0, 2], [0, 2])
+    assert (caught.value.partition, caught.value.offset, caught.value.next_offset) == (TopicPartition(topic, 0), 1, 2)

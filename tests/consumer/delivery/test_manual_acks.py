@@ -1,0 +1,253 @@
+"""Records acknowledged one by one, in any order, from any task: ``ack="manual"``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from confluent_kafka import Producer
+
+from tailrace import ConsumerStateError, TopicPartition
+from tailrace.observe.events import DrainTimedOut, GroupJoined, PartitionsRevoked, RebalanceStarted
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+QUICK = {"heartbeat_interval_ms": 200}
+"""Members hear soon that the group rebalances."""
+
+
+@pytest.fixture
+def by_hand(new_consumer, group):
+    """Makes a consumer whose records are acknowledged by hand; it commits when it is told to."""
+
+    def make(*topics, **options):
+        return new_consumer(*topics, **{"group_id": group, "ack": "manual", "enable_auto_commit": False, **options})
+
+    return make
+
+
+async def take(consumer, count):
+    """So many records, whatever the batches are."""
+    records = []
+    while len(records) < count:
+        records += await consumer.getmany(max_records=count - len(records))
+    return records
+
+
+async def test_a_commit_follows_the_lowest_that_is_not_acknowledged(new_topic, by_hand, witness, group):
+    """In whichever order they are acknowledged; asking for the next record acknowledges nothing."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(20)))
+
+    async with by_hand(topic) as consumer:
+        records = await take(consumer, 10)
+        for acknowledged, expected in (([], 0), ([3, 1], 0), ([0], 2), ([9, 4, 5], 2), ([2], 6), ([6, 8, 7], 10)):
+            assert all(consumer.ack(records[one]) for one in acknowledged)
+            await consumer.commit()
+            assert await witness.committed(group, topic, 1) == {0: expected}
+        assert (await consumer.getone()).offset == 10
+        await consumer.commit()
+
+    assert await witness.committed(group, topic, 1) == {0: 10}
+
+
+async def test_a_body_may_spawn_a_task_for_each_record(new_topic, by_hand, witness, group):
+    """However long each takes, all are committed when all are through, and none is left when the consumer stops."""
+    topic, chance = new_topic(3), random.Random(7)
+    witness.produce(topic, (b"%d" % n for n in range(900)), batch_bytes=4_000)
+    handled = []
+
+    async def handle(consumer, record):
+        await asyncio.sleep(chance.random() / 50)
+        handled.append((record.partition, record.offset))
+        assert consumer.ack(record)
+
+    async with (
+        by_hand(topic, enable_auto_commit=True, auto_commit_interval_ms=20) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for _ in range(900):
+            tasks.create_task(handle(consumer, await consumer.getone()))
+
+    assert len(set(handled)) == len(handled) == 900
+    assert await witness.committed(group, topic, 3) == await witness.ends(topic, 3)
+
+
+async def test_what_is_not_in_hand_is_not_acknowledged(new_topic, by_hand, witness):
+    """Twice, after a seek for the record of before, and after the end: False, and it counts for nothing."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(5)))
+
+    consumer = by_hand(topic)
+    async with consumer:
+        before = await take(consumer, 3)
+        assert consumer.ack(before[1])
+        assert not consumer.ack(before[1])
+        await consumer.seek(TopicPartition(topic, 0), 0)
+        assert not consumer.ack(before[0])
+        after = await take(consumer, 3)
+        assert before == after
+        assert not consumer.ack(before[0])
+        assert consumer.ack(after[0])
+        await consumer.commit()
+        assert (await consumer.committed([TopicPartition(topic, 0)]))[TopicPartition(topic, 0)].offset == 1
+
+    assert not consumer.ack(after[1])
+    with pytest.raises(ConsumerStateError, match="not started"):
+        by_hand(topic).ack(after[2])
+
+
+async def test_a_pause_gives_back_what_was_not_handed_out(new_topic, by_hand, witness, group):
+    """Records that were decoded and wait are nobody's to acknowledge, and hold no commit."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(40)))
+
+    async with by_hand(topic) as consumer:
+        records = [await consumer.getone() for _ in range(4)]
+        consumer.pause()
+        for record in records:
+            assert consumer.ack(record)
+        await consumer.commit()
+        assert await witness.committed(group, topic, 1) == {0: 4}
+        consumer.resume()
+        records = await take(consumer, 36)
+        assert [record.offset for record in records] == list(range(4, 40))
+        for record in reversed(records):
+            assert consumer.ack(record)
+        await consumer.commit()
+
+    assert await witness.committed(group, topic, 1) == {0: 40}
+
+
+async def test_markers_and_aborted_records_are_not_waited_for(new_topic, by_hand, witness, kafka_server, group):
+    """Offsets that are handed out to nobody leave no gap: with all acknowledged, the commit is the end of the log."""
+    topic = new_topic()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
+    await asyncio.to_thread(producer.init_transactions, 20)
+    for number, keep in enumerate((True, False, True, False)):
+        producer.begin_transaction()
+        for value in range(5):
+            producer.produce(topic, b"%d-%d" % (number, value))
+        await asyncio.to_thread(producer.flush, 20)
+        ending = producer.commit_transaction if keep else producer.abort_transaction
+        await asyncio.to_thread(ending, 20)
+
+    async with by_hand(topic, isolation_level="read_committed") as consumer:
+        records = await take(consumer, 10)
+        assert await consumer.getmany(timeout_ms=300) == []
+        for record in records[1:]:
+            assert consumer.ack(record)
+        await consumer.commit()
+        assert await witness.committed(group, topic, 1) == {0: 0}
+        assert consumer.ack(records[0])
+        await consumer.commit()
+
+    assert await witness.committed(group, topic, 1) == await witness.ends(topic, 1) == {0: 24}
+
+
+async def test_what_compaction_took_is_not_waited_for(quick, by_hand, group):
+    """Nor is what it takes while records are in hand: with all acknowledged, the commit is behind the last of them."""
+    topic = quick.topic(cleanup_policy="compact", segment_ms=50, min_cleanable_dirty_ratio=0.01)
+    place = {"bootstrap_servers": quick.server.bootstrap_servers}
+    for _ in range(4):
+        quick.produce(
+            topic, (b"%d" % n for n in range(100)), keys=[b"%d" % (n % 7 if n < 99 else n) for n in range(100)]
+        )
+    async with asyncio.timeout(30):
+        while True:
+            async with by_hand(
+                topic, group_id=None, enable_auto_commit=None, auto_offset_reset="earliest", **place
+            ) as one:
+                offsets = [record.offset for record in await one.getmany(timeout_ms=5_000)]
+            if len(offsets) < 300:
+                break
+            await asyncio.sleep(0.1)
+            quick.produce(topic, [b"x"], keys=[b"last"])
+
+    async with by_hand(topic, **place) as consumer:
+        records = []
+        while not records or records[-1].offset < offsets[-1]:  # it goes on compacting
+            records += await consumer.getmany()
+        for record in records[1:]:
+            assert consumer.ack(record)
+        await consumer.commit()
+        assert (await quick.committed(group, topic, 1))[0] <= records[0].offset
+        assert consumer.ack(records[0])
+        await consumer.commit()
+
+    assert (await quick.committed(group, topic, 1))[0] > records[-1].offset
+
+
+@pytest.mark.parametrize("kind", [QUICK, {"group_protocol": "consumer"}], ids=["classic", "consumer"])
+async def test_a_rebalance_waits_for_what_is_not_acknowledged(quick, by_hand, group, kind):
+    """What is revoked is handed over when the last record in hand is acknowledged: the next owner repeats none."""
+    topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
+    quick.fill(topic, 2, 10)
+    options = {"bootstrap_servers": quick.bootstrap_servers, "enable_auto_commit": True, **kind}
+
+    async with by_hand(topic, hooks=[events], **options) as first:
+        records = await take(first, 20)
+        reading = asyncio.create_task(first.getone(timeout_ms=30_000))
+        async with by_hand(topic, hooks=[others], **options) as second:
+            await others.wait_for(GroupJoined)
+            for record in records[:-1]:
+                assert first.ack(record)
+            assert not events.of(PartitionsRevoked)
+            last_of = {record.partition: record for record in records}
+            for record in last_of.values():
+                first.ack(record)
+            (revoked,) = (await events.wait_for(PartitionsRevoked)).partitions
+            await until(lambda: second.assignment() == {revoked})
+            assert await second.position(revoked) == 10
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await first.stop()
+
+    assert not events.of(DrainTimedOut)
+    assert await quick.committed(group, topic, 2) == {0: 10, 1: 10}
+
+
+async def test_what_was_revoked_is_not_acknowledged_any_more(new_topic, by_hand, witness, group):
+    """After the deadline for the drain the next owner runs it again, and an acknowledgement that is late is False."""
+    topic, events = new_topic(2), EventRecorder()
+    witness.fill(topic, 2, 10)
+    options = {"enable_auto_commit": True, "rebalance_drain_ms": 200, **QUICK}
+
+    async with by_hand(topic, hooks=[events], **options) as first:
+        records = await take(first, 20)
+        for record in records:
+            if record.offset not in {4, 7}:
+                assert first.ack(record)
+        reading = asyncio.create_task(first.getone(timeout_ms=30_000))
+        async with by_hand(topic, **options) as second:
+            handed_over = [await second.getone(timeout_ms=20_000) for _ in range(2)]
+            (lost,) = (await events.wait_for(PartitionsRevoked)).partitions
+            assert [(one.topic_partition, one.offset) for one in handed_over] == [(lost, 4), (lost, 7)]
+            late = [record for record in records if record.offset in {4, 7}]
+            assert [first.ack(record) for record in late] == [record.topic_partition != lost for record in late]
+            assert all(second.ack(record) for record in handed_over)
+            assert await second.getone(timeout_ms=500) is None
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await first.stop()
+
+    assert events.of(DrainTimedOut)
+    assert await witness.committed(group, topic, 2) == {0: 10, 1: 10}
+
+
+async def test_an_acknowledgement_is_news_to_a_rebalance(new_topic, by_hand, new_consumer, witness, group):
+    """With ``ack="auto"`` as well: the record in hand is acknowledged, and nobody has to ask for the next one."""
+    topic, events = new_topic(2), EventRecorder()
+    witness.fill(topic, 2, 10)
+
+    async with new_consumer(topic, group_id=group, hooks=[events], **QUICK) as first:
+        record = await first.getone()
+        async with new_consumer(topic, group_id=group, **QUICK):
+            await events.wait_for(RebalanceStarted, 2)
+            await until(
+                lambda: first._started.positions.get(record.topic_partition).is_halted or events.of(PartitionsRevoked)
+            )
+            assert first.ack(record) or events.of(PartitionsRevoked)
+            await events.wait_for(PartitionsRevoked, timeout_s=10)
+            await first.stop()

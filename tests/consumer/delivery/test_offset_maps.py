@@ -1,0 +1,387 @@
+"""What is finished behind a commit: written with it, read at a takeover, held within its room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import aiokafka
+import pytest
+
+from tailrace import OffsetAndMetadata, TopicPartition
+from tailrace.consumer.delivery.buffered_counts import BufferedCounts
+from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
+from tailrace.observe.events import (
+    FinishedSkipped,
+    ForeignMetadataFound,
+    OffsetMapDropped,
+    OffsetMapFound,
+    OffsetMapHigh,
+    OffsetMapIgnored,
+    OffsetMapLow,
+    OffsetsCommitted,
+    PartitionsAssigned,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+from tests.support.proxied_broker import ProxiedBroker
+
+
+@pytest.fixture
+def events():
+    return EventRecorder()
+
+
+@pytest.fixture
+def by_hand(new_consumer, group, events):
+    """Makes a consumer whose records are acknowledged by hand; it commits when it is told to."""
+
+    def make(*topics, on=new_consumer, **options):
+        defaults = {"group_id": group, "ack": "manual", "enable_auto_commit": False, "hooks": [events]}
+        return on(*topics, **{**defaults, **options})
+
+    return make
+
+
+@pytest.fixture
+def topic(new_topic, witness):
+    """Of one partition and a hundred records."""
+    made = new_topic()
+    witness.produce(made, (b"%d" % n for n in range(100)), partition=0)
+    return made
+
+
+async def take(consumer, count):
+    """So many records, whatever the batches are."""
+    records = []
+    while len(records) < count:
+        records += await consumer.getmany(max_records=count - len(records))
+    return records
+
+
+async def finish_all_but(stuck, consumer, count):
+    """Take ``count`` records, acknowledge them but for some, and commit."""
+    for record in await take(consumer, count):
+        if record.offset not in stuck:
+            assert consumer.ack(record)
+    await consumer.commit()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("ack", ["auto", "manual"])
+async def test_what_is_finished_is_not_handed_out_again(quick, by_hand, events, group, protocol, ack):  # noqa: PLR0917
+    """The next owner skips what the map says is finished, in either way of acknowledging, and tells how many."""
+    topic, stuck = quick.topic_with(100), {3, 50, 77}
+    options = {"on": quick.consumer, "group_protocol": protocol}
+    async with by_hand(topic, **options) as first:
+        await finish_all_but(stuck, first, 90)
+    assert await quick.committed(group, topic, 1) == {0: 3}
+
+    async with by_hand(topic, ack=ack, client_id="next", **options) as second:
+        left = await take(second, 13)
+        for record in left:
+            assert second.ack(record) or ack == "auto"
+        await second.commit()
+
+    place = TopicPartition(topic, 0)
+    assert [record.offset for record in left] == [*sorted(stuck), *range(90, 100)]
+    assert events.of(OffsetMapFound) == [OffsetMapFound(place, 3, 84, "tailrace")]
+    assert events.of(FinishedSkipped) == [FinishedSkipped(place, 84)]
+    assert (await quick.committed(group, topic, 1), await quick.metadata(group, topic)) == ({0: 100}, "")
+
+
+async def test_a_map_is_worth_a_commit_of_its_own(topic, by_hand, events, witness, group):
+    """Behind a record that is stuck nothing but the map changes: it is committed all the same, and only then."""
+    async with by_hand(topic, enable_auto_commit=True, auto_commit_interval_ms=30) as consumer:
+        records = await take(consumer, 20)
+        await events.wait_for(OffsetsCommitted)
+        for record in records[5:8]:
+            assert consumer.ack(record)
+        await events.wait_for(OffsetsCommitted, 2)
+        said = decode_metadata(await witness.metadata(group, topic), 0)
+        unfinished = list(said.offset_map.unfinished_from(0))
+        assert (said.offset_map.limit, unfinished, said.writer) == (8, [0, 1, 2, 3, 4], "tailrace")
+        assert consumer.ack(records[1])
+        await events.wait_for(OffsetsCommitted, 3)
+        await take(consumer, 80)
+        assert await consumer.getone(timeout_ms=300) is None
+        assert len(events.of(OffsetsCommitted)) == 3
+
+    assert await witness.committed(group, topic, 1) == {0: 0}
+
+
+async def test_a_map_is_handed_on_until_it_is_passed(topic, by_hand, group, witness):
+    """An owner that goes before it comes to all of it leaves the rest of it to the next one, beside its own."""
+    async with by_hand(topic) as first:
+        await finish_all_but({3, 50, 77}, first, 90)
+    async with by_hand(topic, max_queued_records=1) as second:
+        records = [await second.getone(), await second.getone()]
+        assert second.ack(records[1])
+        await second.commit()
+    async with by_hand(topic) as third:
+        left = await take(third, 12)
+
+    assert [record.offset for record in records] == [3, 50]
+    assert [record.offset for record in left] == [3, 77, *range(90, 100)]
+
+
+@pytest.mark.parametrize("way", ["override", "seek"])
+async def test_who_says_where_to_begin_begins_without_a_map(topic, by_hand, witness, group, way):
+    """After an override or a seek all records come from there on, whatever was finished; the map is not kept."""
+    place = TopicPartition(topic, 0)
+    async with by_hand(topic) as first:
+        await finish_all_but({3}, first, 90)
+
+    async def choose(*_):
+        return {place: 3}
+
+    async with by_hand(topic, post_rebalance_callback=choose if way == "override" else None) as second:
+        if way == "seek":
+            assert (await second.getone()).offset == 3
+            await second.seek(place, 3)
+        records = await take(second, 97)
+        await second.commit()
+
+    assert [record.offset for record in records] == list(range(3, 100))
+    assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 3}, "")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kind"),
+    [
+        ("omap:1:00000000:somebody:gigRQ:", OffsetMapIgnored),
+        ("omap:2:whatever a later version writes", OffsetMapIgnored),
+        ("omap:", OffsetMapIgnored),
+        ("the text of a Java client", ForeignMetadataFound),
+        ("\u00fcber", ForeignMetadataFound),
+    ],
+)
+async def test_metadata_of_others_are_ignored_with_a_count(topic, by_hand, events, *, witness, group, metadata, kind):
+    """What another client wrote, or what is damaged, holds nobody up: all records come, and it is told and counted."""
+    await witness.commit(group, topic, 40, metadata)
+
+    async with by_hand(topic) as consumer:
+        records = await take(consumer, 60)
+        place = TopicPartition(topic, 0)
+        assert consumer.statistics().ignored_maps == 1
+        own = (await consumer.committed([place]))[place]
+
+    assert [record.offset for record in records] == list(range(40, 100))
+    assert [event.offset for event in events.of(kind)] == [40]
+    # librdkafka ends what it writes with a NUL.
+    assert (own.offset, own.metadata) == (40, f"{metadata}\0" if kind is ForeignMetadataFound else "")
+
+
+async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
+    """Commit metadata byte for byte, as a principal of the group may do with any client."""
+    consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        place = aiokafka.TopicPartition(topic, 0)
+        consumer.assign([place])
+        await consumer.commit({place: aiokafka.structs.OffsetAndMetadata(offset, text)})
+    finally:
+        await consumer.stop()
+
+
+async def test_a_forged_map_skips_no_record_to_come(topic, by_hand, events, *, witness, group, kafka_server):
+    """A map of all offsets up to 2^62 is dropped with an event, and the next commit does not carry it on."""
+    forged = encode_metadata(OffsetMap(40, 1 << 62, (40,)), "", 4_096).text
+    await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 40, forged)
+
+    async with by_hand(topic, ack="auto") as consumer:
+        records = await take(consumer, 60)
+        witness.produce(topic, (b"%d" % n for n in range(5)), partition=0)
+        records += await take(consumer, 5)
+        await consumer.commit()
+        assert consumer.statistics().ignored_maps == 1
+
+    assert [record.offset for record in records] == list(range(40, 105))
+    (ignored,) = events.of(OffsetMapIgnored)
+    assert (ignored.partition, ignored.offset) == (TopicPartition(topic, 0), 40)
+    assert f"covers offsets below {1 << 62}, and the log ends at 100" in ignored.reason
+    assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 105}, "")
+
+
+async def test_a_map_of_a_deleted_topic_skips_no_record_of_the_new_one(
+    topic, by_hand, events, *, witness, group, kafka_server
+):
+    """A recreated topic has other records at the same offsets."""
+    async with by_hand(topic) as first:
+        await finish_all_but({3}, first, 90)
+    committed = decode_metadata(await witness.metadata(group, topic), 3)
+    text = await witness.metadata(group, topic)
+    assert committed.offset_map is not None
+    assert (committed.offset_map.topic_id is None, committed.offset_map.leader_epoch) == (False, 0)
+    kafka_server.delete_topic(topic)
+    kafka_server.create_topic(topic, 1)
+    witness.produce(topic, (b"new %d" % n for n in range(100)), partition=0)
+    await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 3, text)
+
+    async with by_hand(topic) as second:
+        records = await take(second, 97)
+
+    assert [record.offset for record in records] == list(range(3, 100))
+    assert "topic id" in events.of(OffsetMapIgnored)[0].reason
+
+
+@pytest.mark.xdist_group("killed broker")
+async def test_a_map_older_than_the_records_skips_none_of_them(by_hand, events, *, own_server, group):
+    """Records that a later leader wrote over a truncated end are delivered, although the map covers their offsets."""
+    topic, witness = f"rewritten-{group}", ProxiedBroker(own_server)
+    own_server.create_topic(topic, 1)
+    witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
+    own_server.restart()
+    witness.produce(topic, (b"%d" % n for n in range(90)), partition=0)
+    stale = OffsetMap(3, 50, (3, 40), leader_epoch=0)
+    await commit_as_it_is(own_server.bootstrap_servers, group, topic, 3, encode_metadata(stale, "", 4_096).text)
+
+    async with by_hand(topic, bootstrap_servers=own_server.bootstrap_servers) as consumer:
+        offsets = []
+        while 99 not in offsets:
+            offsets += [record.offset for record in await consumer.getmany()]
+
+    assert [offset for offset in offsets if offset >= 10] == list(range(10, 100))
+    assert "was written again under epoch" in events.of(OffsetMapIgnored)[0].reason
+
+
+async def test_a_users_text_goes_with_its_offset(topic, by_hand, witness, group):
+    """It comes back as it was given, beside a map and without one, and leaves with the offset it was committed with."""
+    place, text = TopicPartition(topic, 0), 'ledger 7:ü "x"'
+    async with by_hand(topic) as consumer:
+        records = await take(consumer, 10)
+        await consumer.commit({place: OffsetAndMetadata(0, text)})
+        assert (await consumer.committed([place]))[place].metadata == await witness.metadata(group, topic) == text
+        assert consumer.ack(records[3])
+        await consumer.commit()
+        assert decode_metadata(await witness.metadata(group, topic), 0).offset_map is not None
+        assert (await consumer.committed([place]))[place].metadata == text
+        assert consumer.ack(records[0])
+        await consumer.commit()
+        assert (await consumer.committed([place]))[place] == OffsetAndMetadata(1, "", 0)
+        await consumer.commit({place: OffsetAndMetadata(1, text)})
+        await consumer.commit({place: OffsetAndMetadata(70, "omap:1:mine")})
+        assert (await consumer.committed([place]))[place].metadata == "omap:1:mine"
+        assert decode_metadata(await witness.metadata(group, topic), 70).offset_map is None
+
+
+async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, events, witness, group):
+    """While the lowest is stuck and the map is three quarters full, its partition waits; others and the group go on."""
+    topic, chance = new_topic(2), random.Random(5)
+    for partition in range(2):
+        witness.produce(topic, (b"%d" % n for n in range(20_000)), partition=partition)
+    stuck, taken = TopicPartition(topic, 0), {0: [], 1: []}
+
+    async with by_hand(topic, offset_metadata_max_bytes=256, max_queued_records=100) as consumer:
+
+        async def read():
+            async for record in consumer:
+                taken[record.partition].append(record)
+                if record.partition == 1 or (record.offset and chance.random() < 0.5):
+                    assert consumer.ack(record)
+
+        reading = asyncio.create_task(read())
+        high = await events.wait_for(OffsetMapHigh)
+        begun = len(taken[0])
+        await until(lambda: len(taken[1]) == 20_000)
+        assert len(taken[0]) <= begun + 100
+        await consumer.commit()
+        text = await witness.metadata(group, topic, 0)
+        assert not events.of(OffsetMapDropped)
+        for record in taken[0]:
+            consumer.ack(record)
+        await events.wait_for(OffsetMapLow)
+        await until(lambda: len(taken[0]) > begun + 500)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    assert (high.partition, high.offset) == (stuck, 0)
+    assert 0.75 < high.fill < 1
+    assert 0.7 * 256 < len(text) <= 256
+    assert decode_metadata(text, 0).offset_map is not None
+
+
+async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
+    new_topic, by_hand, events, *, witness, monkeypatch
+):
+    """A partition that waits for its lowest record costs nothing, however its reader waits."""
+    topic, chance, left, looks = new_topic(), random.Random(5), [], []
+    witness.produce(topic, (b"%d" % n for n in range(20_000)))
+
+    def look(amounts, *arguments, **options):
+        looks.append(amounts)
+        return are_there(amounts, *arguments, **options)
+
+    async with by_hand(topic, offset_metadata_max_bytes=256, max_queued_records=100) as consumer:
+        while not events.of(OffsetMapHigh):
+            some = await consumer.getmany(timeout_ms=100)
+            left += [one for one in some if not one.offset or chance.random() < 0.5 or not consumer.ack(one)]
+        are_there = BufferedCounts.are_there
+        monkeypatch.setattr(BufferedCounts, "are_there", look)
+        waiting = asyncio.create_task(consumer.getmany(min_records=50))
+        await until(lambda: bool(looks))
+        for record in left[-3:]:
+            # Sooner than the map is looked at again.
+            consumer.ack(record)
+            before = len(looks)
+            await until(lambda before=before: len(looks) > before)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    assert len(looks) < 50
+
+
+@pytest.mark.parametrize("room", [10, 100])
+async def test_a_map_that_does_not_fit_is_dropped_and_the_commit_is_not(
+    new_topic, by_hand, events, *, witness, group, room
+):
+    """Somebody who is far ahead when the lowest gets stuck commits all the same, and is told once."""
+    topic, chance = new_topic(), random.Random(5)
+    witness.produce(topic, (b"%d" % n for n in range(4_000)), partition=0)
+
+    async with by_hand(topic, offset_metadata_max_bytes=room) as consumer:
+        records = await take(consumer, 2_000)
+        for record in records[:500]:
+            assert consumer.ack(record)
+        for record in records[501:]:
+            if chance.random() < 0.5:
+                assert consumer.ack(record)
+        await consumer.commit()
+        assert any(consumer.ack(record) for record in records[501:])
+        await consumer.commit()
+
+    said = decode_metadata(await witness.metadata(group, topic), 500)
+    assert (await witness.committed(group, topic, 1), said.offset_map, said.user_text) == ({0: 500}, None, "")
+    assert [event.offset for event in events.of(OffsetMapDropped)] == [500]
+
+
+async def test_a_broker_that_takes_less_metadata_gets_the_commit_without_the_map(
+    new_topic, by_hand, events, witness, group
+):
+    """Where ``offset_metadata_max_bytes`` is above the broker's limit, the commit is made, and it is told."""
+    topic, chance = new_topic(), random.Random(5)
+    witness.produce(topic, (b"%d" % n for n in range(40_000)), partition=0)
+
+    async with by_hand(topic, offset_metadata_max_bytes=100_000) as consumer:
+        for record in await take(consumer, 40_000):
+            if record.offset < 10 or chance.random() < 0.5:
+                consumer.ack(record)
+        await consumer.commit()
+
+    assert (await witness.committed(group, topic, 1))[0] >= 10
+    assert await witness.metadata(group, topic) == ""
+    assert "offset.metadata.max.bytes" in events.of(OffsetMapDropped)[0].reason
+
+
+async def test_maps_can_be_left_out(topic, by_hand, events, witness, group):
+    """With no room at all nothing is written and nothing held back; what is found is skipped all the same."""
+    async with by_hand(topic) as first:
+        await finish_all_but({3}, first, 90)
+    async with by_hand(topic, offset_metadata_max_bytes=0) as second:
+        await finish_all_but({3, 95}, second, 11)
+        await events.wait_for(PartitionsAssigned, 2)
+
+    assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 3}, "")
+    assert not events.of(OffsetMapDropped)

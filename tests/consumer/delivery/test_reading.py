@@ -1,0 +1,379 @@
+"""What a reader is promised: every record once and in order, and nothing lost however the reading ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tailrace import Consumer, ConsumerStateError, Record, TopicPartition
+from tests.support.witness import offsets
+
+
+async def read(consumer: Consumer, count: int) -> list[Record]:
+    records = []
+    async with asyncio.timeout(30):
+        async for record in consumer:
+            records.append(record)
+            if len(records) == count:
+                break
+    return records
+
+
+async def test_every_record_comes_once_and_in_order(new_topic, new_consumer, witness, group):
+    """``async for`` hands out each record of every partition once, in the order of its offsets."""
+    topic = new_topic(4)
+    witness.produce(topic, (b"%d" % n for n in range(5_000)))
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        records = await read(consumer, 5_000)
+
+    ends = await witness.ends(topic, 4)
+    by_partition = {p: [offset for found, offset in offsets(records) if found == p] for p in range(4)}
+    assert by_partition == {p: list(range(end)) for p, end in ends.items()}
+    assert sorted(int(record.value) for record in records) == list(range(5_000))
+
+
+async def test_a_record_carries_what_was_produced(new_topic, new_consumer, kafka_server):
+    """Key, value, headers and timestamp are the producer's; a null value and a null key are told from empty ones."""
+    from confluent_kafka import Producer  # noqa: PLC0415 - the one use
+
+    topic = new_topic()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+    producer.produce(topic, b"v", key=b"k", headers=[("a", b"1"), ("n", None)], timestamp=1_700_000_000_123)
+    producer.produce(topic, None, key=b"")
+    producer.flush(10)
+
+    async with new_consumer(topic, auto_offset_reset="earliest") as consumer:
+        first, second = await read(consumer, 2)
+
+    assert (topic, 0, 0, b"k", b"v") == tuple(first)
+    assert (list(first.headers), first.timestamp) == ([("a", b"1"), ("n", None)], 1_700_000_000_123)
+    assert (second.key, second.value, second.offset) == (b"", None, 1)
+
+
+async def test_without_a_group_only_new_records_come(new_topic, new_consumer, witness):
+    """A consumer without a group reads the tail: nothing from before its start, everything after."""
+    topic = new_topic()
+    witness.produce(topic, [b"before"])
+
+    async with new_consumer(topic) as consumer:
+        await consumer.position(TopicPartition(topic, 0))
+        witness.produce(topic, [b"after"])
+
+        assert (await consumer.getone(timeout_ms=10_000)).value == b"after"
+
+
+async def test_a_cancelled_getone_loses_nothing(new_topic, new_consumer, witness, group):
+    """Calls to getone that are cancelled, before and while records come, leave every record to the next call."""
+    topic = new_topic()
+    got = []
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        feeding = asyncio.create_task(asyncio.to_thread(feed, witness, topic))
+        while len(got) < 300:
+            try:
+                got.append(await asyncio.wait_for(consumer.getone(), 0.001))
+            except TimeoutError:
+                continue
+        await feeding
+
+    assert list(range(300)) == [record.offset for record in got]
+
+
+def feed(witness, topic):
+    for n in range(30):
+        witness.produce(topic, (b"%d" % (10 * n + i) for i in range(10)))
+
+
+async def test_getone_gives_none_when_nothing_comes(new_topic, new_consumer, group):
+    """With a time-out, no record is an answer and no error."""
+    async with new_consumer(new_topic(), group_id=group) as consumer:
+        assert await consumer.getone(timeout_ms=200) is None
+
+
+async def test_a_loop_that_polls_without_waiting_reads_on(new_topic, new_consumer, witness, group):
+    """A time of 0 gives what is there, however long ago the last call was; a loop of such calls lets others run."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    async def polled(poll, count: int) -> list[Record]:
+        got, polls = [], 0
+        while len(got) < count:
+            polls += 1
+            got += await poll() or ()
+            await asyncio.sleep(0.03)
+        assert polls <= count + 1, "what is there is given by every call"
+        return got
+
+    async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
+        while (first := await consumer.getone(timeout_ms=0)) is None:
+            pass
+
+        async def one() -> list[Record]:
+            record = await consumer.getone(timeout_ms=0)
+            return [] if record is None else [record]
+
+        got = [first, *await polled(one, 9)]
+        got += await polled(lambda: consumer.getmany(max_records=2, timeout_ms=0), 20)
+        assert await consumer.getone(timeout_ms=0) is None
+
+    assert [record.offset for record in got] == list(range(30))
+
+
+async def test_getmany_gives_what_is_there(new_topic, new_consumer, witness, group):
+    """At most max_records come, at least one, in order; an empty list when the time is over."""
+    topic = new_topic(2)
+    witness.produce(topic, (b"x" for _ in range(500)), partition=0)
+    witness.produce(topic, (b"x" for _ in range(500)), partition=1)
+    got = []
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        while len(got) < 1_000:
+            batch = await consumer.getmany(max_records=77)
+            assert 1 <= len(batch) <= 77
+            got += batch
+        assert await consumer.getmany(timeout_ms=100) == []
+
+    assert sorted((p, o) for p in range(2) for o in range(500)) == sorted(offsets(got))
+    assert [o for p, o in offsets(got) if p == 0] == list(range(500))
+
+
+async def test_what_is_in_hand_is_not_done(new_topic, new_consumer, witness, group):
+    """Leaving the loop by an exception leaves the record in hand unacknowledged: it is delivered again."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async def fail_in_the_loop() -> None:
+        async with new_consumer(topic, group_id=group) as consumer:
+            async for record in consumer:
+                if record.offset == 5:
+                    raise RuntimeError("in hand")
+
+    with pytest.raises(RuntimeError, match="in hand"):
+        await fail_in_the_loop()
+
+    assert await witness.committed(group, topic, 1) == {0: 5}
+
+
+async def test_break_leaves_the_record_in_hand_unacknowledged_and_ack_does_not(new_topic, new_consumer, witness, group):
+    """``break`` alone commits up to the record in hand, ``ack`` before it commits the record too."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        async for record in consumer:
+            if record.offset == 3:
+                break
+    after_break = await witness.committed(group, topic, 1)
+    async with new_consumer(topic, group_id=group) as consumer:
+        async for record in consumer:
+            if record.offset == 5:
+                assert consumer.ack(record)
+                break
+
+    assert after_break == {0: 3}
+    assert await witness.committed(group, topic, 1) == {0: 6}
+
+
+async def test_the_next_loop_goes_on_behind_a_break(new_topic, new_consumer, witness, group):
+    """A second loop on the same consumer continues with the next record."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        first = await read(consumer, 4)
+        second = await read(consumer, 6)
+
+    assert list(range(10)) == [record.offset for record in first + second]
+
+
+async def test_a_batch_is_done_when_the_next_is_asked_for(new_topic, new_consumer, witness, group):
+    """The batch in hand is not committed by stop(), the one before it is."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(100)))
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        for _ in range(2):
+            await consumer.getmany(max_records=30, min_records=30)
+
+    assert await witness.committed(group, topic, 1) == {0: 30}
+
+
+async def test_ack_inside_a_batch_covers_what_came_before_it(new_topic, new_consumer, witness, group):
+    """Ack of a record in a batch commits up to it, and no further."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(100)))
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        batch = await consumer.getmany(max_records=50, min_records=50)
+        assert consumer.ack(batch[19])
+
+    assert await witness.committed(group, topic, 1) == {0: 20}
+
+
+async def test_two_readers_at_once_are_refused(new_topic, new_consumer, group):
+    """The second task that waits for a record gets an error that says so; the first goes on waiting."""
+    async with new_consumer(new_topic(), group_id=group) as consumer:
+        first = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+
+        with pytest.raises(ConsumerStateError, match="at once"):
+            await consumer.getone()
+
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_consumer_that_is_not_started_says_so(new_topic, new_consumer):
+    """Every call before start() names what is missing."""
+    consumer = new_consumer(new_topic())
+
+    with pytest.raises(ConsumerStateError, match="not started"):
+        await consumer.getone()
+    with pytest.raises(ConsumerStateError, match="not started"):
+        async for _ in consumer:
+            pass
+    with pytest.raises(ConsumerStateError, match="not started"):
+        await consumer.commit()
+    with pytest.raises(ConsumerStateError, match="not started"):
+        consumer.assignment()
+
+
+async def test_a_stopped_consumer_says_so(new_topic, new_consumer, group):
+    """Every call after stop() is refused, a second stop() is not, and start() asks for a new consumer."""
+    consumer = new_consumer(new_topic(), group_id=group)
+    await consumer.start()
+    await consumer.stop()
+    await consumer.stop()
+
+    with pytest.raises(ConsumerStateError, match="stopped"):
+        await consumer.getone()
+    with pytest.raises(ConsumerStateError, match="stopped"):
+        async for _ in consumer:
+            pass
+    with pytest.raises(ConsumerStateError, match="stopped"):
+        await consumer.start()
+
+
+async def test_stop_from_another_task_ends_the_loop(new_topic, new_consumer, witness, group):
+    """A loop that waits for records ends when another task stops the consumer; a waiting getone raises."""
+    topic = new_topic()
+    witness.produce(topic, [b"only"])
+    consumer = new_consumer(topic, group_id=group)
+    await consumer.start()
+    got, first = [], asyncio.Event()
+
+    async def read_all() -> None:
+        async for record in consumer:
+            got.append(record)
+            first.set()
+
+    reading = asyncio.create_task(read_all())
+    await first.wait()
+    await asyncio.create_task(consumer.stop())
+    await asyncio.wait_for(reading, 20)
+
+    assert [record.value for record in got] == [b"only"]
+
+
+async def test_seek_drops_what_was_fetched(new_topic, new_consumer, witness, group):
+    """After seek the very next record is the one sought, also in the middle of a batch."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(1_000)))
+    partition = TopicPartition(topic, 0)
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await read(consumer, 10)
+        await consumer.seek(partition, 503)
+        assert await consumer.position(partition) == 503
+        assert (await consumer.getone()).offset == 503
+        await consumer.seek(partition, 2)
+        assert (await consumer.getone()).offset == 2
+
+
+async def test_pause_keeps_records_for_resume(new_topic, new_consumer, witness, group):
+    """A paused partition gives nothing, the others go on, and after resume it continues where it was."""
+    topic = new_topic(2)
+    witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=0)
+    witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=1)
+    paused = TopicPartition(topic, 0)
+    got: list[Record] = []
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        while not any(record.partition == 0 for record in got):
+            got.append(await consumer.getone())
+        consumer.pause(paused)
+        while sum(record.partition == 1 for record in got) < 1_000:
+            got.append(await consumer.getone())
+        assert frozenset({paused}) == consumer.paused()
+        seen = sum(record.partition == 0 for record in got)
+        assert await consumer.getone(timeout_ms=100) is None
+        consumer.resume(paused)
+        got += [await consumer.getone() for _ in range(1_000 - seen)]
+
+    assert list(range(1_000)) == [offset for p, offset in offsets(got) if p == 0]
+    assert list(range(1_000)) == [offset for p, offset in offsets(got) if p == 1]
+
+
+async def test_a_record_larger_than_the_limits_is_delivered(new_topic, new_consumer, witness, group):
+    """One batch always gets through, whatever the fetch limits say, and those behind it do too."""
+    topic = new_topic()
+    witness.produce(topic, [b"a" * 500_000, b"b" * 600_000, b"c"])
+
+    limits = {"max_partition_fetch_bytes": 1_000, "fetch_max_bytes": 1_000, "max_buffered_bytes": 1_000}
+    async with new_consumer(topic, group_id=group, **limits) as consumer:
+        records = await read(consumer, 3)
+
+    assert [len(record.value) for record in records] == [500_000, 600_000, 1]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_every_codec_is_read(new_topic, new_consumer, witness, group, codec):
+    """Compressed batches are read without anything to install."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n * 20 for n in range(2_000)), compression=codec)
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        records = await read(consumer, 2_000)
+
+    assert [b"%d" % n * 20 for n in range(2_000)] == [record.value for record in records]
+
+
+async def test_read_committed_hides_what_was_taken_back(new_topic, new_consumer, kafka_server, group):
+    """Records of an aborted transaction are not handed out, and the position passes over them and over markers."""
+    from confluent_kafka import Producer  # noqa: PLC0415 - the one use
+
+    topic = new_topic()
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
+    producer.init_transactions(20)
+    for value, keep in ((b"kept", True), (b"aborted", False), (b"kept too", True)):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush(10)
+        (producer.commit_transaction if keep else producer.abort_transaction)(20)
+
+    async with new_consumer(topic, group_id=group, isolation_level="read_committed") as consumer:
+        records = await read(consumer, 2)
+        # The last marker is written a while after its transaction was said to be committed.
+        async with asyncio.timeout(30):
+            while await consumer.position(TopicPartition(topic, 0)) < 6:
+                assert await consumer.getone(timeout_ms=50) is None
+
+    assert [record.value for record in records] == [b"kept", b"kept too"]
+
+
+async def test_a_seek_that_comes_with_the_assignment_counts(kafka_server, new_topic, new_consumer, witness, group):
+    """Who seeks as soon as a partition is assigned reads from there, though committed offsets are still being asked."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(20)))
+    partition = TopicPartition(topic, 0)
+
+    async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
+        while partition not in consumer.assignment():  # noqa: ASYNC110 - the first moment at which it is there
+            await asyncio.sleep(0)
+        await consumer.seek(partition, 12)
+        record = await consumer.getone()
+
+    assert record.offset == 12

@@ -1,0 +1,229 @@
+"""Memory is bounded by the two budgets, however far behind the reader is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tailrace import TopicPartition
+from tailrace.core.fetch.plan import slot_of
+from tailrace.observe.events import GroupJoined
+from tailrace.protocol.messages import FetchRequest, HeartbeatRequest
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+
+async def test_without_a_reader_nothing_piles_up(witness_of, group):
+    """10,000 records wait, nobody reads: no more than 50 decoded, bytes within bound, fetches cease, heartbeats do not.
+
+    And when the reader comes, all 10,000 are there, in order.
+    """
+    server, events = witness_of.server, EventRecorder()
+    topic = witness_of.topic(1)
+    witness_of.produce(topic, (b"%d" % n + b"x" * 200 for n in range(10_000)), batch_bytes=16_384)
+    bound = 200_000
+    options = {
+        "group_id": group,
+        "max_queued_records": 50,
+        "max_buffered_bytes": bound,
+        "max_partition_fetch_bytes": 40_000,
+        "heartbeat_interval_ms": 200,
+        "hooks": [events],
+        "client_id": group,
+    }
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        await consumer.getone()
+        await until(lambda: (now := consumer.statistics()).reserved_bytes == 0 and now.buffered_bytes > bound / 2)
+        fetches = len(server.proxy.requests(FetchRequest, client_id=group))
+        beats = len(server.proxy.requests(HeartbeatRequest, client_id=group))
+        seen = []
+        while len(server.proxy.requests(HeartbeatRequest, client_id=group)) < beats + 8:
+            seen.append(consumer.statistics())
+            await asyncio.sleep(0.05)
+        assert fetches == len(server.proxy.requests(FetchRequest, client_id=group))
+        assert max(one.queued_records for one in seen) <= 50
+        # What was asked for within the bound, and one batch more, since a broker sends no less.
+        assert max(one.buffered_bytes for one in seen) <= bound + 16_384
+        rest = []
+        while len(rest) < 9_999:
+            rest += await consumer.getmany()
+            statistics = consumer.statistics()
+            assert statistics.queued_records <= 50
+            assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+
+    assert list(range(1, 10_000)) == [record.offset for record in rest]
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
+    """One partition is paused with its share of the buffer full: the other is read to its end."""
+    topic = witness_of.topic(2)
+    for partition in range(2):
+        witness_of.produce(topic, (b"x" * 500 for _ in range(5_000)), partition=partition, batch_bytes=16_384)
+    options = {"group_id": group, "max_buffered_bytes": 200_000, "max_partition_fetch_bytes": 50_000}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = await consumer.getone()
+        consumer.pause(first.topic_partition)
+        rest = []
+        async with asyncio.timeout(40):
+            while len(rest) < 5_000:
+                rest += await consumer.getmany()
+
+    assert {1 - first.partition} == {record.partition for record in rest}
+
+
+async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
+    """While a fetch waits for records of an idle partition, the busy one of the same broker is read without a gap.
+
+    The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had to
+    wait for the end of that hold would need more than a minute here.
+    """
+    topic = witness_of.topic(2)
+    witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
+    options = {
+        "group_id": group,
+        "max_buffered_bytes": 1_000_000,
+        "max_partition_fetch_bytes": 100_000,
+        "fetch_max_wait_ms": 30_000,
+    }
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        got = 0
+        async with asyncio.timeout(25):
+            while got < 20_000:
+                got += len(await consumer.getmany())
+
+    assert got == 20_000
+
+
+async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
+    """What a fetch may bring is reserved before it is asked for, so that even a fetch in flight is within the bound."""
+    topic, bound = witness_of.topic(4), 400_000
+    for partition in range(4):
+        witness_of.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=partition, batch_bytes=16_384)
+    proxy = witness_of.server.proxy
+
+    async with witness_of.consumer(
+        topic, group_id=group, client_id=group, max_buffered_bytes=bound, max_partition_fetch_bytes=1_000_000
+    ) as consumer:
+        got = 0
+        while got < 2_000:
+            got += len(await consumer.getmany(max_records=10))
+            statistics = consumer.statistics()
+            assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+
+    asked = [frame.message.max_bytes for frame in proxy.requests(FetchRequest, client_id=group)]
+    assert max(asked) <= bound
+
+
+async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
+    """One partition had the whole budget and is paused: another topic is read all the same, and then the rest of it."""
+    first, second = witness_of.topic(), witness_of.topic()
+    witness_of.produce(first, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
+    witness_of.produce(second, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
+    bound = 400_000
+
+    async with witness_of.consumer(first, group_id=group, max_buffered_bytes=bound) as consumer:
+        await consumer.getone()
+        consumer.pause()
+        await until(lambda: consumer.statistics().buffered_bytes > bound * 0.9)
+        await consumer.subscribe(first, second)
+        got = []
+        async with asyncio.timeout(40):
+            while len(got) < 1_000:
+                got += await consumer.getmany()
+                statistics = consumer.statistics()
+                assert statistics.buffered_bytes + statistics.reserved_bytes <= bound + 16_384
+        consumer.resume()
+        rest = []
+        async with asyncio.timeout(40):
+            while len(rest) < 999:
+                rest += await consumer.getmany()
+
+    assert [(one.topic, one.offset) for one in got] == [(second, n) for n in range(1_000)]
+    assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
+
+
+async def test_what_is_paused_gives_room_though_it_is_one_batch(witness_of, group):
+    """Two partitions hold a batch that is larger than a share, one of them half read, and are paused: others are read.
+
+    When they are resumed they go on where they were, without a gap and without a repeat.
+    """
+    first, second = witness_of.topic(2), witness_of.topic(2)
+    for partition in range(2):
+        witness_of.produce(first, (b"x" * 1_000 for _ in range(180)), partition=partition, batch_bytes=250_000)
+        witness_of.produce(second, [b"x" * 90_000] * 2, partition=partition)
+    bound = 400_000
+
+    async with witness_of.consumer(first, group_id=group, max_buffered_bytes=bound) as consumer:
+        begun = await consumer.getone()
+        consumer.pause()
+        await until(lambda: consumer.statistics().buffered_bytes > bound * 0.85)
+        await consumer.subscribe(first, second)
+        async with asyncio.timeout(30):
+            got = [await consumer.getone() for _ in range(4)]
+        consumer.resume()
+        async with asyncio.timeout(30):
+            rest = [await consumer.getone() for _ in range(359)]
+
+    assert {(second, partition, n) for partition in range(2) for n in range(2)} == set(map(place, got))
+    for partition in range(2):
+        offsets = [one.offset for one in (begun, *rest) if one.partition == partition]
+        assert offsets == list(range(180))
+
+
+def place(record):
+    return record.topic, record.partition, record.offset
+
+
+async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group):
+    """A fetch that is held for an idle partition has reserved all there is; what comes meanwhile waits no longer."""
+    idle = witness_of.topic_with(1)
+    lane = slot_of(TopicPartition(idle, 0), 2)
+    later = next(one for one in iter(witness_of.topic, None) if slot_of(TopicPartition(one, 0), 2) != lane)
+    witness_of.produce(later, [b"later"])
+    options = {"max_buffered_bytes": 400_000, "num_fetchers": 2, "fetch_max_wait_ms": 1_000}
+
+    async with witness_of.consumer(idle, group_id=group, **options) as consumer:
+        await consumer.getone()
+        await until(lambda: consumer.statistics().reserved_bytes == 400_000)
+        await consumer.subscribe(idle, later)
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"later"
+
+
+async def test_fetches_that_have_not_room_at_once_take_turns(witness_of):
+    """One partition holds a batch that is larger than its share: the others are fetched by any connection.
+
+    The room is enough for one fetch, so that the other waits; it is not held by the one for an idle partition for ever.
+    """
+    topic = witness_of.topic(3)
+    witness_of.produce(topic, [b"x" * 980_000], partition=0)
+    options = {"max_buffered_bytes": 1_500_000, "num_fetchers": 2, "auto_offset_reset": "earliest"}
+
+    async with witness_of.consumer(topic, **options) as consumer, asyncio.timeout(40):
+        streams, opened = aiter(consumer.streams()), {}
+        while len(opened) < 3:
+            partition, stream = await anext(streams)
+            opened[partition.partition] = stream
+        await until(lambda: consumer.statistics().buffered_bytes > 980_000)
+        for number in (1, 2, 1, 2):
+            witness_of.produce(topic, [b"small"], partition=number)
+            assert (await anext(opened[number])).value == b"small"
+
+
+async def test_a_pause_gives_its_room_to_those_that_wait_for_it(witness_of):
+    """A batch larger than its share is half read when its partition is paused: the others are fetched from then on."""
+    topic = witness_of.topic(2)
+    witness_of.produce(topic, [b"x" * 10_000] * 2, partition=0)
+    options = {"max_buffered_bytes": 21_000, "auto_offset_reset": "earliest"}
+
+    async with witness_of.consumer(topic, **options) as consumer, asyncio.timeout(40):
+        first = await consumer.getone()
+        await until(lambda: consumer.statistics().reserved_bytes == 0)
+        witness_of.produce(topic, [b"later"], partition=1)
+        consumer.pause(first.topic_partition)
+        later = await consumer.getone()
+        consumer.resume()
+
+        assert (later.value, (await consumer.getone()).offset) == (b"later", 1)

@@ -1,0 +1,66 @@
+"""A topic that is deleted and made anew while it is read: other records under its name, and all of them are read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tailrace import TopicPartition
+from tailrace.observe.events import OffsetReset
+from tests.support.event_recorder import EventRecorder
+
+BY_HAND, ALONE, CLASSIC, KIP_848 = "by hand", "alone", "classic", "consumer"
+
+
+@pytest.mark.parametrize("kind", [BY_HAND, ALONE, CLASSIC, KIP_848])
+async def test_a_topic_that_was_made_anew_is_read_from_its_first_record(quick, group, kind):
+    """It has more records than the old one when it is seen: none is skipped, whatever policy and group say.
+
+    What is done of the old topic is committed at a time when its name is the new one's.
+    """
+    topic, events = quick.topic(), EventRecorder()
+    quick.produce(topic, (b"old" for _ in range(3)))
+    options = {"auto_offset_reset": "latest", "metadata_max_age_ms": 300, "hooks": [events]}
+    if kind in {CLASSIC, KIP_848}:
+        options |= {"group_id": group}
+    options["group_protocol"] = "consumer" if kind == KIP_848 else "classic"
+
+    async with quick.consumer(*() if kind == BY_HAND else (topic,), **options) as one:
+        if kind == BY_HAND:
+            await one.assign(TopicPartition(topic, 0))
+        while not one.assignment():
+            await one.getone(timeout_ms=50)
+        await one.seek_to_beginning()
+        assert {(await one.getone()).value for _ in range(3)} == {b"old"}
+        coming = asyncio.create_task(one.getone())
+        await asyncio.to_thread(remake, quick, topic)
+        async with asyncio.timeout(40):
+            got = [await coming, *[await one.getone() for _ in range(9)]]
+
+    assert [(record.offset, record.value) for record in got] == [(n, b"%d" % n) for n in range(10)]
+    if kind in {BY_HAND, ALONE}:
+        assert [(event.before, event.after) for event in events.of(OffsetReset)] == [(3, 0)]
+
+
+def remake(witness, topic):
+    witness.server.delete_topic(topic)
+    witness.server.create_topic(topic, 1)
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+
+async def test_what_was_fetched_of_the_old_topic_is_handed_out_first(quick):
+    """A reader that is behind has the rest of the old records, then the new ones from the first on."""
+    topic, events = quick.topic(), EventRecorder()
+    quick.produce(topic, (b"old" for _ in range(5)))
+
+    async with quick.consumer(
+        topic, auto_offset_reset="earliest", group_protocol="classic", metadata_max_age_ms=300, hooks=[events]
+    ) as one:
+        got = [await one.getone()]
+        await asyncio.to_thread(remake, quick, topic)
+        async with asyncio.timeout(40):
+            got += [await one.getone() for _ in range(14)]
+
+    assert [record.offset for record in got] == [*range(5), *range(10)]
+    assert len(events.of(OffsetReset)) == 1

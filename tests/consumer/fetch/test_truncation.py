@@ -1,0 +1,89 @@
+"""A log that was cut when its leader was lost: seen in the next fetch, counted, and never read over in silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tailrace import LogTruncatedError
+from tailrace.observe.events import LogTruncated
+from tailrace.protocol.messages import FetchRequest
+from tailrace.protocol.messages.fetch import EpochEndOffset
+from tests.support.event_recorder import EventRecorder
+from tests.support.proxied_broker import numbers
+
+
+def cut_at(offset: int):
+    """What a leader answers for once whose log differs from what was read, from ``offset`` on."""
+    done = []
+
+    def edit(answer):
+        if done or not answer.partitions:
+            return answer
+        done.append(True)
+        diverged = [replace(one, diverging_epoch=EpochEndOffset(0, offset), records=None) for one in answer.partitions]
+        return replace(answer, partitions=tuple(diverged))
+
+    return edit
+
+
+async def test_a_log_that_was_cut_is_read_again_from_there(witness_of, group):
+    """The broker is told which epoch was read last; when its log has another, reading goes on where they part."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+    options = {"group_id": group, "client_id": group, "hooks": [events], "fetch_max_wait_ms": 100}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = [await consumer.getone() for _ in range(10)]
+        with witness_of.proxy.edit_answer(FetchRequest, cut_at(6), times=None):
+            witness_of.produce(topic, [b"more"])
+            again = [await consumer.getone(timeout_ms=10_000) for _ in range(4)]
+            told = await events.wait_for(LogTruncated)
+        asked = [frame.message.partitions for frame in witness_of.proxy.requests(FetchRequest, client_id=group)]
+
+    epochs = [one.last_fetched_epoch for partitions in asked for one in partitions]
+    assert (numbers(first), numbers(again)) == (list(range(10)), [6, 7, 8, 9])
+    assert (told.before, told.after, told.lost) == (10, 6, 4)
+    assert max(epochs) >= 0
+
+
+async def test_what_is_in_hand_when_a_log_was_cut_comes_again(witness_of, group):
+    """It counts for nothing after that, so no commit passes over what of it was not acknowledged."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+    options = {"group_id": group, "client_id": group, "ack": "manual", "hooks": [events], "fetch_max_wait_ms": 100}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = [await consumer.getone() for _ in range(5)]
+        for record in first[:2]:
+            consumer.ack(record)
+        with witness_of.proxy.edit_answer(FetchRequest, cut_at(4), times=None):
+            witness_of.produce(topic, [b"more"])
+            told = await events.wait_for(LogTruncated)
+            again = [await consumer.getone(timeout_ms=10_000) for _ in range(9)]
+        are_new = [consumer.ack(record) for record in (*first, *again[:1])]
+
+    assert numbers(again) == list(range(2, 11))
+    assert (told.before, told.after, told.lost) == (5, 2, 1)
+    assert are_new == [False] * 5 + [True]
+    assert await witness_of.committed(group, topic, 1) == {0: 3}
+
+
+async def test_a_log_that_was_cut_is_the_users_to_decide_about_with_policy_none(witness_of, group):
+    """The error says where the log is what it was; after a seek there, reading goes on."""
+    topic = witness_of.topic_with(10)
+    await witness_of.commit(group, topic, 0, "")
+    options = {"group_id": group, "auto_offset_reset": "none", "fetch_max_wait_ms": 100}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        for _ in range(10):
+            await consumer.getone()
+        with witness_of.proxy.edit_answer(FetchRequest, cut_at(6), times=None):
+            witness_of.produce(topic, [b"more"])
+            for _ in range(2):
+                with pytest.raises(LogTruncatedError) as caught:
+                    await consumer.getone(timeout_ms=10_000)
+        partition = next(iter(consumer.assignment()))
+        await consumer.seek(partition, caught.value.end_offset)
+        record = await consumer.getone(timeout_ms=10_000)
+
+    assert (caught.value.offset, caught.value.end_offset, record.offset) == (10, 6, 6)

@@ -1,0 +1,77 @@
+"""A transaction's marker that cannot be read is an error of its partition, like any other batch."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import Producer
+
+from tailrace import CorruptRecordError, TopicPartition
+from tailrace.batches.record_batch import split
+from tailrace.observe.events import BatchRefused
+from tailrace.protocol.messages import FetchRequest
+from tests.support.event_recorder import EventRecorder
+from tests.support.protocol.built_batches import resealed
+
+EARLIEST = {"auto_offset_reset": "earliest"}
+KEY_AT = 61 + 5
+"""Where the key of a batch's only record begins, behind five fields of a byte each."""
+
+
+def in_a_transaction(kafka, topic: str, value: bytes) -> None:
+    """Write and commit ``value``; the broker writes the marker at the next offset before this returns."""
+    options = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic}
+    producer = Producer(options)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, value, partition=0)
+    producer.commit_transaction(30)
+    # A commit is answered before its markers are written; the next producer of that name waits for them.
+    Producer(options).init_transactions(30)
+
+
+def with_broken_markers(answer):
+    """Return the answer with markers whose key ends after a byte, under a checksum that holds."""
+    return replace(answer, partitions=tuple(map(broken, answer.partitions)))
+
+
+def broken(fetched):
+    if not fetched.records:
+        return fetched
+    data = bytearray()
+    for batch in split(fetched.records):
+        one = bytearray(batch._view)
+        if batch.is_control:
+            # The key's length, 4 in zigzag, becomes 1, and what is left of the key the value's length and the value.
+            assert one[KEY_AT - 1] == 8
+            one[KEY_AT - 1 : KEY_AT + 2] = bytes([2, 0, 2 * (len(one) - KEY_AT - 3)])
+            one = resealed(one)
+        data += one
+    return replace(fetched, records=memoryview(bytes(data)))
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
+    """It raises CorruptRecordError at its partition and offset until the reader seeks past it; others are read on."""
+    topic, events = kafka.topic(2), EventRecorder()
+    await asyncio.to_thread(in_a_transaction, kafka, topic, b"before")
+    kafka.produce(topic, [b"after"], partition=0)
+    kafka.produce(topic, [b"other"], partition=1)
+
+    options = {"isolation_level": isolation_level, "hooks": [events], **EARLIEST}
+    with kafka.proxy.edit_answer(FetchRequest, with_broken_markers, times=None):
+        async with kafka.consumer(topic, **options) as consumer, asyncio.timeout(60):
+            got, told = [], []
+            while len(got) < 2 or len(told) < 2:
+                try:
+                    got.append((await consumer.getone()).value)
+                except CorruptRecordError as error:
+                    told.append((error.partition, error.offset))
+            await consumer.seek(TopicPartition(topic, 0), 2)
+            assert (await consumer.getone()).value == b"after"
+
+    assert set(got) == {b"before", b"other"}
+    assert set(told) == {((topic, 0), 1)}
+    assert len(events.of(BatchRefused)) >= 3

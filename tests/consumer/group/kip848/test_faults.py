@@ -1,0 +1,189 @@
+"""The consumer protocol under faults: refused, forgotten, cut off, or with its broker dead; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tailrace.config import resolve
+from tailrace.error_codes import ErrorCode
+from tailrace.net.cluster import Cluster
+from tailrace.observe.events import (
+    CommitFailed,
+    GroupJoined,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
+from tailrace.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from tests.support.consumer_group import ConsumerGroup, kill, until
+from tests.support.event_recorder import EventRecorder
+from tests.support.kip848_broker import is_full
+
+
+def refused(code):
+    return lambda answer: replace(answer, error_code=code, assignment=None)
+
+
+def each_refused(code):
+    return lambda answer: replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
+
+
+def nobody_coordinates(code):
+    def edit(answer):
+        return replace(answer, coordinators=(replace(answer.only, node_id=-1, error_code=code),))
+
+    return edit
+
+
+def joins(quick, group):
+    """Heartbeats of the group that asked to join."""
+    return [beat for beat in quick.said(group) if beat.member_epoch == 0]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+async def test_a_member_that_is_refused_joins_again_as_itself(quick, group, code):
+    """Fenced or unknown: its partitions are lost, not revoked; it joins again at epoch 0 by its id; none is missed."""
+    topic, events = quick.topic(2), EventRecorder()
+    quick.produce(topic, (b"%d" % n for n in range(1_000)))
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group, client_id=group, hooks=[events]) as crew:
+        member = await crew.join()
+        await crew.handle(1_000)
+        # A coordinator that was elected a moment ago may have refused the first join for now.
+        first = len(joins(quick, group))
+        with quick.proxy.edit_answer(ConsumerGroupHeartbeatRequest, refused(code)):
+            lost = await events.wait_for(PartitionsLost)
+        quick.produce(topic, (b"%d" % n for n in range(1_000)))
+        await crew.handle(2_000)
+        assert set((await quick.members(group)).values()) == {member.consumer.assignment()}
+        assert not events.of(PartitionsRevoked)
+
+    assert len(lost.partitions) == 2
+    assert len(joins(quick, group)) == first + 1
+    assert all(map(is_full, joins(quick, group)))
+    assert len({beat.member_id for beat in quick.said(group)}) == 1
+
+
+async def test_a_member_that_was_thrown_out_is_back(quick, group):
+    """Somebody else says goodbye in its name: it hears that it is unknown, loses its partitions, and joins again."""
+    topic, events = quick.topic_with(100), EventRecorder()
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group, client_id=group, hooks=[events]) as crew:
+        await crew.join()
+        await crew.handle(100)
+        (member_id,) = await quick.members(group)
+        await expel(quick, group, member_id)
+        await events.wait_for(PartitionsLost)
+        quick.produce(topic, (b"%d" % n for n in range(100)))
+        await crew.handle(200)
+        assert list(await quick.members(group)) == [member_id]
+
+
+async def expel(quick, group, member_id):
+    cluster = Cluster(resolve({"bootstrap_servers": quick.direct}))
+    await cluster.bootstrap()
+    coordinator = await cluster.coordinator(group)
+    answer = await coordinator.send(ConsumerGroupHeartbeatRequest(group, member_id, -1))
+    assert not answer.error_code
+    cluster.close()
+    await asyncio.sleep(0)
+
+
+async def test_a_commit_of_an_old_epoch_is_healed_by_the_next_heartbeat(quick, group):
+    """STALE_MEMBER_EPOCH: the member beats at once and commits again, and the user sees nothing of it."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    await quick.configure(group, consumer_heartbeat_interval_ms=15_000)
+
+    async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
+        for _ in range(10):
+            await consumer.getone()
+        beats = len(quick.said(group))
+        with quick.proxy.edit_answer(OffsetCommitRequest, each_refused(ErrorCode.STALE_MEMBER_EPOCH), times=2):
+            began = time.monotonic()
+            await consumer.commit()
+            took = time.monotonic() - began
+        assert len(quick.commits(group)) == 3
+        assert len(quick.said(group)) > beats
+
+    assert took < 10
+    assert await quick.committed(group, topic, 1) == {0: 10}
+    assert not [*events.of(CommitFailed), *events.of(PartitionsLost)]
+
+
+@pytest.mark.parametrize("code", [14, 15, 16])
+async def test_a_coordinator_that_cannot_answer_now_is_asked_again(quick, group, code):
+    """Loading, not available, not the coordinator: whatever is answered so, the user sees nothing of it."""
+    topic, events, proxy = quick.topic_with(20), EventRecorder(), quick.proxy
+    async with quick.consumer(topic, group_id=group) as consumer:
+        await consumer.getone()
+        await consumer.commit()
+
+    with (
+        proxy.edit_answer(FindCoordinatorRequest, nobody_coordinates(code)),
+        proxy.edit_answer(OffsetFetchRequest, lambda one: replace(one, error_code=code, partitions=())),
+        proxy.edit_answer(OffsetCommitRequest, each_refused(code), times=2),
+        proxy.edit_answer(ConsumerGroupHeartbeatRequest, refused(code), times=2),
+    ):
+        async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
+            got = [await consumer.getone() for _ in range(19)]
+            await consumer.commit()
+            beats = len(quick.said(group))
+            await until(lambda: len(quick.said(group)) > beats)
+
+    assert [record.offset for record in got] == list(range(1, 20))
+    assert len(events.of(GroupJoined)) == 1
+    assert not events.of(PartitionsLost)
+
+
+async def test_a_member_that_dies_silently_is_replaced(quick, group):
+    """When a member vanishes, the other has its partitions after the broker's session, and its unfinished records."""
+    topic = quick.topic(2)
+    quick.produce(topic, (b"%d" % n for n in range(100)))
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=1_000)
+    doomed = quick.consumer(topic, group_id=group)
+    await doomed.start()
+    handed_out = [await doomed.getone() for _ in range(10)]
+
+    await kill(topic)
+    async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
+        await crew.join()
+        await crew.handle(100)
+    await doomed.stop()
+
+    assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
+
+
+async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, group):
+    """A black hole longer than the session: the partition is lost here first, and nothing of it is handed out then."""
+    topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)
+    options = {"group_id": group, "max_queued_records": 10}
+
+    async with ConsumerGroup(quick.consumer, topic, **options, bootstrap_servers=quick.direct, hooks=[others]) as crew:
+        other = await crew.join()
+        async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
+            await until(lambda: len(cut_off.assignment()) == 1)
+            # Both have some: without a key they would all go to one partition, whoever has that.
+            await asyncio.to_thread(quick.fill, topic, 2, 2_500)
+            handed_out = [await cut_off.getone() for _ in range(100)]
+            await until(lambda: bool(cut_off.statistics().buffered_bytes))
+            quick.proxy.black_hole()
+            lost = await events.wait_for(PartitionsLost)
+            assert len(other.consumer.assignment()) == 1
+            assert not cut_off.assignment()
+            assert await cut_off.getone(timeout_ms=100) is None
+            await crew.handle(5_000)
+            quick.proxy.restore()
+            await until(lambda: len(cut_off.assignment()) == 1)
+
+    assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
+    assert lost.partitions in [one.added for one in others.of(PartitionsAssigned)]

@@ -1,0 +1,103 @@
+"""The heartbeat of the consumer protocol (KIP-848): what it says, when it goes out, how long the group waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from tailrace.observe.events import GroupJoined, PartitionsLost
+from tailrace.protocol.messages import ConsumerGroupHeartbeatRequest, DescribeConfigsRequest, FetchRequest
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+from tests.support.kip848_broker import is_full, says_nothing
+
+
+async def test_heartbeats_say_only_what_has_changed(quick, group):
+    """The join says everything; after that each field is null, but for the partitions when they are others."""
+    topic = quick.topic(4)
+
+    async with quick.consumer(topic, group_id=group, client_id=group) as first:
+        await until(lambda: len(first.assignment()) == 4)
+        async with quick.consumer(topic, group_id=group) as second:
+            await until(lambda: len(second.assignment()) == 2)
+            await until(lambda: any(map(says_nothing, quick.said(group)[-2:])))
+        await until(lambda: len(first.assignment()) == 4)
+        await until(lambda: len(quick.said(group)) > 8 and says_nothing(quick.said(group)[-1]))
+
+    join, *others, farewell = quick.said(group)
+    owned = [beat.topic_partitions for beat in (join, *others) if beat.topic_partitions is not None]
+    assert is_full(join)
+    assert join.member_epoch == 0
+    assert join.subscribed_topic_names == (topic,)
+    assert all(says_nothing(replace(beat, topic_partitions=None)) for beat in others)
+    assert [sum(len(one.partitions) for one in said) for said in owned] == [0, 4, 2, 4]
+    assert says_nothing(farewell)
+    assert farewell.member_epoch == -1
+
+
+async def test_the_override_decides_while_heartbeats_go_on(quick, group):
+    """A callback longer than the session keeps the membership; nothing is fetched before it, and then where it says."""
+    topic, proxy, events, seen = quick.topic_with(20), quick.proxy, EventRecorder(), {}
+    await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=3_000)
+
+    async def choose(_consumer, old, new):
+        beats = len(quick.said(group))
+        await asyncio.sleep(3.4)
+        seen["beats"] = len(quick.said(group)) - beats
+        seen["fetches"], seen["old"] = len(proxy.requests(FetchRequest, client_id=group)), dict(old)
+        return dict.fromkeys(new, 7)
+
+    options = {"group_id": group, "client_id": group, "post_rebalance_callback": choose, "hooks": [events]}
+    async with quick.consumer(topic, **options) as consumer:
+        record = await consumer.getone()
+        assert len(await quick.members(group)) == 1
+
+    assert record.offset == 7
+    assert seen.pop("beats") > 5
+    assert seen == {"fetches": 0, "old": {}}
+    assert proxy.requests(FetchRequest, client_id=group)[0].message.partitions[0].fetch_offset == 7
+    assert len(events.of(GroupJoined)) == 1
+    assert not events.of(PartitionsLost)
+
+
+async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group):
+    """The pause before each heartbeat is what the answer before said, also when that is set anew."""
+    topic = quick.topic()
+    pauses = {}
+
+    async with quick.consumer(topic, group_id=group, client_id=group):
+        await until(lambda: any(map(says_nothing, quick.said(group))))
+        for interval_ms in (100, 500):
+            await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
+            await until(lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.heard(group)[-5:]] == [ms] * 5)
+            answers = quick.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=group)
+            beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[: len(answers)]
+            pauses[interval_ms] = [beat.at - before.at for before, beat in zip(answers[-5:], beats[-4:], strict=False)]
+
+    # The server's own is 300 ms. Any pause may be longer where the machine is busy.
+    assert all(pause >= ms / 1000 for ms in pauses for pause in pauses[ms]), pauses
+    assert min(pauses[100]) < 0.3, pauses
+
+
+async def test_the_session_is_what_the_group_is_configured_to(quick, group):
+    """A heartbeat without an answer is given up after a third of the group's session, also when that is set anew."""
+    topic, client = quick.topic(), {"group_id": group, "client_id": group}
+    await quick.configure(group, consumer_session_timeout_ms=60_000)
+
+    async with quick.consumer(topic, **client, metadata_max_age_ms=200) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        await quick.configure(group, consumer_session_timeout_ms=3_000)
+        await until(lambda: "3000" in sessions_told(quick.proxy, group))
+        with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
+            await dropped.took_place()
+            beats = len(quick.said(group))
+            await until(lambda: len(quick.said(group)) > beats)
+        last, again = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[beats - 1 : beats + 1]
+
+    assert 0.9 <= again.at - last.at < 15
+    assert is_full(again.message)
+
+
+def sessions_told(proxy, client_id):
+    answers = [frame.message for frame in proxy.answers(DescribeConfigsRequest, client_id=client_id)]
+    return {config.value for answer in answers for result in answer.results for config in result.configs}

@@ -1,0 +1,124 @@
+"""What the consumer protocol lets a user choose: patterns and assignors of the broker; the rest is refused in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tailrace import ConfigurationError, Consumer, UnsupportedVersionError
+from tailrace.protocol.messages import ApiVersionsRequest
+from tailrace.testing import KafkaServer
+from tests.support.consumer_group import until
+
+
+@pytest.mark.slow
+async def test_a_topic_made_later_matches_a_pattern(quick, group):
+    """The broker resolves the pattern: a topic that is made later is read too (it looks every ten seconds)."""
+    first, second = f"{group}-first", f"{group}-second"
+    quick.server.create_topic(first)
+    quick.server.create_topic(f"{group}-other")
+    quick.produce(first, [b"1"])
+
+    async with quick.consumer(pattern=rf"{group}-(first|\pL+nd)", group_id=group, client_id=group) as consumer:
+        got = [await consumer.getone(timeout_ms=10_000)]
+        quick.server.create_topic(second)
+        quick.produce(second, [b"2"])
+        got.append(await consumer.getone(timeout_ms=30_000))
+        assert consumer.subscription() == {first, second}
+        assert {one.topic for one in consumer.assignment()} == {first, second}
+
+    join = quick.said(group)[0]
+    assert [record.value for record in got] == [b"1", b"2"]
+    assert join.subscribed_topic_regex == rf"{group}-(first|\pL+nd)"
+    assert join.subscribed_topic_names == ()
+
+
+async def test_a_compiled_pattern_keeps_its_flags(quick, group):
+    """re.compile(…, re.IGNORECASE) is said to the broker in its own words."""
+    quick.server.create_topic(f"{group}-MIXED")
+    quick.produce(f"{group}-MIXED", [b"1"])
+    pattern = re.compile(f"{group}-mixed", re.IGNORECASE)
+
+    async with quick.consumer(pattern=pattern, group_id=group) as consumer:
+        assert (await consumer.getone(timeout_ms=10_000)).value == b"1"
+
+
+@pytest.mark.parametrize("pattern", ["orders(", "(?=orders)orders", "(a)\\1"])
+async def test_a_pattern_that_the_broker_cannot_read_is_told(quick, group, pattern):
+    """Brackets that do not close, look-ahead, a back reference: the next call raises and names the option."""
+    async with quick.consumer(pattern=pattern, group_id=group) as consumer:
+        with pytest.raises(ConfigurationError, match="pattern"):
+            await consumer.getone(timeout_ms=10_000)
+
+
+@pytest.mark.parametrize("assignor", ["range", "uniform"])
+async def test_the_broker_assigns_as_it_is_asked_to(quick, group, assignor):
+    """group_remote_assignor is what the broker says that it assigns by, and the shares are as that deals."""
+    topics = [quick.topic(3), quick.topic(3)]
+    options = {"group_id": group, "group_remote_assignor": assignor, "client_id": group}
+
+    async with quick.consumer(*topics, **options) as one, quick.consumer(*topics, **options) as other:
+        await until(lambda: len(one.assignment()) + len(other.assignment()) == 6 and bool(other.assignment()))
+        shares = sorted((len(one.assignment()), len(other.assignment())))
+        described = quick.admin.describe_consumer_groups([group])[group].result(20)
+
+    assert described.partition_assignor == assignor
+    assert described.type.name == "CONSUMER"
+    assert quick.said(group)[0].server_assignor == assignor
+    assert shares == {"range": [2, 4], "uniform": [3, 3]}[assignor]
+
+
+async def test_an_assignor_that_the_broker_lacks_is_told(quick, group):
+    """The next call raises and names the option."""
+    async with quick.consumer(quick.topic(), group_id=group, group_remote_assignor="magic") as consumer:
+        with pytest.raises(ConfigurationError, match="group_remote_assignor"):
+            await consumer.getone(timeout_ms=10_000)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"session_timeout_ms": 10_000}, {"heartbeat_interval_ms": 1_000}, {"partition_assignment_strategy": "range"}],
+)
+def test_what_the_broker_decides_cannot_be_set(option):
+    """An option of the classic protocol is refused when the consumer is made, by name."""
+    with pytest.raises(ConfigurationError, match=f"{next(iter(option))}.*group_protocol='consumer'"):
+        Consumer("orders", group_id="billing", group_protocol="consumer", **option)
+
+
+def test_an_assignor_of_the_broker_needs_its_protocol():
+    """group_remote_assignor with the classic protocol is refused, and the option that is meant is named."""
+    with pytest.raises(ConfigurationError, match="partition_assignment_strategy"):
+        Consumer("orders", group_id="billing", group_remote_assignor="range")
+
+
+async def test_a_broker_with_the_protocol_switched_off_is_told(group):
+    """Where the broker runs classic groups only, the next call says to use group_protocol='classic'."""
+    with KafkaServer(config={"group.coordinator.rebalance.protocols": "classic"}) as server:
+        server.create_topic(group)
+        options = {"bootstrap_servers": server.bootstrap_servers, "group_id": group, "group_protocol": "consumer"}
+        async with Consumer(group, **options) as consumer:
+            with pytest.raises(UnsupportedVersionError, match="group_protocol='classic'"):
+                await consumer.getone(timeout_ms=10_000)
+
+
+async def test_a_broker_without_the_protocol_is_told(quick, group):
+    """An older broker does not offer the request at all: that is said in the same words."""
+    topic = quick.topic()
+
+    def older(answer):
+        return replace(answer, api_keys=tuple(one for one in answer.api_keys if one.api_key != 68))
+
+    with quick.proxy.edit_answer(ApiVersionsRequest, older, times=None):
+        async with quick.consumer(topic, group_id=group, client_id=group) as consumer:
+            with pytest.raises(UnsupportedVersionError, match="group_protocol='classic'"):
+                await consumer.getone(timeout_ms=10_000)
+
+    assert not quick.said(group)
+
+
+def test_a_verbose_pattern_is_refused():
+    """The broker knows no blanks and comments in a pattern: re.VERBOSE is refused when the consumer is made."""
+    with pytest.raises(ConfigurationError, match=r"pattern=.*re\.VERBOSE"):
+        Consumer(pattern=re.compile("a b", re.VERBOSE), group_id="billing", group_protocol="consumer")

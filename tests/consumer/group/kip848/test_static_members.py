@@ -1,0 +1,159 @@
+"""Static members under the consumer protocol (KIP-345): a name is a place, held by one and kept over a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tailrace import FencedMemberError, TopicPartition
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import ConsumerFailed, PartitionsAssigned, PartitionsLost, PartitionsRevoked
+from tailrace.protocol.messages import ConsumerGroupHeartbeatRequest
+from tests.support.consumer_group import ConsumerGroup, until
+from tests.support.event_recorder import EventRecorder
+
+STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
+
+
+async def test_a_restart_within_the_session_moves_nothing(quick, group):
+    """It says that it will be back (-2), and finds what it had where it left it; the other member hears of nothing."""
+    topic, other_events = quick.topic(4), EventRecorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(group_instance_id="two", hooks=[other_events])
+        first = await crew.join(**options, client_id=f"{group}-first")
+        await crew.shares(2, 2)
+        quick.produce(topic, (b"%d" % n for n in range(400)))
+        await crew.handle(400)
+        before, seen = first.consumer.assignment(), sum(len(other_events.of(kind)) for kind in STAYS)
+        await crew.leave(first)
+        while_away = await quick.members(group)
+        quick.produce(topic, (b"%d" % n for n in range(400)))
+        second = await crew.join(**options, client_id=f"{group}-second")
+        await crew.shares(2, 2)
+        await crew.handle(800)
+        assert second.consumer.assignment() == before
+        assert sum(len(other_events.of(kind)) for kind in STAYS) == seen
+
+    assert {1} == set(crew.handled.values())
+    assert before in while_away.values()
+    assert quick.said(f"{group}-first")[-1].member_epoch == -2
+    assert {beat.instance_id for beat in quick.said(f"{group}-first")} == {"one"}
+    assert quick.said(f"{group}-second")[0].member_id != quick.said(f"{group}-first")[0].member_id
+
+
+async def test_a_second_holder_of_a_live_name_is_refused(quick, group):
+    """The newcomer's next call raises FencedMemberError and it never commits; who holds the name goes on untouched."""
+    topic, events = quick.topic(2), EventRecorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+
+    async with ConsumerGroup(quick.consumer, topic, **options) as crew:
+        member = await crew.join(hooks=[events], client_id=f"{group}-first")
+        await crew.shares(2)
+        (member_id,) = await quick.members(group)
+        async with quick.consumer(topic, **options, client_id=f"{group}-second") as newcomer:
+            with pytest.raises(FencedMemberError, match="group_instance_id"):
+                await newcomer.getone(timeout_ms=10_000)
+            with pytest.raises(FencedMemberError):
+                await newcomer.commit({TopicPartition(topic, 0): 1})
+            assert not newcomer.assignment()
+        beats = len(quick.said(f"{group}-first"))
+        await until(lambda: len(quick.said(f"{group}-first")) > beats + 1)
+        quick.produce(topic, (b"%d" % n for n in range(100)))
+        await crew.handle(100)
+        assert await quick.members(group) == {member_id: member.consumer.assignment()}
+
+    assert {111} == {answer.error_code for answer in quick.heard(f"{group}-second")}
+    assert len(quick.said(f"{group}-second")) == 1
+    assert not quick.commits(f"{group}-second")
+    assert len(events.of(PartitionsAssigned)) <= 2
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
+async def test_a_join_whose_answer_is_lost_is_made_again(quick, group):
+    """The broker has let it in and holds its name for it: it lets go of that (-2), is let in anew, and reads."""
+    topic = quick.topic_with(10)
+
+    with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
+        async with quick.consumer(topic, group_id=group, group_instance_id="one", client_id=group) as consumer:
+            got = [await consumer.getone(timeout_ms=10_000) for _ in range(10)]
+            assert set((await quick.members(group)).values()) == {consumer.assignment()}
+
+    assert [record.offset for record in got] == list(range(10))
+    assert [beat.member_epoch for beat in quick.said(group)][:3] == [0, -2, 0]
+    assert {0} == {answer.error_code for answer in quick.heard(group)}
+
+
+async def test_a_second_holder_that_did_not_hear_the_refusal_is_refused_again(quick, group):
+    """Whatever it says to be let in, it throws nobody out, and is told what it would have been told."""
+    topic, events = quick.topic(2), EventRecorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+
+    async with ConsumerGroup(quick.consumer, topic, **options) as crew:
+        member = await crew.join(hooks=[events], bootstrap_servers=quick.direct)
+        await crew.shares(2)
+        before = await quick.members(group)
+        with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
+            async with quick.consumer(topic, **options, client_id=group) as newcomer:
+                with pytest.raises(FencedMemberError, match=r"another live member .* code 111"):
+                    await newcomer.getone(timeout_ms=10_000)
+        quick.produce(topic, (b"%d" % n for n in range(100)))
+        await crew.handle(100)
+        assert await quick.members(group) == before == dict.fromkeys(before, member.consumer.assignment())
+
+    assert [beat.member_epoch for beat in quick.said(group)] == [0, -2, 0]
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
+async def test_a_fenced_member_comes_back_to_its_place(quick, group):
+    """The broker still counts it under its name: it loses what it had, and has the same again; nobody else moves."""
+    topic, events, other_events = quick.topic(2), EventRecorder(), EventRecorder()
+
+    def fenced(answer):
+        return replace(answer, error_code=ErrorCode.FENCED_MEMBER_EPOCH, assignment=None)
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(group_instance_id="two", bootstrap_servers=quick.direct, hooks=[other_events])
+        member = await crew.join(group_instance_id="one", client_id=group, hooks=[events])
+        await crew.shares(1, 1)
+        before, seen = member.consumer.assignment(), sum(len(other_events.of(kind)) for kind in STAYS)
+        with quick.proxy.edit_answer(ConsumerGroupHeartbeatRequest, fenced):
+            await events.wait_for(PartitionsLost)
+        await crew.shares(1, 1)
+        assert member.consumer.assignment() == before
+        assert sum(len(other_events.of(kind)) for kind in STAYS) == seen
+
+    assert not events.of(ConsumerFailed)
+    assert [beat.member_epoch for beat in quick.said(group)].count(0) == 2
+
+
+async def test_leave_on_stop_gives_the_place_up(quick, group):
+    """With leave_on_stop=True it leaves for good (-1): the other member has everything at once."""
+    topic = quick.topic(4)
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(group_instance_id="two")
+        leaver = await crew.join(group_instance_id="one", leave_on_stop=True, client_id=group)
+        await crew.shares(2, 2)
+        await crew.leave(leaver)
+        await crew.shares(4)
+        assert len(await quick.members(group)) == 1
+
+    assert quick.said(group)[-1].member_epoch == -1
+
+
+async def test_a_static_member_that_stays_away_is_given_up(quick, group):
+    """What it left is the others' after the broker's session, and not before."""
+    topic = quick.topic(4)
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_500)
+
+    async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
+        await crew.join(group_instance_id="two")
+        leaver = await crew.join(group_instance_id="one")
+        await crew.shares(2, 2)
+        await crew.leave(leaver)
+        assert len(await quick.members(group)) == 2
+        await crew.shares(4)
+        assert len(await quick.members(group)) == 1

@@ -1,0 +1,528 @@
+"""What each error code of a group's requests leads to, as seen on the wire and by whoever reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tailrace import (
+    BrokerError,
+    CommitFailedError,
+    ConfigurationError,
+    FencedMemberError,
+    GroupAuthorizationFailedError,
+    InvalidSessionTimeoutError,
+    NoCommonAssignorError,
+    TopicPartition,
+    UnknownTopicError,
+)
+from tailrace.error_codes import ErrorCode, name_of
+from tailrace.observe.events import (
+    CommitFailed,
+    ConsumerFailed,
+    Event,
+    GroupJoined,
+    GroupRequestFailed,
+    PartitionsLost,
+)
+from tailrace.protocol.messages import (
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+QUICK = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 100, "max_poll_interval_ms": 6_000}
+PAUSE_S = 0.08
+"""The first pause before another try, and a fifth less."""
+
+OF_MEMBERSHIP = [JoinGroupRequest, SyncGroupRequest, HeartbeatRequest]
+BY_KIND = {"ids": lambda kind: kind.__name__.removesuffix("Request")}
+
+
+def refusing(code):
+    """Edits an answer of any of these requests into a refusal."""
+
+    def edit(answer):
+        if hasattr(answer, "error_code"):
+            return replace(answer, error_code=int(code))
+        return replace(answer, partitions=tuple(replace(one, error_code=int(code)) for one in answer.partitions))
+
+    return edit
+
+
+def joins(witness, client):
+    """Who the member said to be in each join."""
+    return [frame.message.member_id for frame in witness.proxy.requests(JoinGroupRequest, client_id=client)]
+
+
+async def do_what_it_takes(consumer, kind, refused):
+    """Get the refusal: a commit has to be asked for, all else comes by itself."""
+    if kind is OffsetCommitRequest:
+        await consumer.commit()
+    await refused.took_place()
+
+
+# ---- what heals by itself -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
+@pytest.mark.parametrize("code", [14, 15, 16])
+async def test_a_coordinator_that_loads_or_moved_is_asked_again(witness_of, group, kind, code):
+    """14: the same after a pause; 15 and 16: the coordinator is looked up before. No error, no partition lost."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    options = {**QUICK, "heartbeat_interval_ms": 300, "group_id": group, "client_id": group, "hooks": [events]}
+
+    # The first join is answered with an id, the second is the join itself.
+    with proxy.edit_answer(kind, refusing(code), skip=int(kind is JoinGroupRequest)) as refused:
+        async with witness_of.consumer(topic, **options) as consumer:
+            got = [(await consumer.getone()).offset]
+            await do_what_it_takes(consumer, kind, refused)
+            await until(lambda: asked_again(proxy, kind, group) is not None)
+            got += [(await consumer.getone()).offset for _ in range(9)]
+
+    assert list(range(10)) == got
+    assert asked_again(proxy, kind, group) >= PAUSE_S
+    assert looked_up_again(proxy, kind, group) is (code != 14)
+    assert len(events.of(GroupJoined)) == 1
+    assert not events.of(PartitionsLost) + events.of(CommitFailed) + events.of(ConsumerFailed)
+    if kind is not OffsetCommitRequest:
+        assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
+
+
+async def test_a_takeover_that_cannot_read_what_is_committed_is_begun_again(witness_of, group):
+    """A hanging transaction keeps the committed offsets back (KIP-447) for longer than a takeover waits: no matter."""
+    topic, events, proxy = witness_of.topic_with(3), EventRecorder(), witness_of.proxy
+    options = {**QUICK, "max_poll_interval_ms": 1_000, "group_id": group, "hooks": [events]}
+
+    with proxy.edit_answer(OffsetFetchRequest, refusing(88), times=None) as refused:
+        async with witness_of.consumer(topic, **options) as consumer:
+            reading = asyncio.create_task(consumer.getone())
+            await events.wait_for(GroupRequestFailed, where=lambda event: event.request == "TakeOver")
+            refused.end()
+            record = await asyncio.wait_for(reading, 30)
+
+    assert record.offset == 0
+    assert len(events.of(GroupJoined)) == 1
+
+
+def asked_again(proxy, kind, client):
+    """How long after the answer that was refused; a sync is asked for again by way of a join."""
+    return since_refusal(proxy, kind, client, JoinGroupRequest if kind is SyncGroupRequest else kind)
+
+
+def looked_up_again(proxy, kind, client):
+    return since_refusal(proxy, kind, client, FindCoordinatorRequest) is not None
+
+
+def since_refusal(proxy, kind, client, then):
+    """How long after an answer of ``kind`` was refused the next request of another kind was sent."""
+    refused = proxy.answers(kind, client_id=client)[int(kind is JoinGroupRequest) :]
+    later = [f.at - refused[0].at for f in proxy.requests(then, client_id=client) if refused and f.at > refused[0].at]
+    return later[0] if later else None
+
+
+async def test_a_coordinator_that_loads_for_long_is_asked_less_and_less(witness_of, group):
+    """A join that is refused again and again is tried after 100, 200, 400 ms, each a fifth more or less."""
+    topic, proxy = witness_of.topic_with(1), witness_of.proxy
+
+    with proxy.edit_answer(JoinGroupRequest, refusing(14), skip=1, times=3) as refused:
+        async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
+            await consumer.getone()
+
+    answered = [frame.at for frame in proxy.answers(JoinGroupRequest, client_id=group)][1:4]
+    asked = [frame.at for frame in proxy.requests(JoinGroupRequest, client_id=group)][2:]
+    pauses = [later - sooner for sooner, later in zip(answered, asked, strict=True)]
+    assert refused.count == 3
+    # A fifth less or more, and what a busy machine adds.
+    assert all(0.8 * s <= pause <= 1.2 * s + 5 for s, pause in zip((0.1, 0.2, 0.4), pauses, strict=True)), pauses
+
+
+# ---- what the group has gone on with ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [22, 25])
+async def test_a_membership_that_a_heartbeat_finds_lost_is_begun_anew(witness_of, group, code):
+    """22: partitions are lost, and joined for under the same id; 25: as a new member. What was in hand comes again."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        first = await consumer.getone()
+        with witness_of.proxy.edit_answer(HeartbeatRequest, refusing(code)):
+            lost = await events.wait_for(PartitionsLost)
+            again = await consumer.getone()
+
+    assert (lost.partitions, name_of(code) in lost.reason) == ({TopicPartition(topic, 0)}, True)
+    assert (first.offset, again.offset) == (0, 0)
+    assert_rejoined(witness_of, group, code)
+    assert len(events.of(GroupJoined)) == 2
+
+
+def assert_rejoined(witness, client, code):
+    """The joins say who the member is: at first nobody, then the one that it was named."""
+    nobody, given, *later = joins(witness, client)
+    assert (nobody, bool(given)) == ("", True)
+    if code == 25:
+        # The broker holds the new member's join until the old member's session expires, so it may be sent again.
+        empty, newly_given, *sent_again = later
+        assert (empty, newly_given in {"", given}) == ("", False)
+        assert set(sent_again) <= {newly_given}
+    else:
+        assert later == [given]
+
+
+@pytest.mark.parametrize("kind", [JoinGroupRequest, SyncGroupRequest], **BY_KIND)
+@pytest.mark.parametrize("code", [22, 25, 27])
+async def test_a_join_that_the_group_did_not_wait_for_is_begun_anew(witness_of, group, kind, code):
+    """22 and 27: joined again under the same id; 25: as a new member. Nothing was had, so nothing is lost."""
+    topic, events = witness_of.topic_with(1), EventRecorder()
+    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+
+    with witness_of.proxy.edit_answer(kind, refusing(code), skip=int(kind is JoinGroupRequest)):
+        async with witness_of.consumer(topic, **options) as consumer:
+            await consumer.getone()
+
+    assert_rejoined(witness_of, group, code)
+    assert len(events.of(GroupJoined)) == 1
+    assert not events.of(PartitionsLost)
+
+
+async def test_a_rebalance_that_a_heartbeat_tells_of_is_joined(witness_of, group):
+    """27: the next generation is joined under the same id, and what is kept is neither lost nor read twice."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as consumer:
+        got = [(await consumer.getone()).offset for _ in range(5)]
+        with witness_of.proxy.edit_answer(HeartbeatRequest, refusing(27)):
+            await events.wait_for(GroupJoined, 2)
+        got += [(await consumer.getone()).offset for _ in range(5)]
+
+    assert list(range(10)) == got
+    assert_rejoined(witness_of, group, 27)
+    assert not events.of(PartitionsLost)
+
+
+async def test_an_id_that_is_required_is_joined_with(witness_of, group):
+    """79: the second join carries the id that the answer gave, at once, and the broker knows the member by it."""
+    topic, proxy = witness_of.topic_with(1), witness_of.proxy
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
+        await consumer.getone()
+        members = await witness_of.members(group)
+
+    required, accepted = (frame.message for frame in proxy.answers(JoinGroupRequest, client_id=group))
+    assert (required.error_code, accepted.error_code) == (ErrorCode.MEMBER_ID_REQUIRED, 0)
+    assert joins(witness_of, group) == ["", required.member_id]
+    assert list(members) == [required.member_id]
+
+
+# ---- commits ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [22, 25])
+async def test_a_commit_that_finds_the_membership_lost_says_so(witness_of, group, code):
+    """The caller is told that the records come again, the partitions are lost, and the group is joined anew."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        await consumer.getone()
+        with (
+            witness_of.proxy.edit_answer(OffsetCommitRequest, refusing(code)),
+            pytest.raises(CommitFailedError, match=f"gone on without this member.*{name_of(code)}"),
+        ):
+            await consumer.commit()
+        await events.wait_for(PartitionsLost)
+        await consumer.getone()
+
+    assert_rejoined(witness_of, group, code)
+
+
+async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
+    """27: the same offsets are committed a little later, and the caller hears of nothing."""
+    topic, proxy = witness_of.topic_with(10), witness_of.proxy
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
+        await consumer.getone()
+        with proxy.edit_answer(OffsetCommitRequest, refusing(27)):
+            await consumer.commit()
+
+    first, second, *_ = (frame.message for frame in proxy.requests(OffsetCommitRequest, client_id=group))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (12, BrokerError),
+        (24, BrokerError),
+        (30, GroupAuthorizationFailedError),
+        (82, FencedMemberError),
+        (999, BrokerError),
+    ],
+)
+@pytest.mark.parametrize("by_hand", [True, False], ids=["commit()", "automatic"])
+async def test_a_commit_that_is_refused_for_good_is_told(witness_of, group, code, error, by_hand):
+    """commit() raises the typed error; what an automatic commit was refused with reaches the reader's next call."""
+    topic = witness_of.topic_with(10)
+    options = {**QUICK, "auto_commit_interval_ms": 60_000 if by_hand else 50, "enable_auto_commit": not by_hand}
+
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        record = await consumer.getone()
+        with witness_of.proxy.edit_answer(OffsetCommitRequest, refusing(code), times=None) as refused:
+            if not by_hand:
+                # Where it has begun may be committed by now.
+                consumer.ack(record)
+                await refused.took_place()
+            with pytest.raises(error, match=rf"{name_of(code)}, code {code}"):
+                await (consumer.commit() if by_hand else read_on(consumer))
+
+
+async def read_on(consumer):
+    async with asyncio.timeout(30):
+        while True:
+            await consumer.getone()
+
+
+# ---- what ends the membership -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OF_MEMBERSHIP, **BY_KIND)
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (23, NoCommonAssignorError),
+        (24, BrokerError),
+        (26, InvalidSessionTimeoutError),
+        (30, GroupAuthorizationFailedError),
+        (81, BrokerError),
+        (82, FencedMemberError),
+        (999, BrokerError),
+    ],
+)
+async def test_what_nothing_heals_reaches_the_reader(witness_of, group, kind, code, error):
+    """The next call, and every one after, raises the typed error with the code's name and number; stop() is quick."""
+    topic = witness_of.topic_with(1)
+
+    async with witness_of.consumer(topic, group_id=group, **QUICK) as consumer:
+        with witness_of.proxy.edit_answer(kind, refusing(code)):
+            with pytest.raises(error, match=rf"{name_of(code)}, code {code}") as caught:
+                await read_on(consumer)
+            with pytest.raises(error):
+                await consumer.getmany()
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 10
+    assert not isinstance(caught.value, BrokerError) or (caught.value.code, caught.value.name) == (code, name_of(code))
+
+
+@pytest.mark.parametrize("code", [74, 75, 76, 78, 88, 100, 103, 106, 110, 111, 112, 113])
+async def test_b13_newer_codes_have_their_names(witness_of, group, code):
+    """B13: whether it is tried again, joined anew or raised, what is told names the code as Kafka does."""
+    topic, events = witness_of.topic_with(1), EventRecorder()
+    options = {**QUICK, "group_id": group, "hooks": [events], "default_api_timeout_ms": 300}
+    name = ErrorCode(code).name
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        await consumer.getone()
+        with witness_of.proxy.edit_answer(HeartbeatRequest, refusing(code)):
+            told = await events.wait_for(Event, where=lambda event: name in str(event))
+
+    assert isinstance(told, GroupRequestFailed | PartitionsLost | ConsumerFailed)
+    assert "UNKNOWN" not in str(told).replace(name, "")
+
+
+async def test_b13_an_error_that_may_be_caught_has_a_class(witness_of, group):
+    """B13: a commit that goes on failing ends with the error of its code as the cause, by class, number and name."""
+    topics, codes = {witness_of.topic_with(1): code for code in (88, 100, 113)}, {}
+    options = {**QUICK, "enable_auto_commit": False, "default_api_timeout_ms": 3_000}
+
+    def refused(answer):
+        partitions = tuple(replace(one, error_code=codes[one.topic_id]) for one in answer.partitions)
+        return replace(answer, partitions=partitions)
+
+    async def cause_of(topic, code):
+        async with witness_of.consumer(topic, group_id=f"{group}-{code}", **options) as consumer:
+            await consumer.getone()
+            codes[consumer._started.cluster.topology.topic_id(topic)] = code
+            with pytest.raises(CommitFailedError, match=name_of(code)) as caught:
+                await consumer.commit()
+        cause = caught.value.__cause__
+        return type(cause), cause.code, cause.name
+
+    with witness_of.proxy.edit_answer(OffsetCommitRequest, refused, times=None):
+        causes = await asyncio.gather(*(cause_of(topic, code) for topic, code in topics.items()))
+
+    assert causes == [
+        (BrokerError, 88, "UNSTABLE_OFFSET_COMMIT"),
+        (UnknownTopicError, 100, "UNKNOWN_TOPIC_ID"),
+        (BrokerError, 113, "STALE_MEMBER_EPOCH"),
+    ]
+
+
+# ---- leaving ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "times"), [(14, 2), (15, 2), (16, 2), (25, 1), (30, 1), (999, 1)])
+async def test_leaving_is_tried_twice_at_most(witness_of, group, code, times):
+    """14, 15, 16: said once more; whatever else comes of it, stop() is through in no time and raises nothing."""
+    topic, events, proxy = witness_of.topic_with(1), EventRecorder(), witness_of.proxy
+    consumer = witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK)
+    await consumer.start()
+    await consumer.getone()
+
+    with proxy.edit_answer(LeaveGroupRequest, refusing(code), times=None):
+        began = time.monotonic()
+        await consumer.stop()
+        took = time.monotonic() - began
+
+    assert len(proxy.requests(LeaveGroupRequest, client_id=group)) == times
+    assert took < 10
+    assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
+
+
+# ---- what does not count any more ---------------------------------------------------------------------------------
+
+
+async def test_an_error_of_a_generation_that_is_over_counts_for_nothing(witness_of, group):
+    """A heartbeat's 25 that comes when the next generation has begun takes nothing away, and nobody joins for it."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
+        got = [(await consumer.getone()).offset for _ in range(5)]
+        with proxy.edit_answer(HeartbeatRequest, refusing(25)), proxy.hold_answer(HeartbeatRequest) as held:
+            await held.took_place()
+            witness_of.server.add_partitions(topic, 2)
+            await events.wait_for(GroupJoined, 2)
+            await until(lambda: len(consumer.assignment()) == 2)
+            held.release()
+            answered = len(proxy.answers(HeartbeatRequest, client_id=group))
+            await until(lambda: len(proxy.answers(HeartbeatRequest, client_id=group)) > answered + 2)
+        got += [(await consumer.getone()).offset for _ in range(5)]
+
+    assert list(range(10)) == got
+    assert not events.of(PartitionsLost)
+    assert len(joins(witness_of, group)) == 3
+
+
+async def test_an_error_while_a_join_is_in_flight_counts_for_nothing(witness_of, group):
+    """A heartbeat's 25 that comes during a join is the join's to answer: what is owned stays, and is read on."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
+        got = [(await consumer.getone()).offset for _ in range(5)]
+        with proxy.edit_answer(HeartbeatRequest, refusing(25)), proxy.hold_answer(HeartbeatRequest) as beat:
+            await beat.took_place()
+            with proxy.hold_answer(JoinGroupRequest) as join:
+                witness_of.server.add_partitions(topic, 2)
+                await join.took_place()
+                beat.release()
+                answered = len(proxy.answers(HeartbeatRequest, client_id=group))
+                await until(lambda: len(proxy.answers(HeartbeatRequest, client_id=group)) > answered)
+                got += [(await consumer.getone()).offset for _ in range(5)]
+            await events.wait_for(GroupJoined, 2)
+
+    assert list(range(10)) == got
+    assert not events.of(PartitionsLost)
+    assert len(joins(witness_of, group)) == 3
+
+
+async def test_a_commit_refused_for_a_generation_that_is_over_is_sent_again(witness_of, group):
+    """A commit's 22 that comes when the next generation has begun is no loss: what is still ours is sent anew."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    options = {"session_timeout_ms": 60_000, "metadata_max_age_ms": 200, "auto_commit_interval_ms": 60_000}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
+        await consumer.getone()
+        with proxy.edit_answer(OffsetCommitRequest, refusing(22)), proxy.hold_answer(OffsetCommitRequest) as held:
+            committing = asyncio.create_task(consumer.commit())
+            await held.took_place()
+            witness_of.server.add_partitions(topic, 2)
+            await events.wait_for(GroupJoined, 2)
+            held.release()
+            await committing
+
+    first, second, *_ = (frame.message for frame in proxy.requests(OffsetCommitRequest, client_id=group))
+    assert (first.generation_id, second.generation_id) == (1, 2)
+    assert first.partitions == second.partitions
+    assert not events.of(PartitionsLost)
+
+
+# ---- what the user says instead -----------------------------------------------------------------------------------
+
+
+async def test_a_reaction_of_the_users_comes_first(witness_of, group):
+    """group_error_reactions={14: "fail"}: a coordinator that loads is an error for the reader."""
+    topic = witness_of.topic_with(1)
+
+    async with witness_of.consumer(topic, group_id=group, group_error_reactions={14: "fail"}, **QUICK) as consumer:
+        with (
+            witness_of.proxy.edit_answer(HeartbeatRequest, refusing(14)),
+            pytest.raises(BrokerError, match="COORDINATOR_LOAD_IN_PROGRESS, code 14"),
+        ):
+            await read_on(consumer)
+
+
+@pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
+async def test_a_function_of_the_users_is_asked_and_obeyed(witness_of, group, kind):
+    """It is given the code, and what it says is done: here, a code that nobody knows is one to try again."""
+    topic, events, asked = witness_of.topic_with(10), EventRecorder(), []
+
+    def decide(code):
+        asked.append(code)
+        return "retry"
+
+    options = {**QUICK, "group_id": group, "group_error_reactions": {999: decide}, "hooks": [events]}
+    with witness_of.proxy.edit_answer(kind, refusing(999), skip=int(kind is JoinGroupRequest)) as refused:
+        async with witness_of.consumer(topic, **options) as consumer:
+            got = [(await consumer.getone()).offset]
+            await do_what_it_takes(consumer, kind, refused)
+            got += [(await consumer.getone()).offset for _ in range(9)]
+
+    assert list(range(10)) == got
+    assert asked == [999]
+    assert not events.of(PartitionsLost)
+
+
+@pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
+@pytest.mark.parametrize(
+    ("decide", "words"),
+    [
+        (lambda _code: "dance", r"'dance' for code 999 will not do - say one of retry"),
+        (lambda _code: None, r"None for code 999 will not do - say one of retry"),
+        (lambda code: code / 0, r"code 999 raised ZeroDivisionError"),
+    ],
+    ids=["a word that is none", "nothing", "an exception"],
+)
+async def test_a_function_that_says_nonsense_is_told_of(witness_of, group, kind, decide, words):
+    """The reader's next call, or commit(), raises a ConfigurationError that says what may be said."""
+    topic = witness_of.topic_with(1)
+    options = {**QUICK, "group_id": group, "group_error_reactions": {999: decide}, "enable_auto_commit": False}
+
+    with witness_of.proxy.edit_answer(kind, refusing(999), skip=int(kind is JoinGroupRequest)):
+        async with witness_of.consumer(topic, **options) as consumer:
+            with pytest.raises(ConfigurationError, match=words):
+                await (commit_one(consumer) if kind is OffsetCommitRequest else read_on(consumer))
+
+
+async def commit_one(consumer):
+    await consumer.getone()
+    await consumer.commit()
+
+
+@pytest.mark.parametrize("reactions", [{14: "dance"}, {"14": "retry"}, ["retry"], {14: None}])
+def test_reactions_that_are_none_are_refused_at_once(witness_of, reactions):
+    """What can be seen to be wrong before anything starts is."""
+    with pytest.raises(ConfigurationError, match="group_error_reactions"):
+        witness_of.consumer("any", group_id="g", group_error_reactions=reactions)

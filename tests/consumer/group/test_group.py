@@ -1,0 +1,201 @@
+"""What a group is promised: each partition has one owner, each record is handled, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tailrace import NoCommonAssignorError, TopicPartition
+from tailrace.observe.events import GroupJoined, GroupLeft, PartitionsAssigned
+from tests.support.consumer_group import ConsumerGroup, kill, until
+from tests.support.event_recorder import EventRecorder
+
+
+async def test_two_members_share_six_partitions_and_every_record_comes_once(new_topic, new_consumer, witness, group):
+    """Two members on six partitions have three each, the broker says so too, and each record is handled once."""
+    topic = new_topic(6)
+
+    async with ConsumerGroup(new_consumer, topic, group_id=group) as crew:
+        await crew.join()
+        await crew.join()
+        await crew.shares(3, 3)
+        witness.produce(topic, (b"%d" % n for n in range(6_000)))
+        await crew.handle(6_000)
+        seen_by_the_broker = await witness.members(group)
+        seen_by_us = {member.consumer.assignment() for member in crew.members}
+
+    assert seen_by_us == set(seen_by_the_broker.values())
+    assert {1} == set(crew.handled.values())
+
+
+async def test_a_third_joins_and_one_leaves_and_nothing_is_lost(new_topic, new_consumer, witness, group):
+    """While records come, membership changes twice: every record is handled, and once, as hand-overs are clean."""
+    topic = new_topic(6)
+
+    async with ConsumerGroup(new_consumer, topic, group_id=group, heartbeat_interval_ms=300) as crew:
+        first = await crew.join()
+        await crew.join()
+        await crew.shares(3, 3)
+        producing = asyncio.create_task(asyncio.to_thread(produce_in_portions, witness, topic))
+        await crew.handle(2_000)
+        await crew.join()
+        await crew.shares(2, 2, 2)
+        await crew.handle(4_000)
+        await crew.leave(first)
+        await crew.shares(3, 3)
+        await producing
+        await crew.handle(12_000)
+
+    assert {1} == set(crew.handled.values())
+
+
+def produce_in_portions(witness, topic):
+    for _ in range(12):
+        witness.produce(topic, (b"%d" % n for n in range(1_000)))
+        time.sleep(0.1)  # so that records come before, during and after the changes
+
+
+async def test_roundrobin_deals_in_turn(new_topic, new_consumer, witness, group):
+    """Two topics of three partitions and two members: round robin gives three each, range four and two."""
+    first, second = sorted((new_topic(3), new_topic(3)))
+    shares = {}
+
+    for strategy in ("range", "roundrobin"):
+        options = {"group_id": f"{group}-{strategy}", "partition_assignment_strategy": strategy}
+        async with new_consumer(first, second, **options) as one, new_consumer(first, second, **options) as other:
+            await until(lambda: bool(one.assignment() and other.assignment()))
+            shares[strategy] = sorted((len(one.assignment()), len(other.assignment())))
+            assert not one.assignment() & other.assignment()
+
+    assert shares == {"range": [2, 4], "roundrobin": [3, 3]}
+
+
+async def test_seven_partitions_for_three(new_topic, new_consumer, witness, group):
+    """Range gives the first members one more where it does not come out even."""
+    topic = new_topic(7)
+
+    async with ConsumerGroup(new_consumer, topic, group_id=group, partition_assignment_strategy="range") as crew:
+        for _ in range(3):
+            await crew.join()
+        await crew.shares(2, 2, 3)
+        dealt = sorted((await witness.members(group)).items())
+
+    numbers = [sorted(one.partition for one in partitions) for _, partitions in dealt]
+    assert numbers == [[0, 1, 2], [3, 4], [5, 6]]
+
+
+async def test_stop_leaves_the_group_at_once(new_topic, new_consumer, witness, group):
+    """A member that stops is gone from the broker's view when stop() is through, long before its session would end."""
+    events = EventRecorder()
+    consumer = new_consumer(new_topic(), group_id=group, session_timeout_ms=60_000, hooks=[events])
+    await consumer.start()
+    await events.wait_for(PartitionsAssigned)
+    assert len(await witness.members(group)) == 1
+
+    began = time.monotonic()
+    await consumer.stop()
+    took = time.monotonic() - began
+
+    assert took < 10
+    assert await witness.members(group) == {}
+    assert len(events.of(GroupLeft)) == 1
+
+
+async def test_a_slow_handler_keeps_its_membership(new_topic, new_consumer, witness, group):
+    """A handler that awaits for longer than its session is not thrown out: heartbeats have a life of their own."""
+    topic, events = new_topic(), EventRecorder()
+    witness.produce(topic, [b"slow"])
+    options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 300}
+
+    async with new_consumer(topic, group_id=group, hooks=[events], **options) as consumer:
+        await consumer.getone()
+        before = await witness.members(group)
+        await asyncio.sleep(3.4)
+        after = await witness.members(group)
+
+    assert before == after
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_a_member_killed_without_a_word_is_replaced(new_topic, new_consumer, witness, group):
+    """When a member vanishes, the others have its partitions after its session, and its unfinished records too."""
+    topic = new_topic(2)
+    options = {"group_id": group, "session_timeout_ms": 1_500, "heartbeat_interval_ms": 300}
+    witness.produce(topic, (b"%d" % n for n in range(100)))
+    doomed = new_consumer(topic, **options)
+    await doomed.start()
+    handed_out = [await doomed.getone() for _ in range(10)]
+
+    await kill(topic)
+    async with ConsumerGroup(new_consumer, topic, **options) as crew:
+        await crew.join()
+        await crew.shares(2)
+        await crew.handle(100)
+    await doomed.stop()
+
+    assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
+    assert len(crew.handled) == 100
+
+
+async def test_members_without_a_common_assignor_are_told(new_topic, new_consumer, group):
+    """The second member's next call raises an error that names the option to set; the first goes on."""
+    topic, events = new_topic(), EventRecorder()
+
+    async with new_consumer(topic, group_id=group, partition_assignment_strategy="range", hooks=[events]) as first:
+        await events.wait_for(PartitionsAssigned)
+        async with new_consumer(topic, group_id=group, partition_assignment_strategy="roundrobin") as second:
+            with pytest.raises(NoCommonAssignorError, match="partition_assignment_strategy"):
+                await second.getone(timeout_ms=10_000)
+        assert frozenset({TopicPartition(topic, 0)}) == first.assignment()
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+async def test_members_of_librdkafka_share_the_group(new_topic, new_consumer, kafka_server, group, strategy):
+    """A member of ours and one of librdkafka's agree: every partition has one owner, whoever leads."""
+    from confluent_kafka import Consumer as Confluent  # noqa: PLC0415 - the one use
+
+    topic, events = new_topic(4), EventRecorder()
+    theirs = Confluent(
+        {
+            "bootstrap.servers": kafka_server.bootstrap_servers,
+            "group.id": group,
+            "partition.assignment.strategy": strategy,
+            "session.timeout.ms": 6_000,
+        }
+    )
+    theirs.subscribe([topic])
+    polling = asyncio.create_task(asyncio.to_thread(poll_until, theirs, 2))
+    try:
+        options = {"partition_assignment_strategy": strategy, "hooks": [events]}
+        async with new_consumer(topic, group_id=group, **options) as ours:
+            await until(lambda: len(ours.assignment()) == 2)
+            their_share = await polling
+            assert not their_share & ours.assignment()
+            assert len(their_share | ours.assignment()) == 4
+    finally:
+        theirs.close()
+
+
+def poll_until(consumer, share):
+    give_up_at = time.monotonic() + 30
+    while len(consumer.assignment()) != share:
+        consumer.poll(0.05)
+        assert time.monotonic() < give_up_at
+    return {TopicPartition(one.topic, one.partition) for one in consumer.assignment()}
+
+
+async def test_new_partitions_are_dealt_out(new_topic, new_consumer, witness, group, kafka_server):
+    """Partitions that are added while the group runs get owners, and are read from their beginning."""
+    topic = new_topic(2)
+
+    async with ConsumerGroup(new_consumer, topic, group_id=group, metadata_max_age_ms=500) as crew:
+        await crew.join()
+        await crew.shares(2)
+        kafka_server.add_partitions(topic, 6)
+        witness.produce(topic, (b"%d" % n for n in range(50)), partition=5)
+        await crew.shares(6)
+        await crew.handle(50)
+
+    assert set(crew.handled) == {(5, offset) for offset in range(50)}

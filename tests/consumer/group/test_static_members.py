@@ -1,0 +1,304 @@
+"""Static members (KIP-345): they come back to what they had, and of two with one name the older has to go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+
+import pytest
+
+from tailrace import ConfigurationError, FencedMemberError, TopicPartition
+from tailrace.observe.events import ConsumerFailed, GroupJoined, PartitionsLost, RebalanceStarted
+from tailrace.protocol.messages import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+QUICK = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 100, "retry_backoff_ms": 20}
+FENCED = r"group_instance_id.*FENCED_INSTANCE_ID, code 82"
+SILENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 30_000}
+"""A member that hears from the group only when it asks for something else."""
+
+
+async def instances(witness, group):
+    """By instance id, the member's id and what it has, as the broker sees it."""
+    found = await witness.described(group)
+    return {
+        member.group_instance_id: (
+            member.member_id,
+            frozenset(TopicPartition(one.topic, one.partition) for one in member.assignment.topic_partitions),
+        )
+        for member in found.members
+    }
+
+
+async def read(consumer, count):
+    async with asyncio.timeout(20):
+        return [(await consumer.getone()).offset for _ in range(count)]
+
+
+# ---- coming back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", ["leader", "follower"])
+async def test_a_restart_within_the_session_moves_nothing(witness_of, group, restarted):
+    """Stopped and started anew, a static member has its partitions again, and the other hears of no rebalance."""
+    topic, events, again_events, proxy = witness_of.topic(4), EventRecorder(), EventRecorder(), witness_of.proxy
+    options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
+    other = "follower" if restarted == "leader" else "leader"
+
+    def member(name, **more):
+        return witness_of.consumer(topic, group_instance_id=name, client_id=f"{group}-{name}", **options, **more)
+
+    async with contextlib.AsyncExitStack() as stack:
+        members = {"leader": member("leader", hooks=[events] if other == "leader" else [])}
+        await stack.enter_async_context(members["leader"])
+        await until(lambda: len(members["leader"].assignment()) == 4)
+        members["follower"] = member("follower", hooks=[events] if other == "follower" else [])
+        await stack.enter_async_context(members["follower"])
+        await until(lambda: [len(one.assignment()) for one in members.values()] == [2, 2])
+        before, had = await instances(witness_of, group), members[restarted].assignment()
+        rebalances, generation = len(events.of(RebalanceStarted)), events.of(GroupJoined)[-1].generation
+        await members[restarted].stop()
+        async with member(restarted, hooks=[again_events]) as again:
+            await until(lambda: len(again.assignment()) == 2)
+            beats = len(proxy.answers(HeartbeatRequest, client_id=f"{group}-{other}"))
+            await until(lambda: len(proxy.answers(HeartbeatRequest, client_id=f"{group}-{other}")) > beats + 2)
+            after = await instances(witness_of, group)
+            assert again.assignment() == had
+
+    joined = proxy.answers(JoinGroupRequest, client_id=f"{group}-{restarted}")[-1].message
+    assert {name: has for name, (_, has) in after.items()} == {name: has for name, (_, has) in before.items()}
+    assert after[other] == before[other]
+    assert [event.generation for event in again_events.of(GroupJoined)] == [generation]
+    assert joined.skip_assignment is (restarted == "leader")
+    assert len(events.of(RebalanceStarted)) == rebalances
+
+
+async def test_a_restart_goes_on_where_it_stopped(witness_of, group):
+    """What was done is committed by stop() though the member does not leave; the next holder of the name goes on."""
+    topic = witness_of.topic_with(20)
+    options = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000, **QUICK}
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        got = await read(consumer, 11)
+    async with witness_of.consumer(topic, **options) as consumer:
+        got += await read(consumer, 10)
+
+    # The eleventh was in hand when the consumer was stopped.
+    assert [*range(11), *range(10, 20)] == got
+
+
+@pytest.mark.parametrize("grows", ["while it is away", "later"])
+async def test_a_static_leader_that_restarted_still_deals(witness_of, group, grows):
+    """It deals nothing when it comes back (KIP-814), and all the same what was added since it dealt gets owners."""
+    topic = witness_of.topic(2)
+    options = {"group_id": group, "metadata_max_age_ms": 200, **QUICK}
+
+    def member(name):
+        return witness_of.consumer(topic, group_instance_id=name, client_id=f"{group}-{name}", **options)
+
+    async with contextlib.AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(member("leader"))
+        await until(lambda: len(leader.assignment()) == 2)
+        follower = await stack.enter_async_context(member("follower"))
+        await until(lambda: len(leader.assignment()) == len(follower.assignment()) == 1)
+        await leader.stop()
+        joins = len(witness_of.proxy.answers(JoinGroupRequest, client_id=f"{group}-leader"))
+        syncs = len(witness_of.proxy.requests(SyncGroupRequest, client_id=f"{group}-leader"))
+        if grows == "while it is away":
+            witness_of.server.add_partitions(topic, 6)
+        async with member("leader") as again:
+            await until(lambda: len(again.assignment()) >= 1)
+            joined = witness_of.proxy.answers(JoinGroupRequest, client_id=f"{group}-leader")[joins].message
+            if grows == "later":
+                witness_of.server.add_partitions(topic, 6)
+            await until(lambda: len(again.assignment()) == len(follower.assignment()) == 3)
+
+    asked = witness_of.proxy.requests(SyncGroupRequest, client_id=f"{group}-leader")[syncs:]
+    assert joined.skip_assignment
+    assert asked[0].message.assignments == ()
+
+
+async def test_a_member_that_stays_away_for_longer_is_replaced(witness_of, group):
+    """When the session of a static member is over, the others have its partitions."""
+    topic = witness_of.topic(2)
+    options = {"group_id": group, **QUICK}
+    shortly = {"group_instance_id": "goes", "client_id": group, "session_timeout_ms": 1_500}
+
+    async with witness_of.consumer(topic, group_instance_id="stays", **options) as stays:
+        async with witness_of.consumer(topic, **{**options, **shortly}) as goes:
+            await until(lambda: len(stays.assignment()) == len(goes.assignment()) == 1)
+        await until(lambda: len(stays.assignment()) == 2)
+        assert set(await instances(witness_of, group)) == {"stays"}
+
+    assert not witness_of.proxy.requests(LeaveGroupRequest, client_id=group)
+
+
+# ---- two of one name ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["Heartbeat", "OffsetCommit", "JoinGroup", "SyncGroup"])
+async def test_the_older_of_two_is_fenced(witness_of, group, by):
+    """Whatever it asks next: its reader is told by an error that names the option, and it commits nothing any more."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    both = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000}
+    listens = QUICK if by == "Heartbeat" else {**SILENT, "metadata_max_age_ms": 200}
+    older = witness_of.consumer(topic, client_id=f"{group}-older", hooks=[events], **both, **listens)
+    newer = witness_of.consumer(topic, client_id=f"{group}-newer", **both, **QUICK)
+
+    async with contextlib.AsyncExitStack() as stack:
+        hold = contextlib.nullcontext() if by != "SyncGroup" else proxy.hold_request(SyncGroupRequest)
+        with hold as held:
+            await stack.enter_async_context(older)
+            if held is not None:
+                await held.took_place()
+            else:
+                assert await read(older, 5) == [0, 1, 2, 3, 4]
+            await stack.enter_async_context(newer)
+            await until(lambda: len(newer.assignment()) == 1)
+        commits = len(proxy.requests(OffsetCommitRequest, client_id=f"{group}-older"))
+        if by == "OffsetCommit":
+            with pytest.raises(FencedMemberError, match=FENCED):
+                await older.commit()
+        elif by == "JoinGroup":
+            witness_of.server.add_partitions(topic, 2)
+        await events.wait_for(ConsumerFailed)
+        for _ in range(2):
+            with pytest.raises(FencedMemberError, match=FENCED):
+                await read(older, 10)
+        with pytest.raises(FencedMemberError, match=FENCED):
+            await older.commit()
+        await older.stop()
+        assert await read(newer, 10) == list(range(10))
+
+    assert fenced(proxy, f"{group}-older") == [by]
+    assert len(proxy.requests(OffsetCommitRequest, client_id=f"{group}-older")) == commits + (by == "OffsetCommit")
+    assert await witness_of.committed(group, topic, 1) == {0: 9}
+
+
+WITH_ITS_NAME = [JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, OffsetCommitRequest, LeaveGroupRequest]
+
+
+def fenced(proxy, client):
+    """What a client asked that was answered with FENCED_INSTANCE_ID."""
+    frames = [frame for kind in WITH_ITS_NAME for frame in proxy.answers(kind, client_id=client)]
+    return [f.name for f in frames if 82 in {getattr(one, "error_code", 0) for one in (f.message, *results(f))}]
+
+
+def results(frame):
+    return getattr(frame.message, "partitions", ())
+
+
+async def test_one_that_was_fenced_does_not_throw_the_other_out(witness_of, group):
+    """Told to leave when it stops, the older says no good-bye all the same: the name is another's now."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    both = {"group_id": group, "group_instance_id": "one", "leave_on_stop": True, **QUICK}
+
+    older = witness_of.consumer(topic, client_id=f"{group}-older", hooks=[events], **both)
+    newer = witness_of.consumer(topic, client_id=f"{group}-newer", **both)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(older)
+        await until(lambda: len(older.assignment()) == 1)
+        await stack.enter_async_context(newer)
+        await events.wait_for(ConsumerFailed)
+        await older.stop()
+        assert await read(newer, 10) == list(range(10))
+        assert len(await instances(witness_of, group)) == 1
+
+    assert not proxy.requests(LeaveGroupRequest, client_id=f"{group}-older")
+    assert await instances(witness_of, group) == {}
+
+
+async def test_what_is_in_hand_when_it_is_fenced_is_lost_to_it(witness_of, group):
+    """Its partitions are told as lost, not as given back, since they were the newer one's already."""
+    topic, events, told = witness_of.topic_with(10), EventRecorder(), []
+
+    class Listener:
+        def on_partitions_lost(self, partitions):
+            told.append(("lost", partitions))
+
+        def on_partitions_revoked(self, partitions):
+            told.append(("revoked", partitions))
+
+    both = {"group_id": group, "group_instance_id": "one", **QUICK}
+    async with witness_of.consumer(topic, hooks=[events], rebalance_listener=Listener(), **both) as older:
+        await read(older, 1)
+        async with witness_of.consumer(topic, **both):
+            await events.wait_for(PartitionsLost)
+            await events.wait_for(ConsumerFailed)
+            assert older.assignment() == frozenset()
+
+    assert told == [("lost", frozenset({TopicPartition(topic, 0)}))]
+
+
+# ---- going --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("instance", "leave_on_stop", "leaves"),
+    [(None, None, True), (None, True, True), (None, False, False), ("one", None, False), ("one", True, True)],
+)
+async def test_who_leaves_on_stop(witness_of, group, instance, leave_on_stop, leaves):
+    """A dynamic member leaves and a static one does not, unless leave_on_stop says otherwise."""
+    topic, proxy = witness_of.topic(), witness_of.proxy
+    options = {"group_instance_id": instance, "leave_on_stop": leave_on_stop, **QUICK}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **options) as consumer:
+        await until(lambda: len(consumer.assignment()) == 1)
+
+    left = [frame.message.member.group_instance_id for frame in proxy.requests(LeaveGroupRequest, client_id=group)]
+    assert left == ([instance] if leaves else [])
+    assert len(await witness_of.members(group)) == (0 if leaves else 1)
+
+
+# ---- the name -----------------------------------------------------------------------------------------------------
+
+
+async def test_every_request_carries_the_name(witness_of, group, monkeypatch):
+    """The template is filled in, and joins, syncs, heartbeats, commits and the good-bye all say who it is."""
+    monkeypatch.setenv("TAILRACE_WORKER", "3")
+    topic, proxy = witness_of.topic_with(1), witness_of.proxy
+    options = {"group_instance_id": "{hostname}-{worker}", "leave_on_stop": True, **QUICK}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **options) as consumer:
+        await consumer.getone()
+        await consumer.commit()
+        await until(lambda: bool(proxy.requests(HeartbeatRequest, client_id=group)))
+        (seen,) = await instances(witness_of, group)
+
+    said = {kind: {frame.message for frame in proxy.requests(kind, client_id=group)} for kind in WITH_ITS_NAME}
+    said[LeaveGroupRequest] = {request.member for request in said[LeaveGroupRequest]}
+    name = f"{platform.node()}-3"
+    assert seen == name
+    assert {kind: {one.group_instance_id for one in asked} for kind, asked in said.items()} == {
+        kind: {name} for kind in WITH_ITS_NAME
+    }
+
+
+async def test_a_name_is_joined_with_at_once(witness_of, group):
+    """A static member is given no id to join with a second time: one JoinGroup does."""
+    topic = witness_of.topic_with(1)
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, group_instance_id="one") as consumer:
+        await consumer.getone()
+
+    joins = [frame.message for frame in witness_of.proxy.requests(JoinGroupRequest, client_id=group)]
+    assert [join.member_id for join in joins] == [""]
+
+
+@pytest.mark.parametrize(
+    "template", ["{host}", "{", "{}", "{0}", "a b", "", "{hostname.upper}", "{worker!r}", "x" * 250, "..", "größe"]
+)
+def test_a_name_that_cannot_be_is_refused(template):
+    """What braces hold and what Kafka takes is said before anything starts."""
+    from tailrace import Consumer  # noqa: PLC0415 - the one use
+
+    with pytest.raises(ConfigurationError, match="group_instance_id"):
+        Consumer("t", group_id="g", group_instance_id=template)

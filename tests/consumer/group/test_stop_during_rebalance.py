@@ -1,0 +1,249 @@
+"""A consumer that is told to stop in the middle of a rebalance: what it has done is committed, or it says so.
+
+The member under test speaks through the proxy, which holds what it says; the one that joins does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tailrace import App, Consumer, Record, TopicPartition
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import (
+    CommitFailed,
+    DrainTimedOut,
+    GroupJoined,
+    LeavingCutShort,
+    OffsetsCommitted,
+    PartitionsAssigned,
+)
+from tailrace.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+COUNT = 10
+SOON_S = 20.0
+"""A stop that still runs then waits for what it should not wait for, or with IMPATIENT: goes on for ever."""
+
+IN_GENERAL = {"auto_commit_interval_ms": 600_000, "stop_timeout_ms": 120_000}
+OPTIONS = {"heartbeat_interval_ms": 200, "group_protocol": "classic", **IN_GENERAL}
+IMPATIENT = {"stop_timeout_ms": 10_000}
+
+
+class Reading:
+    """A consumer whose user has handled all of a topic's records."""
+
+    def __init__(self, topic: str, **options: object) -> None:
+        self._consumer = Consumer(topic, **options)
+
+    async def start(self) -> None:
+        await self._consumer.start()
+        records = [await self._consumer.getone() for _ in range(COUNT)]
+        self._consumer.ack(records[-1])
+
+    async def stop(self) -> None:
+        await self._consumer.stop()
+
+
+class Handling:
+    """An app that has handled all of a topic's records."""
+
+    def __init__(self, topic: str, **options: object) -> None:
+        self._app = App(**options)
+        self._handled = 0
+        self._app.handler(topic)(self._handle)
+
+    async def _handle(self, _record: Record) -> None:
+        self._handled += 1
+
+    async def start(self) -> None:
+        await self._app.start()
+        await until(lambda: self._handled == COUNT)
+
+    async def stop(self) -> None:
+        await self._app.stop()
+
+
+KINDS = [Reading, Handling]
+Kind = Callable[..., Reading | Handling]
+
+
+@asynccontextmanager
+async def caught_between(quick, group, kind: Kind, fault, **options):
+    """One that owns a topic with records that are handled and not committed, and whose part in a rebalance is held."""
+    topic = quick.topic(2)
+    quick.produce(topic, (b"%d" % n for n in range(COUNT)), partition=0)
+    events = EventRecorder()
+    common = {"group_id": group, **OPTIONS, **options}
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **common)
+    await one.start()
+    await events.wait_for(PartitionsAssigned)
+    other = Consumer(topic, bootstrap_servers=quick.direct, **common)
+    try:
+        with fault() as held:
+            await other.start()
+            await held.took_place()
+            yield topic, one, events, held
+    finally:
+        await other.stop()
+        await one.stop()
+
+
+async def stopped_soon(stopping: Awaitable[None]) -> None:
+    """It ends without waiting for anything that does not come."""
+    async with asyncio.timeout(SOON_S):
+        await stopping
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("request_kind", [JoinGroupRequest, SyncGroupRequest])
+async def test_a_stop_in_the_middle_of_a_rebalance_commits(quick, group, kind, request_kind):
+    """It waits for the end of the rebalance, before which the group takes no commits, and leaves nothing to repeat."""
+    hold = partial(quick.proxy.hold_request, request_kind)
+    async with caught_between(quick, group, kind, hold) as (topic, one, events, held):
+        before = len(quick.proxy.requests(HeartbeatRequest, client_id=group))
+        stopping = asyncio.create_task(one.stop())
+        await until(lambda: len(quick.proxy.requests(HeartbeatRequest, client_id=group)) >= before + 2)
+        assert not stopping.done()
+        held.release()
+        await stopped_soon(stopping)
+
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+    assert not [*events.of(CommitFailed), *events.of(DrainTimedOut)]
+
+
+async def both_stopped(quick, group, fault):
+    """One of each kind, in groups of their own, caught and stopped at the same time: gives groups, topics, events."""
+    async with AsyncExitStack() as stack:
+        caught, found = [], []
+        for kind in KINDS:
+            name = f"{group}-{kind.__name__}"
+            topic, one, events, _ = await stack.enter_async_context(
+                caught_between(quick, name, kind, fault, **IMPATIENT)
+            )
+            caught.append(one)
+            found.append((name, topic, events))
+        await asyncio.gather(*(stopped_soon(one.stop()) for one in caught))
+    return found
+
+
+@pytest.mark.slow
+async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
+    """The stop ends in time all the same, and an event tells that what was done is not committed."""
+    found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
+
+    for name, topic, events in found:
+        # An app keeps a part of its time: where a machine stands still for that long, it says so of all of the group.
+        cut_short = name.endswith(Handling.__name__) and events.of(LeavingCutShort)
+        told = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
+        assert told == [(True, False)] or cut_short
+        assert await quick.committed(name, topic, 1) != {0: COUNT}
+
+
+async def test_a_group_that_gathers_takes_the_commit(quick, group):
+    """A join that never arrives ends no generation: after a while the stop commits in the one that lasts."""
+    found = await both_stopped(quick, group, partial(quick.proxy.hold_request, JoinGroupRequest))
+
+    for name, topic, events in found:
+        assert await quick.committed(name, topic, 1) == {0: COUNT}
+        assert not events.of(CommitFailed)
+
+
+async def test_who_owes_nothing_stops_at_once(quick, group):
+    """With all of it committed, the end of a rebalance is not waited for."""
+    hold, options = partial(quick.proxy.hold_request, JoinGroupRequest), {"auto_commit_interval_ms": 100}
+    async with caught_between(quick, group, Reading, hold, **options) as (topic, one, events, _):
+        await events.wait_for(OffsetsCommitted, where=lambda event: COUNT in event.offsets.values())
+        await stopped_soon(one.stop())
+
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_whose_epoch_is_old_learns_the_new_one_and_commits(quick, group, kind):
+    """KIP-848: heartbeats go on until all is given back; the last commit is sent again with the epoch they bring."""
+    topic, events = quick.topic_with(COUNT), EventRecorder()
+    options = {"group_id": group, "group_protocol": "consumer", **IN_GENERAL}
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **options)
+    await one.start()
+    joined = EventRecorder()
+    with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest) as question:
+        await question.took_place()
+        # There is no partition for it, so the group goes on to the next epoch without waiting for anybody.
+        async with Consumer(topic, bootstrap_servers=quick.direct, hooks=[joined], **options):
+            await joined.wait_for(GroupJoined)
+            with (
+                quick.proxy.hold_answer(ConsumerGroupHeartbeatRequest) as answer,
+                # Not every broker refuses an epoch that was good until now.
+                quick.proxy.edit_answer(OffsetCommitRequest, refused, times=None) as refusal,
+            ):
+                question.release()
+                await answer.took_place()
+                stopping = asyncio.create_task(one.stop())
+                await until(lambda: len(quick.commits(group)) >= 2)
+                answer.release()
+                await until(lambda: quick.commits(group)[0].generation_id < quick.commits(group)[-1].generation_id)
+                refusal.end()
+                await stopped_soon(stopping)
+
+    assert await quick.committed(group, topic, 1) == {0: COUNT}
+    assert len(events.of(OffsetsCommitted)) == 1
+    assert not events.of(CommitFailed)
+
+
+def refused(answer: OffsetCommitResponse) -> OffsetCommitResponse:
+    """As of an epoch that is not the member's any more."""
+    code = ErrorCode.STALE_MEMBER_EPOCH
+    return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_does_not_wait_for_a_topic_that_was_deleted(quick, group, kind):
+    """Nobody will ever take a commit for it: an event says so, and the stop goes on."""
+    topic, events = quick.topic_with(COUNT), EventRecorder()
+    one = kind(topic, bootstrap_servers=quick.bootstrap_servers, group_id=group, hooks=[events], **OPTIONS)
+    await one.start()
+    quick.server.delete_topic(topic)
+    await stopped_soon(one.stop())
+
+    (failed,) = events.of(CommitFailed)
+    assert "the topic is not there any more" in failed.error
+
+
+async def test_who_stops_before_it_is_named_holds_up_nobody(quick, group):
+    """A coordinator waits for whom it has named: who hears its name after the stop says good-bye to it.
+
+    The session is not shortened: it would be over before the last member has anything.
+    """
+    topic = quick.topic(2)
+    common = {"group_id": group, **OPTIONS}
+    async with Consumer(topic, bootstrap_servers=quick.direct, **common) as first:
+        await until(lambda: len(first.assignment()) == 2)
+        one = Consumer(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, **common)
+        with quick.proxy.hold_answer(JoinGroupRequest) as held:
+            await one.start()
+            await held.took_place()
+            stopping = asyncio.create_task(one.stop())
+            for _ in range(20):
+                await asyncio.sleep(0)  # turns of the loop, in which the member is told
+            held.release()
+            await stopping
+
+        async with Consumer(topic, bootstrap_servers=quick.direct, **common) as last:
+            await until(lambda: len(first.assignment()) == len(last.assignment()) == 1, 25)
+            shared = first.assignment() | last.assignment()
+
+    assert shared == {TopicPartition(topic, 0), TopicPartition(topic, 1)}

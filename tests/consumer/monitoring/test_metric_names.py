@@ -1,0 +1,104 @@
+"""What a member measures of itself, under the names of Kafka's own consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tailrace.protocol.messages import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
+from tests.support.consumer_group import until
+
+QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "max_poll_interval_ms": 6_000}
+
+
+def of_group(consumer, prefix="consumer"):
+    """The coordinator's metrics, by name."""
+    return {
+        one.name: value for one, value in consumer.metrics().items() if one.group == f"{prefix}-coordinator-metrics"
+    }
+
+
+async def test_heartbeats_are_measured(kafka, group):
+    """How many there were a second; the longest wait for an answer, and how long ago the last one was."""
+    topic = kafka.topic_with(1)
+
+    async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
+        await consumer.getone()
+        with kafka.proxy.delay_answer(HeartbeatRequest, 0.3, times=1) as fault:
+            await fault.took_place()
+            await until(lambda: of_group(consumer)["heartbeat-response-time-max"] >= 300)
+        await until(lambda: of_group(consumer)["heartbeat-total"] >= 6)
+        before, found, after = time.monotonic(), of_group(consumer), time.monotonic()
+        asked = [one.at for one in kafka.proxy.requests(HeartbeatRequest, client_id=group)]
+
+    # An answer comes when its question has passed the proxy, and before the next question does.
+    count = found["heartbeat-total"]
+    assert count / (after - asked[0]) <= found["heartbeat-rate"] <= count / (before - asked[1])
+    assert 0 <= found["last-heartbeat-seconds-ago"] <= after - asked[-2]
+
+
+async def test_joins_and_syncs_are_measured(kafka, group):
+    """One joins, another does, and it leaves: three of each, the longest as long as on the wire; so many partitions."""
+    topic, shares = kafka.topic(4), []
+    options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
+
+    async with kafka.consumer(topic, client_id=group, **options) as one:
+        await until(lambda: len(one.assignment()) == 4)
+        shares.append(of_group(one)["assigned-partitions"])
+        async with kafka.consumer(topic, **options) as other:
+            await until(lambda: len(one.assignment()) == len(other.assignment()) == 2)
+            shares.append(of_group(one)["assigned-partitions"])
+        await until(lambda: of_group(one)["rebalance-total"] == 3)
+        shares.append(of_group(one)["assigned-partitions"])
+        found = of_group(one)
+
+    assert shares == [4, 2, 4]
+    for name, kind in (("join", JoinGroupRequest), ("sync", SyncGroupRequest)):
+        assert found[f"{name}-total"] == 3
+        assert found[f"{name}-time-max"] >= longest_ms(kafka, kind, group) > 0
+        assert found[f"{name}-time-max"] >= found[f"{name}-time-avg"] > 0
+        assert found[f"{name}-rate"] > 0
+
+
+def longest_ms(kafka, kind, client):
+    """How long the slowest answer took, as the proxy saw it."""
+    asked = {one.correlation_id: one.at for one in kafka.proxy.requests(kind, client_id=client)}
+    return max(one.at - asked[one.correlation_id] for one in kafka.proxy.answers(kind, client_id=client)) * 1000
+
+
+async def test_commits_are_measured(kafka, group):
+    """As many as were sent, and the slowest is as slow as the network made it."""
+    topic = kafka.topic_with(10)
+
+    async with kafka.consumer(
+        topic, group_id=group, client_id=group, auto_commit_interval_ms=None, **QUICK
+    ) as consumer:
+        await consumer.getone()
+        await consumer.commit()
+        with kafka.proxy.delay_answer(OffsetCommitRequest, 0.3, times=1):
+            await consumer.getone()
+            await consumer.commit()
+        found = of_group(consumer)
+        sent = len(kafka.proxy.requests(OffsetCommitRequest, client_id=group))
+
+    assert found["commit-total"] == sent == 2
+    assert found["commit-latency-max"] >= 300
+    assert found["commit-latency-avg"] >= 150
+    assert found["commit-rate"] > 0
+
+
+async def test_metrics_have_groups_and_tags(kafka, group):
+    """Each belongs to a group under the prefix that was asked for, and says of which client and group it is."""
+    topic = kafka.topic_with(10)
+    options = {"metric_group_prefix": "ours", "client_id": group, **QUICK}
+
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await consumer.getone()
+        await asyncio.sleep(0)
+        names = list(consumer.metrics())
+        lag = {one.name: value for one, value in consumer.metrics().items()}["records-lag"]
+
+    assert {one.group for one in names} == {"ours-coordinator-metrics", "ours-fetch-manager-metrics"}
+    assert all(("client-id", group) in one.tags for one in names)
+    assert all(("group-id", group) in one.tags for one in names if one.group == "ours-coordinator-metrics")
+    assert lag == 9

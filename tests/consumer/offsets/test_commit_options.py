@@ -1,0 +1,507 @@
+"""When and how offsets are committed, as kafka-python's, kiel's and pykafka's users know it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tailrace import App, BrokerError, CommitFailedError, ConfigurationError, OffsetAndMetadata, TopicPartition
+from tailrace.observe.events import (
+    CommitCallbackFailed,
+    CommitFailed,
+    CommitTextDropped,
+    OffsetReset,
+    OffsetsCommitted,
+)
+from tailrace.protocol.messages import (
+    FindCoordinatorRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+NEVER = {"auto_commit_interval_ms": None}
+
+
+def refusing(code):
+    """Edits an answer to a commit into a refusal."""
+    return lambda answer: replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
+
+
+def refused_fetch(code):
+    """The same for an answer to a fetch of offsets."""
+    return lambda answer: replace(answer, partitions=(), error_code=code)
+
+
+def commits(kafka, client):
+    """The offset of each commit that was sent, of partition 0."""
+    frames = kafka.proxy.requests(OffsetCommitRequest, client_id=client)
+    return [next(one.offset for one in frame.message.partitions if not one.partition) for frame in frames]
+
+
+async def read(consumer, count):
+    for _ in range(count):
+        await consumer.getone()
+
+
+# ---- by number, by time, by hand ----------------------------------------------------------------------------------
+
+
+async def test_every_so_many_records(kafka, group):
+    """auto_commit_every_records=100: not at 99 that are done, at 100 one commit, and it says 100."""
+    topic, events = kafka.topic_with(300), EventRecorder()
+    options = {"auto_commit_every_records": 100, "client_id": group, "hooks": [events], **NEVER}
+
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 100)
+        await asyncio.sleep(0.2)
+        before = commits(kafka, group)
+        await read(consumer, 1)
+        await events.wait_for(OffsetsCommitted)
+
+        assert before == []
+        assert commits(kafka, group) == [100]
+        assert await kafka.committed(group, topic, 1) == {0: 100}
+
+
+async def test_each_restarts_the_other(kafka, group):
+    """A commit by number begins the interval anew, and one by time the count."""
+    topic, events = kafka.topic_with(400), EventRecorder()
+    options = {
+        "auto_commit_every_records": 100,
+        "auto_commit_interval_ms": 3_000,
+        "client_id": group,
+        "hooks": [events],
+    }
+
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 1)
+        await asyncio.sleep(0.6)  # of the first interval
+        await read(consumer, 100)
+        await events.wait_for(OffsetsCommitted, where=lambda event: 100 in event.offsets.values())
+        await read(consumer, 51)
+        await events.wait_for(OffsetsCommitted, where=lambda event: 151 in event.offsets.values())
+        await read(consumer, 99)
+        await asyncio.sleep(0.1)
+        by_number, by_time = (frame.at for frame in kafka.proxy.requests(OffsetCommitRequest, client_id=group))
+
+        assert commits(kafka, group) == [100, 151]
+        assert by_time - by_number >= 2.6
+
+
+async def test_a_commit_by_hand_restarts_both(kafka, group):
+    """commit() at 99, then 99 more: none of its own."""
+    topic = kafka.topic_with(300)
+
+    options = {"auto_commit_every_records": 100, "client_id": group, **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 99)
+        await consumer.commit()
+        await read(consumer, 100)
+        await asyncio.sleep(0.2)
+
+        assert commits(kafka, group) == [99]
+
+
+@pytest.mark.parametrize("ack", ["auto", "manual"])
+async def test_records_are_counted_in_batches_and_when_acknowledged(kafka, group, ack):
+    """A batch counts when the next one is asked for, a record of ack="manual" when that is said of it."""
+    topic, events = kafka.topic_with(30), EventRecorder()
+
+    options = {"auto_commit_every_records": 10, "ack": ack, "hooks": [events], **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        batch: list = []
+        while len(batch) < 10:
+            batch += await consumer.getmany(max_records=10 - len(batch))
+        if ack == "manual":
+            for record in reversed(batch):
+                consumer.ack(record)
+        else:
+            await consumer.getone()
+        await events.wait_for(OffsetsCommitted)
+
+        assert await kafka.committed(group, topic, 1) == {0: 10}
+
+
+async def test_by_neither_is_at_the_end(kafka, group):
+    """auto_commit_interval_ms=None and no number: nothing while it runs, all that is done when it stops."""
+    topic = kafka.topic_with(10)
+
+    async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
+        await read(consumer, 6)
+        await asyncio.sleep(0.2)
+        before = commits(kafka, group)
+
+    assert before == []
+    assert await kafka.committed(group, topic, 1) == {0: 5}
+
+
+async def test_what_is_done_is_committed_when_another_joins(kafka, group):
+    """Though no interval ever ends, the hand-over commits: the newcomer begins behind that, and nothing comes twice."""
+    topic = kafka.topic_with(10, partitions=2)
+
+    async with kafka.consumer(topic, group_id=group, heartbeat_interval_ms=200, **NEVER) as one:
+        got = [await one.getone() for _ in range(20)]
+        one.ack(got[-1])
+        reading = asyncio.create_task(one.getone(timeout_ms=20_000))
+        async with kafka.consumer(topic, group_id=group, heartbeat_interval_ms=200, **NEVER) as other:
+            await until(lambda: len(one.assignment()) == len(other.assignment()) == 1)
+            (moved,) = other.assignment()
+            committed = await kafka.committed(group, topic, 2)
+            for partition in (0, 1):
+                kafka.produce(topic, [b"new"], partition=partition)
+            got += [await reading, await other.getone(timeout_ms=20_000)]
+
+    assert committed[moved.partition] == 10
+    assert sorted((record.partition, record.offset) for record in got) == [(p, n) for p in (0, 1) for n in range(11)]
+
+
+async def test_stop_may_leave_the_last_commit_out(kafka, group):
+    """stop(commit=False) leaves the group, and what was committed before stays as it was."""
+    topic = kafka.topic_with(10)
+
+    consumer = kafka.consumer(topic, group_id=group, client_id=group, **NEVER)
+    await consumer.start()
+    await read(consumer, 3)
+    await consumer.commit()
+    await read(consumer, 4)
+    await consumer.stop(commit=False)
+
+    assert await kafka.committed(group, topic, 1) == {0: 3}
+    assert await kafka.members(group) == {}
+    assert len(kafka.proxy.requests(LeaveGroupRequest, client_id=group)) == 1
+
+
+async def test_stop_leaves_though_its_commit_fails(kafka, group):
+    """The last commit is refused: that is told, and the group is left all the same."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+
+    with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(30), times=None):
+        async with kafka.consumer(topic, group_id=group, hooks=[events], **NEVER) as consumer:
+            await read(consumer, 4)
+
+    assert events.of(CommitFailed)
+    assert await kafka.members(group) == {}
+
+
+# ---- what is committed --------------------------------------------------------------------------------------------
+
+
+async def test_some_partitions_alone(kafka, group):
+    """commit([partition]) commits what was handed out of it; of the others nothing is done by that."""
+    topic = kafka.topic_with(5, partitions=2)
+
+    async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
+        records: list = []
+        while len(records) < 10:
+            records += await consumer.getmany()
+        await consumer.commit([TopicPartition(topic, 1)])
+        committed = await kafka.committed(group, topic, 2)
+        with pytest.raises(ConfigurationError, match="is no partition"):
+            await consumer.commit(["orders"])
+        with pytest.raises(ConfigurationError, match="is no partition"):
+            await consumer.commit({"orders": 5})
+        with pytest.raises(ConfigurationError, match="whole number"):
+            await consumer.commit({TopicPartition(topic, 0): "5"})
+
+    assert committed == {1: 5}
+
+
+async def test_the_record_in_hand_of_a_partition(kafka, group):
+    """commit([partition]) includes the record in hand if it is of that partition."""
+    topic = kafka.topic(2)
+    kafka.produce(topic, [b"%d" % n for n in range(5)], partition=0)
+
+    async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
+        await read(consumer, 3)
+        await consumer.commit([TopicPartition(topic, 1)])
+        assert (await kafka.committed(group, topic, 2)).get(0) is None
+        await consumer.commit([TopicPartition(topic, 0)])
+        assert (await kafka.committed(group, topic, 2))[0] == 3
+
+
+async def test_nothing_new_is_no_request(kafka, group):
+    """A second commit without progress sends nothing; one after a refusal sends only what was refused."""
+    topic = kafka.topic_with(5, partitions=2)
+
+    def refuse_one(answer):
+        return replace(
+            answer, partitions=tuple(replace(o, error_code=14 if o.partition else 0) for o in answer.partitions)
+        )
+
+    async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
+        await read(consumer, 10)
+        with kafka.proxy.edit_answer(OffsetCommitRequest, refuse_one):
+            await consumer.commit()
+        await consumer.commit()
+        frames = kafka.proxy.requests(OffsetCommitRequest, client_id=group)
+
+    assert [sorted(one.partition for one in frame.message.partitions) for frame in frames] == [[0, 1], [1]]
+    assert all(frame.version >= 2 for frame in frames)
+    assert {frame.message.generation_id for frame in frames} != {-1}
+
+
+async def test_metadata_too_large(kafka, group):
+    """By default the commit is refused; with on_metadata_too_large="blank" it is made without the text, and told."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+    partition, text = TopicPartition(topic, 0), "x" * 5_000
+
+    async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
+        await read(consumer, 1)
+        with pytest.raises(BrokerError, match="OFFSET_METADATA_TOO_LARGE"):
+            await consumer.commit({partition: OffsetAndMetadata(3, text)})
+        await consumer.stop(commit=False)
+    options = {"on_metadata_too_large": "blank", "hooks": [events], **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 1)
+        await consumer.commit({partition: OffsetAndMetadata(4, text)})
+        await consumer.stop(commit=False)
+
+    assert await kafka.committed(group, topic, 1) == {0: 4}
+    assert await kafka.metadata(group, topic) == ""
+    assert [(one.offset, one.text_bytes) for one in events.of(CommitTextDropped)] == [(4, 5_000)]
+
+
+async def test_metadata_too_large_of_many_partitions(kafka, group):
+    """All texts that are too long are left out in one further attempt, however many partitions there are."""
+    topic, events = kafka.topic_with(1, 4), EventRecorder()
+    places = [TopicPartition(topic, number) for number in range(4)]
+
+    options = {"on_metadata_too_large": "blank", "offset_commit_max_retries": 1, "hooks": [events], **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 4)
+        await consumer.commit({place: OffsetAndMetadata(1, "x" * 5_000) for place in places})
+
+    assert await kafka.committed(group, topic, 4) == dict.fromkeys(range(4), 1)
+    assert {one.partition for one in events.of(CommitTextDropped)} == set(places)
+
+
+# ---- commits that do not go through -------------------------------------------------------------------------------
+
+
+async def test_a_commit_has_so_many_retries(kafka, group):
+    """offset_commit_max_retries=5: one try and five more, then the reader's next call raises."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+    options = {"offset_commit_max_retries": 5, "auto_commit_interval_ms": 50, "retry_backoff_ms": 10}
+
+    with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(14), times=None) as refused:
+        async with kafka.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
+            await read(consumer, 2)
+            await events.wait_for(CommitFailed)
+            count = refused.count
+            with pytest.raises(CommitFailedError, match="after 6 attempts"):
+                await consumer.getone()
+
+    assert count == 6
+
+
+async def test_an_offset_of_a_topic_that_is_not_read_is_tried_again(kafka, group):
+    """A coordinator that has not heard of a new topic yet is asked again; the topic does not count as deleted."""
+    topic, other = kafka.topic_with(1), kafka.topic()
+
+    async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
+        await read(consumer, 1)
+        with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(3)):
+            await consumer.commit({TopicPartition(other, 0): 7})
+
+    assert await kafka.committed(group, other, 1) == {0: 7}
+
+
+async def test_pauses_of_commits_and_of_fetches_of_offsets(kafka, group):
+    """retry_backoff_ms is the pause before either is tried again."""
+    topic = kafka.topic_with(10)
+    options = {"retry_backoff_ms": 300, "client_id": group, **NEVER}
+
+    with (
+        kafka.proxy.edit_answer(OffsetCommitRequest, refusing(14)),
+        kafka.proxy.edit_answer(OffsetFetchRequest, refused_fetch(14), times=2),
+    ):
+        async with kafka.consumer(topic, group_id=group, **options) as consumer:
+            await read(consumer, 2)
+            await consumer.commit()
+    fetched = [frame.at for frame in kafka.proxy.requests(OffsetFetchRequest, client_id=group)]
+    committed = [frame.at for frame in kafka.proxy.requests(OffsetCommitRequest, client_id=group)]
+
+    assert (len(fetched), len(committed)) == (3, 2)
+    assert fetched[1] - fetched[0] >= 0.23
+    assert committed[1] - committed[0] >= 0.23
+    assert await kafka.committed(group, topic, 1) == {0: 2}
+
+
+async def test_a_refused_fetch_of_offsets_is_told(kafka, group):
+    """What no other try heals ends the reading with a typed error, and nothing is read from a place nobody chose."""
+    topic = kafka.topic_with(10)
+
+    with kafka.proxy.edit_answer(OffsetFetchRequest, refused_fetch(30), times=None):
+        async with kafka.consumer(topic, group_id=group) as consumer:
+            with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
+                await consumer.getone()
+
+
+async def test_of_a_mixed_answer_nothing_is_lost(kafka, group):
+    """Committed, refused for now, never committed: the first two go on where they were, the third by the policy."""
+    topic, events = kafka.topic_with(10, partitions=3), EventRecorder()
+    for partition, offset in ((0, 4), (1, 6)):
+        await kafka.commit(group, topic, offset, "", partition=partition)
+
+    def mixed(answer):
+        return replace(
+            answer, partitions=tuple(replace(o, error_code=88 if o.partition == 1 else 0) for o in answer.partitions)
+        )
+
+    with kafka.proxy.edit_answer(OffsetFetchRequest, mixed):
+        async with kafka.consumer(topic, group_id=group, hooks=[events], **NEVER) as consumer:
+            await until(lambda: len(consumer.assignment()) == 3)
+            places = {one.partition: await consumer.position(one) for one in consumer.assignment()}
+
+    assert places == {0: 4, 1: 6, 2: 0}
+    assert not events.of(OffsetReset)
+
+
+@pytest.mark.parametrize(("code", "is_soon"), [(14, True), (16, True), (30, False)])
+async def test_the_next_commit_after_one_that_was_refused(kafka, group, code, is_soon):
+    """For now, or by who is no coordinator any more: again after a short pause. For good: at the next interval."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+    options = {
+        "auto_commit_every_records": 3,  # which makes the first one
+        "auto_commit_interval_ms": 40_000 if is_soon else 1_000,
+        "client_id": group,
+        "hooks": [events],
+    }
+
+    with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(code)):
+        async with kafka.consumer(topic, group_id=group, **options) as consumer:
+            await read(consumer, 4)
+            await events.wait_for(OffsetsCommitted)
+            first, second = (one.at for one in kafka.proxy.requests(OffsetCommitRequest, client_id=group))
+            looked_up = [one.at for one in kafka.proxy.requests(FindCoordinatorRequest, client_id=group)]
+
+    assert is_soon or second - first >= 0.9
+    assert any(first < at < second for at in looked_up) is (code == 16)
+
+
+# ---- callbacks ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_callback_is_told_of_each_commit(kafka, group):
+    """offset_commit_callback(offsets, error): after automatic ones and ones by hand, good and bad."""
+    topic, told = kafka.topic_with(10), []
+    partition = TopicPartition(topic, 0)
+
+    async def note(offsets, error):
+        told.append((offsets, error))
+
+    async with kafka.consumer(topic, group_id=group, offset_commit_callback=note, **NEVER) as consumer:
+        await read(consumer, 2)
+        await consumer.commit({partition: OffsetAndMetadata(2, "a note")})
+        with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(30)), pytest.raises(BrokerError):
+            await consumer.commit({partition: 3})
+        await read(consumer, 4)
+
+    assert told[0] == ({partition: OffsetAndMetadata(2, "a note")}, None)
+    assert told[1][0] == {partition: OffsetAndMetadata(3)}
+    assert isinstance(told[1][1], BrokerError)
+    assert told[2][0][partition].offset == 5
+
+
+async def test_what_a_callback_raises_is_told(kafka, group):
+    """An error of the callback is an event, and changes nothing of the commit; it may be a plain function."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+
+    def note(_offsets, _error):
+        raise KeyError("oops")
+
+    options = {"offset_commit_callback": note, "hooks": [events], **NEVER}
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await read(consumer, 2)
+        await consumer.commit()
+        assert await kafka.committed(group, topic, 1) == {0: 2}
+
+    assert "oops" in events.of(CommitCallbackFailed)[0].error
+
+
+async def test_two_commits_in_a_row_arrive_in_order(kafka, group):
+    """Commits in tasks of their own: one is in flight at a time, and the later one is the last to arrive."""
+    topic = kafka.topic_with(10)
+    partition = TopicPartition(topic, 0)
+
+    async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
+        await read(consumer, 1)
+        with kafka.proxy.delay_answer(OffsetCommitRequest, 0.2, times=1):
+            first = asyncio.create_task(consumer.commit({partition: 3}))
+            second = asyncio.create_task(consumer.commit({partition: 4}))
+            await asyncio.gather(first, second)
+        sent = commits(kafka, group)
+        await consumer.stop(commit=False)
+
+    assert sent == [3, 4]
+    assert await kafka.committed(group, topic, 1) == {0: 4}
+
+
+# ---- what is read back --------------------------------------------------------------------------------------------
+
+
+async def test_committed_offsets_are_asked_for_once(kafka, group):
+    """One OffsetFetch after a join, at the coordinator, before the first record; committed([]) asks nobody."""
+    topic = kafka.topic_with(10)
+    await kafka.commit(group, topic, 4, "")
+
+    async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
+        first = await consumer.getone()
+        await read(consumer, 3)
+        asked = kafka.proxy.requests(OffsetFetchRequest, client_id=group)
+        nothing = await consumer.committed([])
+        still = kafka.proxy.requests(OffsetFetchRequest, client_id=group)
+
+    assert (first.offset, nothing) == (4, {})
+    assert len(asked) == len(still) == 1
+    assert kafka.proxy.requests(FindCoordinatorRequest, client_id=group)
+
+
+async def test_each_call_commits_what_the_one_before_gave(kafka, group):
+    """With a number of 1 a call commits what earlier ones gave; commit() before handling commits this one's, too."""
+    topic, events = kafka.topic_with(10), EventRecorder()
+    options = {"auto_commit_every_records": 1, "hooks": [events], **NEVER}
+
+    async with kafka.consumer(topic, group_id=group, **options) as consumer:
+        await consumer.getone()
+        await asyncio.sleep(0.1)
+        first = await kafka.committed(group, topic, 1)
+        await consumer.getone()
+        await events.wait_for(OffsetsCommitted)
+        second = await kafka.committed(group, topic, 1)
+        await consumer.getone()
+        await consumer.commit()
+        third = await kafka.committed(group, topic, 1)
+
+    assert (first, second, third) == ({}, {0: 1}, {0: 3})
+
+
+async def test_records_of_handlers_and_streams_are_counted(kafka, group):
+    """Who works on many at once has them counted when they are done: handlers of an App, streams by partition."""
+    topic, events, handled = kafka.topic_with(25), EventRecorder(), []
+    options = {"auto_commit_every_records": 10, "hooks": [events], **NEVER}
+    app = App(bootstrap_servers=kafka.bootstrap_servers, group_id=group, **options)
+
+    @app.handler(topic, order_by="none")
+    async def handle(value: bytes) -> None:
+        handled.append(value)
+
+    async with app:
+        first = await events.wait_for(OffsetsCommitted)
+        await until(lambda: len(handled) == 25)
+    streamed = EventRecorder()
+    options = {**options, "hooks": [streamed]}
+    async with kafka.consumer(topic, group_id=f"{group}-2", **options) as consumer:
+        async for _, stream in consumer.streams():
+            for _ in range(12):
+                await anext(stream)
+            second = await streamed.wait_for(OffsetsCommitted)
+            break
+
+    assert min(first.offsets.values()) >= 10
+    assert 10 <= min(second.offsets.values()) <= 12

@@ -1,0 +1,248 @@
+"""What is committed: what is done and no more, at intervals, when asked, when partitions go and at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from tailrace import CommitFailedError, ConsumerStateError, OffsetAndMetadata, TopicPartition
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import CommitFailed, OffsetsCommitted
+from tailrace.protocol.messages import HeartbeatRequest, OffsetCommitRequest
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+from tests.support.expulsion import expel
+
+
+async def test_commits_follow_the_interval(new_topic, new_consumer, witness, group):
+    """What is done is committed every auto_commit_interval_ms, and nothing is sent when nothing is new."""
+    topic, events = new_topic(), EventRecorder()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    options = {"auto_commit_interval_ms": 200, "hooks": [events]}
+    async with new_consumer(topic, group_id=group, **options) as consumer:
+        for _ in range(6):
+            await consumer.getone()
+        await events.wait_for(OffsetsCommitted, where=lambda event: 5 in event.offsets.values())
+        assert await witness.committed(group, topic, 1) == {0: 5}
+        count = len(events.of(OffsetsCommitted))
+        await asyncio.sleep(0.7)
+        assert count == len(events.of(OffsetsCommitted))
+
+
+async def test_commit_includes_what_is_in_hand(new_topic, new_consumer, witness, group):
+    """A bare commit() says that the record in hand is done."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
+        for _ in range(6):
+            await consumer.getone()
+        await consumer.commit()
+        assert await witness.committed(group, topic, 1) == {0: 6}
+
+
+async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(new_topic, new_consumer, group, witness):
+    """commit({partition: …}) stores just that, and committed() reads it back; what has no commit is absent."""
+    topic = new_topic(2)
+    one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        await consumer.commit({one: OffsetAndMetadata(17, "a note")})
+        assert {one: OffsetAndMetadata(17, "a note", None)} == await consumer.committed([one, other])
+
+    assert await witness.committed(group, topic, 2) == {0: 17}
+
+
+async def test_no_automatic_commit_takes_a_chosen_one_back(new_topic, new_consumer, witness, group):
+    """What the caller has committed of the record in hand stays, at intervals and at stop; a seek back is committed."""
+    topic, events = new_topic(2), EventRecorder()
+    witness.fill(topic, 2, 10)
+    one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    async with new_consumer(topic, group_id=group, auto_commit_interval_ms=100, hooks=[events]) as consumer:
+        await consumer.getmany(max_records=20, min_records=20)
+        await consumer.commit({one: 10, other: 10})
+        await consumer.seek(other, 3)
+        await events.wait_for(OffsetsCommitted, where=lambda event: event.offsets == {other: 3})
+
+    assert await witness.committed(group, topic, 2) == {0: 10, 1: 3}
+
+
+async def test_nothing_is_committed_when_commits_are_off(new_topic, new_consumer, witness, group):
+    """enable_auto_commit=False commits neither at intervals nor at stop."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    options = {"enable_auto_commit": False, "auto_commit_interval_ms": 50}
+    async with new_consumer(topic, group_id=group, **options) as consumer:
+        for _ in range(6):
+            await consumer.getone()
+        await asyncio.sleep(0.3)
+
+    assert await witness.committed(group, topic, 1) == {}
+
+
+async def test_a_group_that_began_at_the_end_does_not_skip_what_comes_while_it_is_down(
+    new_topic, new_consumer, witness, group
+):
+    """With auto_offset_reset='latest' the end is committed though nothing was read, so nothing is lost later."""
+    topic, options = new_topic(), {"group_id": group, "auto_offset_reset": "latest"}
+    witness.produce(topic, [b"before"])
+    async with new_consumer(topic, **options) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        assert await consumer.position(TopicPartition(topic, 0)) == 1
+    witness.produce(topic, [b"while it was down"])
+
+    async with new_consumer(topic, **options) as consumer:
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"while it was down"
+
+
+async def test_commit_without_a_group_says_what_is_missing(new_topic, new_consumer):
+    """Without a group there is nothing to commit for, and the error says so."""
+    async with new_consumer(new_topic()) as consumer:
+        with pytest.raises(ConsumerStateError, match="group_id"):
+            await consumer.commit()
+        with pytest.raises(ConsumerStateError, match="group_id"):
+            await consumer.committed([])
+
+
+async def test_a_commit_for_somebody_elses_group_is_refused(new_topic, new_consumer, witness, group):
+    """A member that the group has lost cannot commit: the error says what to raise, and the broker keeps the old."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(10)))
+
+    async with new_consumer(topic, group_id=group, enable_auto_commit=False, heartbeat_interval_ms=30_000) as consumer:
+        await consumer.getone()
+        coordinator = consumer._started.coordinator
+        member_id = coordinator.identity.member_id
+        await expel(witness.bootstrap_servers, group, member_id)
+        with pytest.raises(CommitFailedError, match="max_poll_interval_ms"):
+            await consumer.commit()
+
+    assert await witness.committed(group, topic, 1) == {}
+
+
+PROGRAM = """
+    import asyncio, sys, tailrace
+
+    async def main():
+        async with tailrace.Consumer({topic!r}, bootstrap_servers={servers!r}, group_id={group!r}) as consumer:
+            for _ in range(7):
+                record = await consumer.getone()
+                print(record.offset, flush=True)
+            await consumer.commit()
+            {end}
+
+    tailrace.run(main())
+"""
+
+
+async def run_program(kafka_server, topic, group, end="pass"):
+    text = PROGRAM.format(topic=topic, servers=kafka_server.bootstrap_servers, group=group, end=end)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", textwrap.dedent(text), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 40)
+    return process.returncode, [int(line) for line in out.split()]
+
+
+async def test_a_committed_position_survives_a_restart_of_the_process(new_topic, kafka_server, witness, group):
+    """A second process of the group begins exactly where the first one committed, however that one ended."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    first = await run_program(kafka_server, topic, group)
+    killed = await run_program(kafka_server, topic, group, "import os; os.kill(os.getpid(), 9)")
+    options_of_third = await witness.committed(group, topic, 1) == {0: 14}
+
+    assert (0, list(range(7))) == first
+    assert (-9, list(range(7, 14))) == killed
+    assert options_of_third
+
+
+async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, witness, group):
+    """tailrace.run ends cleanly on SIGTERM: what is done is committed, the group is left, the exit code is 0."""
+    topic = new_topic()
+    witness.produce(topic, (b"%d" % n for n in range(30)))
+
+    end = "await consumer.getone(); import os, signal; os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(30)"
+    code, handled = await run_program(kafka_server, topic, group, end)
+
+    assert (0, list(range(7))) == (code, handled)
+    assert await witness.committed(group, topic, 1) == {0: 7}
+    assert await witness.members(group) == {}
+
+
+# ---- commits that fail without anybody having asked for them ---------------------------------------------------------
+
+
+async def test_a_zombies_commit_is_not_retried(quick, group):
+    """A member that was removed and has not heard of it: its commit is refused, and the event promises no other."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    options = {"group_protocol": "classic", "auto_commit_interval_ms": 200, "hooks": [events]}
+
+    async with quick.consumer(topic, group_id=group, **options) as consumer:
+        with quick.proxy.hold_request(HeartbeatRequest) as held:
+            await held.took_place()
+            (member_id,) = await quick.members(group)
+            await expel(quick.direct, group, member_id)
+            for _ in range(3):
+                await consumer.getone()
+            failed = await events.wait_for(CommitFailed)
+
+    assert "UNKNOWN_MEMBER_ID" in failed.error
+    assert failed.will_retry is False
+
+
+@pytest.mark.parametrize(
+    ("protocol", "code"),
+    [
+        ("classic", ErrorCode.UNKNOWN_MEMBER_ID),
+        ("classic", ErrorCode.ILLEGAL_GENERATION),
+        ("classic", ErrorCode.FENCED_INSTANCE_ID),
+        ("consumer", ErrorCode.FENCED_MEMBER_EPOCH),
+        ("consumer", ErrorCode.STALE_MEMBER_EPOCH),
+    ],
+)
+async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protocol, code):
+    """Whichever way the group says that it continues without the member, the event promises no other commit."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events], "group_id": group}
+
+    async with quick.consumer(topic, group_protocol=protocol, group_instance_id=group, **options) as consumer:
+        with quick.proxy.edit_answer(OffsetCommitRequest, each_refused(code), times=None):
+            await consumer.getone()
+            reading = asyncio.create_task(consumer.getone())
+            failed = await events.wait_for(CommitFailed)
+        reading.cancel()
+
+    assert code.name in failed.error
+    assert failed.will_retry is False
+
+
+async def test_a_commit_that_a_coordinator_cannot_take_now_is_retried(quick, group):
+    """A coordinator that loads for longer than a request may take: the next interval's commit brings the offset."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events]}
+
+    async with quick.consumer(topic, group_id=group, **options) as consumer:
+        loading = each_refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        with quick.proxy.edit_answer(OffsetCommitRequest, loading, times=None):
+            for _ in range(3):
+                await consumer.getone()
+            failed = await events.wait_for(CommitFailed)
+        await events.wait_for(OffsetsCommitted)
+        assert await quick.committed(group, topic, 1) == {0: 2}
+
+    assert failed.will_retry is True
+
+
+def each_refused(code):
+    """Edits an answer to a commit into a refusal of every partition."""
+    return lambda answer: replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))

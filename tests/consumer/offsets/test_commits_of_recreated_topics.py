@@ -1,0 +1,113 @@
+"""Commits of records that were read before their topic was deleted and recreated."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tailrace import CommitFailedError, TopicPartition
+from tailrace.observe.events import PartitionsRevoked, TopicRecreated
+from tailrace.protocol.messages import ApiVersionsRequest
+from tests.support.consumer_group import until
+
+OFFSET_COMMIT = 8
+
+both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+
+
+def recreate(broker, topic, count=100):
+    broker.server.delete_topic(topic)
+    broker.server.create_topic(topic, 1)
+    broker.produce(topic, (b"new %d" % n for n in range(count)))
+
+
+async def recreate_unseen(consumer, broker, topic):
+    """Recreate the topic while nothing is fetched: a member that sees it missing gives its partitions back."""
+    consumer.pause()
+    await asyncio.sleep(1.5)  # the fetch under way ends after fetch_max_wait_ms
+    await asyncio.to_thread(recreate, broker, topic)
+    consumer.resume()
+
+
+def topic_of_old_records(broker, count=100):
+    topic = broker.topic()
+    broker.produce(topic, (b"old %d" % n for n in range(count)))
+    return topic
+
+
+async def first_of_next_member(broker, topic, group, protocol):
+    """The record at which another member of the group begins."""
+    async with broker.consumer(topic, group_id=group, group_protocol=protocol) as second:
+        async with asyncio.timeout(60):
+            return await second.getone()
+
+
+@both_protocols
+async def test_an_automatic_commit_of_old_records_skips_no_record_of_the_new_topic(kafka, group, protocol, recorder):
+    """Fifty old records are finished when the topic is another one: the next member begins at its first record."""
+    topic = topic_of_old_records(kafka)
+
+    async with kafka.consumer(
+        topic, group_id=group, group_protocol=protocol, auto_commit_interval_ms=1000, hooks=[recorder]
+    ) as first:
+        for _ in range(10):
+            await first.getone()
+        await first.commit()
+        await recreate_unseen(first, kafka, topic)
+        got = [await first.getone() for _ in range(40)]
+        await until(lambda: recorder.of(TopicRecreated) or recorder.of(PartitionsRevoked), 60)
+
+    new = sum(record.value.startswith(b"new") for record in got)
+    second = await first_of_next_member(kafka, topic, group, protocol)
+    assert second.offset <= max(0, new - 1)
+    assert second.value == b"new %d" % second.offset
+
+
+async def test_a_commit_of_old_records_raises_and_the_new_topic_is_read_from_its_first_record(kafka, group):
+    """The user's own commit says why it was not done; queued records of the old topic are dropped."""
+    topic = topic_of_old_records(kafka)
+
+    options = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
+    async with kafka.consumer(topic, group_id=group, **options) as first:
+        while not first.assignment():
+            await first.getone(timeout_ms=50)
+        await first.seek_to_beginning()
+        for _ in range(10):
+            await first.getone()
+        await recreate_unseen(first, kafka, topic)
+        with pytest.raises(CommitFailedError, match="deleted and recreated"):
+            await first.commit()
+        async with asyncio.timeout(60):
+            new = [await first.getone() for _ in range(100)]
+        await first.commit()
+        assert (await first.committed(first.assignment()))[TopicPartition(topic, 0)].offset == 100
+
+    assert [record.value for record in new] == [b"new %d" % n for n in range(100)]
+
+
+async def test_a_broker_without_topic_ids_in_commits_is_asked_for_the_ids_first(kafka, group, recorder):
+    """OffsetCommit before version 10 names topics: the ids are compared just before it is sent."""
+    topic = topic_of_old_records(kafka)
+
+    with kafka.proxy.edit_answer(ApiVersionsRequest, without_ids_in_commits, times=None):
+        async with kafka.consumer(topic, group_id=group, auto_commit_interval_ms=1000, hooks=[recorder]) as first:
+            for _ in range(10):
+                await first.getone()
+            await first.commit()
+            await recreate_unseen(first, kafka, topic)
+            got = [await first.getone() for _ in range(40)]
+            await until(lambda: recorder.of(TopicRecreated) or recorder.of(PartitionsRevoked), 60)
+
+    new = sum(record.value.startswith(b"new") for record in got)
+    second = await first_of_next_member(kafka, topic, group, "classic")
+    assert second.offset <= max(0, new - 1)
+    assert second.value == b"new %d" % second.offset
+
+
+def without_ids_in_commits(answer):
+    return replace(
+        answer,
+        api_keys=tuple(replace(one, max_version=9) if one.api_key == OFFSET_COMMIT else one for one in answer.api_keys),
+    )

@@ -1,0 +1,304 @@
+"""Partitions of the user's own choice, and subscriptions that change while a consumer runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tailrace import (
+    CommitFailedError,
+    ConfigurationError,
+    Consumer,
+    ConsumerStateError,
+    GroupAuthorizationFailedError,
+    TopicPartition,
+    UnknownTopicError,
+)
+from tailrace.protocol.messages import ListOffsetsRequest, MetadataRequest, OffsetFetchRequest
+from tests.support.consumer_group import until
+from tests.support.witness import offsets
+
+
+@pytest.fixture
+def filled(new_topic, witness):
+    """Makes a topic with so many records in each partition."""
+
+    def make(partitions: int = 1, count: int = 20) -> str:
+        topic = new_topic(partitions)
+        witness.fill(topic, partitions, count)
+        return topic
+
+    return make
+
+
+async def read(consumer: Consumer, count: int) -> list:
+    records = []
+    async with asyncio.timeout(20):
+        while len(records) < count:
+            records += await consumer.getmany(max_records=count - len(records))
+    return records
+
+
+async def test_partitions_are_named_in_any_form(filled, new_consumer):
+    """A topic, a pair, a triple, mappings of three kinds, lists of them, mixed in one call."""
+    whole, pair, triple, single, several, mapped = (filled(3) for _ in range(6))
+    what = [
+        whole,
+        (pair, 1),
+        (triple, 2, 5),
+        {single: 0, several: [0, 2]},
+        {(mapped, 1): 15},
+        [TopicPartition(pair, 2)],
+    ]
+
+    async with new_consumer() as consumer:
+        await consumer.assign(*what, at="earliest")
+        assigned = consumer.assignment()
+        records = await read(consumer, 3 * 20 + 20 + 15 + 20 + 40 + 5 + 20)
+
+    starts = {}
+    for record in records:
+        starts.setdefault((record.topic, record.partition), record.offset)
+    wanted = {(whole, 0): 0, (whole, 1): 0, (whole, 2): 0, (pair, 1): 0, (pair, 2): 0, (triple, 2): 5}
+    assert starts == {**wanted, (single, 0): 0, (several, 0): 0, (several, 2): 0, (mapped, 1): 15}
+    assert {tuple(one) for one in assigned} == starts.keys()
+
+
+async def test_an_assignment_begins_where_it_is_told(filled, new_consumer):
+    """At either end, at an offset, so many records before the end, by time; by policy when nothing is said."""
+    topic = filled()
+    place = TopicPartition(topic, 0)
+    now = int(time.time() * 1000)
+
+    async with new_consumer(auto_offset_reset="latest") as consumer:
+        for at, first in (("earliest", 0), ("latest", 20), (7, 7), (None, 20)):
+            await consumer.assign(topic, at=at)
+            assert await consumer.position(place) == first
+        await consumer.assign(topic, tail=3)
+        assert offsets(await read(consumer, 3)) == [(0, 17), (0, 18), (0, 19)]
+        await consumer.assign(topic, tail=500)
+        assert await consumer.position(place) == 0
+        assert await consumer.seek_to_time(now - 3_600_000) == {place: 0}
+
+
+async def test_a_group_is_a_store_of_offsets_and_nothing_more(filled, new_consumer, witness, group):
+    """Offsets are committed for the group and found again; the group has no members, and the rest is by policy."""
+    topic = filled(2)
+
+    async with new_consumer(group_id=group) as consumer:
+        await consumer.assign((topic, 0))
+        await read(consumer, 8)
+        await consumer.commit()
+        members = await witness.members(group)
+        await read(consumer, 4)
+        await consumer.getmany(max_records=1)
+    async with new_consumer(group_id=group) as consumer:
+        await consumer.assign(topic)
+        resumed = {one: await consumer.position(one) for one in consumer.assignment()}
+
+    committed = await witness.committed(group, topic, 2)
+    assert members == {}
+    assert committed in ({0: 12}, {0: 12, 1: 0})
+    assert resumed == {TopicPartition(topic, 0): 12, TopicPartition(topic, 1): 0}
+
+
+async def test_committing_for_a_group_with_members_is_refused(filled, new_consumer, group):
+    """Whoever only stores offsets cannot commit over members; the error is told at once."""
+    topic = filled()
+
+    async with new_consumer(topic, group_id=group) as member, new_consumer(group_id=group) as outside:
+        await member.getone()
+        await outside.assign(topic, at="earliest")
+        await outside.getone()
+        async with asyncio.timeout(20):
+            with pytest.raises(CommitFailedError):
+                await outside.commit()
+
+
+async def test_without_auto_commit_nothing_is_stored(filled, new_consumer, witness, group):
+    """enable_auto_commit=False: the user commits, or nobody."""
+    topic = filled()
+
+    async with new_consumer(group_id=group, enable_auto_commit=False) as consumer:
+        await consumer.assign(topic)
+        await read(consumer, 8)
+
+    assert await witness.committed(group, topic, 1) == {}
+
+
+async def test_a_new_assignment_replaces_the_old_one_as_a_whole(filled, new_consumer):
+    """The old partitions fall silent at once, what was fetched is gone, and an empty one reads nothing."""
+    old, new = filled(2, 2_000), filled()
+
+    async with new_consumer() as consumer:
+        await consumer.assign(old, at="earliest")
+        await read(consumer, 10)
+        await consumer.assign(new, at="earliest")
+        records = await read(consumer, 20)
+        assert {record.topic for record in records} == {new}
+        assert await consumer.getone(timeout_ms=300) is None
+        await consumer.assign()
+        assert consumer.assignment() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "error"),
+    [
+        (("nobody-has-this",), {}, UnknownTopicError),
+        (({"{topic}": 9},), {}, UnknownTopicError),
+        ((5,), {}, ConfigurationError),
+        ((("{topic}", -1),), {}, ConfigurationError),
+        ((("{topic}", 0, "middle"),), {}, ConfigurationError),
+        (("",), {}, ConfigurationError),
+        (("{topic}",), {"at": "middle"}, ConfigurationError),
+        (("{topic}",), {"tail": -1}, ConfigurationError),
+        (("{topic}",), {"tail": 1, "at": "earliest"}, ConfigurationError),
+    ],
+    ids=str,
+)
+async def test_what_names_no_partition_is_refused_and_changes_nothing(filled, new_consumer, what, options, error):
+    """A wrong form, a topic or a partition that is not there: a typed error in bounded time; the old choice stays."""
+    topic = filled()
+    given = [eval(repr(one).replace("{topic}", topic)) for one in what]
+
+    # A topic that is not there is looked for as long as a call may take, and for five seconds at most.
+    async with new_consumer(default_api_timeout_ms=3_000) as consumer, asyncio.timeout(30):
+        await consumer.assign(topic, at="earliest")
+        with pytest.raises(error):
+            await consumer.assign(*given, **options)
+
+        assert consumer.assignment() == {TopicPartition(topic, 0)}
+        assert (await consumer.getone()).offset == 0
+
+
+async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer, group):
+    """One of them at a time; unsubscribe() ends either, and nothing is read without one."""
+    topic = filled()
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await consumer.getone()
+        with pytest.raises(ConsumerStateError, match="unsubscribe"):
+            await consumer.assign(topic)
+        await consumer.unsubscribe()
+        with pytest.raises(ConsumerStateError, match="reads nothing"):
+            await consumer.getone()
+        await consumer.assign(topic, at="earliest")
+        with pytest.raises(ConsumerStateError, match="unsubscribe"):
+            await consumer.subscribe(topic)
+        assert (await consumer.getone()).offset == 0
+
+
+async def test_a_member_subscribes_to_other_topics(filled, new_consumer, witness, group):
+    """Topics come and go while it runs; the group deals anew, and what stays goes on where it was."""
+    first, second = filled(), filled()
+
+    options = {"heartbeat_interval_ms": 200, "default_api_timeout_ms": 3_000}
+    async with new_consumer(first, group_id=group, **options) as consumer:
+        await read(consumer, 20)
+        await consumer.subscribe(first, second)
+        records = await read(consumer, 20)
+        assert ({record.topic for record in records}, consumer.subscription()) == ({second}, {first, second})
+        await consumer.subscribe(second)
+        async with asyncio.timeout(20):
+            while consumer.assignment() != {TopicPartition(second, 0)}:
+                assert await consumer.getone(timeout_ms=100) is None
+        with pytest.raises(UnknownTopicError):
+            await consumer.subscribe("nobody-has-this")
+        members = await witness.members(group)
+
+    assert list(members.values()) == [frozenset({TopicPartition(second, 0)})]
+    assert await witness.committed(group, first, 1) == {0: 20}
+
+
+async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, witness, group):
+    """The group is empty, what was done is committed, and a later subscription joins again."""
+    topic = filled()
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await read(consumer, 5)
+        await consumer.getone()
+        await consumer.unsubscribe()
+        assert (await witness.members(group), consumer.subscription()) == ({}, frozenset())
+        assert await witness.committed(group, topic, 1) == {0: 5}
+        await consumer.subscribe(topic)
+        assert (await consumer.getone()).offset == 5
+
+
+async def test_a_pattern_takes_the_place_of_topics(filled, new_consumer, new_topic, group):
+    """With a group and without: all that match, and nothing else any more."""
+    first, second = filled(), filled()
+
+    for options in ({"group_id": group}, {"auto_offset_reset": "earliest"}):
+        async with new_consumer(first, **options) as consumer:
+            await consumer.getone()
+            await consumer.subscribe(pattern=f"{second[:-3]}.*")
+            async with asyncio.timeout(20):
+                while consumer.assignment() != {TopicPartition(second, 0)}:
+                    await consumer.getone(timeout_ms=100)
+
+            assert consumer.subscription() == {second}
+
+
+async def test_a_consumer_of_nothing_says_so(new_consumer, group):
+    """Started without topics it waits to be told; reading before that is refused in place of waiting for ever."""
+    async with new_consumer(group_id=group) as consumer:
+        for call in (consumer.getone, consumer.getmany):
+            with pytest.raises(ConsumerStateError, match="subscribe\\(\\) or assign\\(\\)"):
+                await call()
+        with pytest.raises(ConfigurationError, match="which topics"):
+            await consumer.subscribe()
+        await until(lambda: consumer.assignment() == frozenset())
+
+
+async def test_an_assignment_that_fails_is_none(witness_of, group):
+    """Where the committed offsets may not be read, nothing is assigned, and subscribing is as free as before."""
+    topic = witness_of.topic_with(3)
+
+    def refused(answer):
+        return replace(answer, error_code=30, partitions=())
+
+    async with witness_of.consumer(group_id=group, auto_offset_reset="earliest") as consumer, asyncio.timeout(30):
+        with witness_of.proxy.edit_answer(OffsetFetchRequest, refused), pytest.raises(GroupAuthorizationFailedError):
+            await consumer.assign(topic)
+        with pytest.raises(ConsumerStateError, match="reads nothing"):
+            await consumer.getone()
+        await consumer.subscribe(topic)
+
+        assert (await consumer.getone()).offset == 0
+
+
+async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quick, group):
+    """With the consumer protocol a broker reads a pattern, so the group is joined anew; what is read stays in view."""
+    topic = quick.topic()
+    quick.produce(topic, [b"0"])
+    options = {"group_id": group, "metadata_max_age_ms": 300, "retry_backoff_max_ms": 100}
+
+    async with quick.consumer(pattern=f"{topic[:-1]}.", **options) as consumer, asyncio.timeout(30):
+        await consumer.getone()
+        await consumer.subscribe(topic)
+        await until(lambda: bool(consumer.assignment()))
+        seen = len(quick.proxy.requests(MetadataRequest))
+        await until(lambda: len(quick.proxy.requests(MetadataRequest)) >= seen + 3)
+        quick.produce(topic, [b"1"])
+
+        while (await consumer.getone()).value != b"1":
+            """What was in hand when the subscription changed comes again."""
+        assert quick.proxy.requests(MetadataRequest)[-1].message.topics is not None
+        assert consumer.subscription() == {topic}
+
+
+async def test_an_assignment_begun_anew_waits_for_no_leader_for_ever(witness_of, group):
+    """reset_offset_on_start: where the leader is silent, assign() ends after default_api_timeout_ms."""
+    topic = witness_of.topic_with(5)
+    options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 5_000}
+
+    async with witness_of.consumer(**options) as consumer, asyncio.timeout(30):
+        with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
+            await consumer.assign(topic)
+            assert held.count == 1
+            held.release()
+
+        assert (await consumer.getone()).offset == 0

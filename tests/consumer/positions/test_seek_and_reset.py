@@ -1,0 +1,345 @@
+"""Going on somewhere else, and where to begin: by offset, from either end, by time, by policy."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewPartitions
+
+from tailrace import (
+    ConfigurationError,
+    ConsumerStateError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    SharedCluster,
+    TopicPartition,
+    UnknownTopicError,
+)
+from tailrace.observe.events import OffsetReset, OffsetsCommitted
+from tailrace.protocol.messages import FetchRequest, ListOffsetsRequest
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+
+NOON = 1_700_000_000_000
+
+
+@pytest.fixture
+def stamped(kafka_server, new_topic):
+    """Makes a topic whose records are a second apart from NOON on, without the first ``gone`` ones."""
+
+    def make(count: int = 100, *, partitions: int = 1, gone: int = 0) -> str:
+        topic = new_topic(partitions, retention_ms=-1)
+        producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
+        for partition in range(partitions):
+            for n in range(count):
+                producer.produce(topic, b"%d" % n, partition=partition, timestamp=NOON + 1_000 * n)
+        assert producer.flush(20) == 0
+        if gone:
+            cut(kafka_server, topic, partitions, gone)
+        return topic
+
+    return make
+
+
+def cut(server, topic: str, partitions: int, before: int) -> None:
+    """Delete the records below an offset."""
+    from confluent_kafka import TopicPartition as Place  # noqa: PLC0415 - the one use
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - the one use
+
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    for done in admin.delete_records([Place(topic, number, before) for number in range(partitions)]).values():
+        done.result(20)
+
+
+async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_consumer, group):
+    """From the first record there is, from the next one to be handed out, and from the end; the log is not left."""
+    topic = stamped(gone=10)
+    place = TopicPartition(topic, 0)
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await consumer.getone()
+        assert await consumer.seek(place, 5, whence="earliest") == {place: 15}
+        assert (await consumer.getone()).offset == 15
+        assert await consumer.seek(place, 20) == {place: 20}
+        assert await consumer.seek(place, -5, whence="current") == {place: 15}
+        assert (await consumer.getone()).offset == 15
+        assert await consumer.seek(place, -10, whence="latest") == {place: 90}
+        assert (await consumer.getone()).offset == 90
+        assert await consumer.seek(place, -500, whence="current") == {place: 10}
+        assert await consumer.seek(place, 500, whence="earliest") == {place: 100}
+
+
+async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group):
+    """A total is dealt out, what is left over one each to the first ones; a place that is no total is refused."""
+    topic = stamped(partitions=4)
+    places = [TopicPartition(topic, number) for number in range(4)]
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await consumer.getone()
+        forward = await consumer.seek(places, 10, whence="earliest", spread=True)
+        back = await consumer.seek(consumer.assignment(), -10, whence="latest", spread=True)
+
+        with pytest.raises(ConfigurationError, match="spread=True needs whence"):
+            await consumer.seek(places, 10, spread=True)
+        with pytest.raises(ConfigurationError, match="whence='middle'"):
+            await consumer.seek(places, 10, whence="middle")
+
+    assert [forward[place] for place in places] == [3, 3, 2, 2]
+    assert [back[place] for place in places] == [97, 97, 98, 98]
+
+
+async def test_seeking_to_either_end_and_to_a_time(stamped, new_consumer, group):
+    """All that is assigned, or what is named; a time is a number, a datetime or a duration; after the last: the end."""
+    topic = stamped(partitions=2, gone=10)
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    middle = dt.datetime.fromtimestamp((NOON + 49_500) / 1000, dt.UTC)
+
+    async with new_consumer(topic, group_id=group) as consumer:
+        await consumer.getone()
+        assert await consumer.seek_to_end() == {first: 100, second: 100}
+        assert await consumer.getone(timeout_ms=200) is None
+        assert await consumer.seek_to_beginning(first) == {first: 10}
+        assert (await consumer.getone()).offset == 10
+        assert await consumer.seek_to_time(NOON + 20_000, second) == {second: 20}
+        assert await consumer.seek_to_time(middle) == {first: 50, second: 50}
+        assert await consumer.seek_to_time(dt.timedelta(days=1)) == {first: 100, second: 100}
+        began = time.time()
+        old = dt.timedelta(milliseconds=int(began * 1000) - NOON - 30_500)
+        found = (await consumer.seek_to_time(old, first))[first]
+        assert 31 <= found <= 32 + time.time() - began
+
+        with pytest.raises(ConfigurationError, match="is no time"):
+            await consumer.seek_to_time(dt.datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
+        with pytest.raises(ConsumerStateError, match="not assigned"):
+            await consumer.seek_to_end(TopicPartition(topic, 7))
+
+
+async def test_a_seek_drops_what_is_under_way_and_is_committed(witness_of, group):
+    """No record from before the seek comes after it, though a fetch was open; the new place is committed as it is."""
+    topic, events = witness_of.topic(), EventRecorder()
+    witness_of.produce(topic, (b"x" * 100 for _ in range(1_000)), batch_bytes=2_000)
+    place = TopicPartition(topic, 0)
+    options = {"auto_commit_interval_ms": 100, "max_partition_fetch_bytes": 4_000, "hooks": [events]}
+
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        with witness_of.proxy.hold_answer(FetchRequest, skip=2) as held:
+            await consumer.getone()
+            await held.took_place()
+            await consumer.seek(place, 500)
+            await events.wait_for(OffsetsCommitted, where=lambda one: one.offsets == {place: 500})
+            assert await witness_of.committed(group, topic, 1) == {0: 500}
+            held.release()
+        assert [(await consumer.getone()).offset for _ in range(120)] == list(range(500, 620))
+        await consumer.seek_to_beginning()
+
+    assert await witness_of.committed(group, topic, 1) == {0: 0}
+
+
+async def test_a_seek_whose_leader_is_silent_ends_in_time(witness_of, group):
+    """An end that nobody tells is an error within default_api_timeout_ms; the seek itself stays asked for."""
+    topic = witness_of.topic_with(10)
+
+    async with witness_of.consumer(topic, group_id=group, default_api_timeout_ms=700) as consumer:
+        await consumer.getone()
+        with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
+            with pytest.raises(RequestTimedOutError, match="no position"):
+                await consumer.seek_to_end()
+            held.release()
+        witness_of.produce(topic, [b"behind the end"])
+        assert (await consumer.getone(timeout_ms=20_000)).offset == 10
+
+
+async def test_the_ends_of_logs_and_the_records_of_a_time_are_told(stamped, new_consumer):
+    """Of any partition, assigned or not: first offset, end, first record not older than a time; absent is None."""
+    topic, other = stamped(gone=10), stamped()
+    place, beside = TopicPartition(topic, 0), TopicPartition(other, 0)
+
+    async with new_consumer(topic) as consumer:
+        assert await consumer.beginning_offsets([place, beside]) == {place: 10, beside: 0}
+        assert await consumer.end_offsets([place]) == {place: 100}
+        found = await consumer.offsets_for_times({place: NOON + 49_500, beside: NOON + 1_000_000})
+        nothing = await consumer.end_offsets([])
+
+        with pytest.raises(UnknownTopicError, match="numbered from 0"):
+            await consumer.end_offsets([TopicPartition(topic, 1)])
+        with pytest.raises(ConfigurationError, match="no partition"):
+            await consumer.beginning_offsets([topic])
+
+    assert (found[place].offset, found[place].timestamp) == (50, NOON + 50_000)
+    assert (found[beside], nothing) == (None, {})
+
+
+async def test_what_is_not_read_is_asked_for_again(witness_of):
+    """A leader that has just changed is looked for anew, of a topic that this consumer does not read, too."""
+    topic, other = witness_of.topic(), witness_of.topic_with(5)
+    place = TopicPartition(other, 0)
+
+    def moved(answer):
+        return replace(answer, partitions=tuple(replace(one, error_code=6) for one in answer.partitions))
+
+    async with witness_of.consumer(topic, default_api_timeout_ms=20_000) as consumer:
+        await consumer.position(TopicPartition(topic, 0))
+        with witness_of.proxy.edit_answer(ListOffsetsRequest, moved):
+            assert await consumer.end_offsets([place]) == {place: 5}
+
+
+async def test_an_unknown_topic_is_told_in_bounded_time(new_topic, new_consumer):
+    """A topic that nobody has is an error after the grace that a new one gets, or default_api_timeout_ms."""
+    async with new_consumer(new_topic(), default_api_timeout_ms=1_000) as consumer:
+        async with asyncio.timeout(20):
+            with pytest.raises(UnknownTopicError):
+                await consumer.end_offsets([TopicPartition("nobody-has-this", 0)])
+
+
+@pytest.mark.parametrize(
+    ("reset", "first"),
+    [
+        ("earliest", 10),
+        ("latest", 100),
+        (NOON + 49_500, 50),
+        (dt.datetime.fromtimestamp((NOON + 70_000) / 1000, dt.UTC), 70),
+        ("2023-11-14T22:14:00Z", 40),
+        (dt.timedelta(hours=1), 100),
+        ("PT1H", 100),
+    ],
+)
+async def test_where_to_begin_without_a_commit(stamped, new_consumer, group, reset, first):
+    """By name, by time, or so long ago; a time after the last record is the end."""
+    topic = stamped(gone=10)
+
+    async with new_consumer(topic, group_id=group, auto_offset_reset=reset) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        position = await consumer.position(TopicPartition(topic, 0))
+        record = await consumer.getone() if first < 100 else None
+
+    assert position == first
+    assert record is None or record.offset == first
+
+
+@pytest.mark.parametrize(("reset", "goes_on", "lost"), [("earliest", 50, 40), ("latest", 100, 90)])
+async def test_out_of_range_goes_on_by_policy_and_counts_what_was_lost(
+    stamped, new_consumer, witness, group, *, reset, goes_on, lost
+):
+    """Records that were deleted before they were read: an event says from where, to where, and how many."""
+    topic, events = stamped(), EventRecorder()
+    await witness.commit(group, topic, 10, "")
+    cut(witness, topic, 1, 50)
+
+    async with new_consumer(topic, group_id=group, auto_offset_reset=reset, hooks=[events]) as consumer:
+        reading = asyncio.create_task(consumer.getone(timeout_ms=10_000))
+        told = await events.wait_for(OffsetReset)
+        assert await consumer.position(TopicPartition(topic, 0)) in {goes_on, goes_on + 1}
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    assert (told.before, told.after, told.lost, told.policy) == (10, goes_on, lost, reset)
+
+
+async def test_out_of_range_with_policy_none_is_the_users_to_decide(
+    stamped, new_consumer, witness, group, kafka_server
+):
+    """The error says which partition and where; it comes again, and for a position, until somebody seeks."""
+    topic = stamped()
+    await witness.commit(group, topic, 10, "")
+    cut(kafka_server, topic, 1, 50)
+
+    async with new_consumer(topic, group_id=group, auto_offset_reset="none") as consumer:
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRangeError) as caught:
+                await consumer.getone(timeout_ms=10_000)
+        for ask in (partial(consumer.position, TopicPartition(topic, 0)), consumer.lag):
+            with pytest.raises(OffsetOutOfRangeError, match="offset 10 is outside"):
+                await asyncio.wait_for(ask(), 20)
+        await consumer.seek_to_beginning()
+        record = await consumer.getone(timeout_ms=10_000)
+
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == (topic, 0, 10)
+    assert record.offset == 50
+
+
+async def test_reset_offset_on_start_overrules_the_commit_once(stamped, new_consumer, witness, group):
+    """All comes again, whatever is committed; what a later rebalance takes and brings back does not go back again."""
+    topic = stamped(partitions=2)
+    for partition in range(2):
+        await witness.commit(group, topic, 70, "", partition)
+    options = {"group_id": group, "heartbeat_interval_ms": 200}
+
+    async with new_consumer(topic, reset_offset_on_start=True, **options) as consumer:
+        first = [await consumer.getone() for _ in range(200)]
+        consumer.ack(first[-1])
+        async with new_consumer(topic, **options) as second:
+            await until(lambda: len(consumer.assignment()) == len(second.assignment()) == 1)
+            (moved,) = second.assignment()
+        await until(lambda: len(consumer.assignment()) == 2)
+        witness.produce(topic, [b"new"], partition=moved.partition)
+        record = await consumer.getone()
+
+    assert {(one.partition, one.offset) for one in first} == {(number, n) for number in range(2) for n in range(100)}
+    assert (record.topic_partition, record.offset) == (moved, 100)
+    with pytest.raises(ConfigurationError, match="reset_offset_on_start"):
+        new_consumer(topic, reset_offset_on_start=True)
+
+
+async def test_reset_offset_on_start_is_not_for_a_later_subscription(stamped, new_consumer, group):
+    """Who unsubscribes and subscribes anew goes on where it was."""
+    topic = stamped()
+
+    async with new_consumer(topic, group_id=group, reset_offset_on_start=True) as consumer, asyncio.timeout(40):
+        records = [await consumer.getone() for _ in range(6)]
+        await consumer.unsubscribe()
+        await consumer.subscribe(topic)
+        records.append(await consumer.getone())
+
+    assert [record.offset for record in records] == [0, 1, 2, 3, 4, 5, 5]
+
+
+async def test_reset_offset_on_start_commits_before_the_first_record(stamped, new_consumer, witness, group):
+    """The broker has the beginning as the group's offset though nobody has read anything."""
+    topic, events = stamped(), EventRecorder()
+    await witness.commit(group, topic, 70, "")
+
+    async with new_consumer(topic, group_id=group, reset_offset_on_start=True, hooks=[events]) as consumer:
+        await events.wait_for(OffsetsCommitted)
+        assert await witness.committed(group, topic, 1) == {0: 0}
+        assert (await consumer.getone(timeout_ms=20_000)).offset == 0
+
+
+async def test_partitions_added_later_are_read_whole(kafka_server, new_topic, new_consumer, witness, group):
+    """With "latest", what comes into a partition before its consumers know of it is not skipped."""
+    topic = new_topic(1)
+    options = {"auto_offset_reset": "latest", "metadata_max_age_ms": 1_000}
+
+    async with new_consumer(topic, group_id=group, **options) as member, new_consumer(topic, **options) as alone:
+        await until(lambda: bool(member.assignment()))
+        assert [await one.position(TopicPartition(topic, 0)) for one in (member, alone)] == [0, 0]
+        kafka_server.add_partitions(topic, 2)
+        witness.produce(topic, [b"early"], partition=1)
+        found = [await one.getone(timeout_ms=15_000) for one in (member, alone)]
+
+    assert [(record.partition, record.offset) for record in found] == [(1, 0), (1, 0)]
+
+
+async def test_what_another_consumer_reads_is_not_known_to_have_grown(kafka_server, new_topic, new_consumer, witness):
+    """On a shared cluster, too, a topic's partitions are those that there were when this consumer subscribed."""
+    topic, other = new_topic(), new_topic()
+    options = {"bootstrap_servers": kafka_server.bootstrap_servers, "metadata_max_age_ms": 300}
+
+    async with (
+        SharedCluster(**options) as cluster,
+        new_consumer(topic, cluster=cluster) as one,
+        new_consumer(other, cluster=cluster) as two,
+        asyncio.timeout(40),
+    ):
+        grown = witness.admin.create_partitions([NewPartitions(topic, 2)])
+        await asyncio.to_thread(grown[topic].result, 20)
+        await until(lambda: len(one.assignment()) == 2)
+        witness.produce(topic, [b"0"], partition=1)
+        await two.subscribe(topic)
+
+        assert await two.position(TopicPartition(topic, 1)) == 1

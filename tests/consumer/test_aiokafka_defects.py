@@ -1,0 +1,381 @@
+"""Defects of an earlier asyncio client, B0 to B18 as its users met them: each cannot happen here.
+
+Where a name says Bn, the numbers are those of docs/explanation/design.md, "What went wrong before".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tailrace import CorruptRecordError, RebalanceError, TopicPartition
+from tailrace.error_codes import ErrorCode
+from tailrace.observe.events import (
+    BatchRefused,
+    ConnectionOpened,
+    FetchFailed,
+    FetchInterrupted,
+    GroupJoined,
+    GroupLeft,
+    OffsetReset,
+)
+from tailrace.protocol.messages import (
+    FetchRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
+from tests.support.proxied_broker import ProxiedBroker, numbers
+
+
+async def commit_ten(witness, topic, group):
+    """Read and commit ten records for a group."""
+    async with witness.consumer(topic, group_id=group) as consumer:
+        await read(consumer, 10)
+        await consumer.commit()
+
+
+async def read(consumer, count):
+    records = []
+    async with asyncio.timeout(30):
+        while len(records) < count:
+            records.append(await consumer.getone())
+    return records
+
+
+@pytest.mark.parametrize("code", [14, 15, 16])
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+async def test_b0_an_error_of_the_whole_group_is_no_missing_commit(witness_of, group, code, reset):
+    """OffsetFetch answered with an error beside an empty list is asked again; there is no reset."""
+    topic, events = witness_of.topic_with(20), EventRecorder()
+    options = {"group_id": group, "auto_offset_reset": reset, "hooks": [events]}
+    await commit_ten(witness_of, topic, group)
+
+    refuse = witness_of.proxy.edit_answer(
+        OffsetFetchRequest, lambda answer: replace(answer, error_code=code, partitions=()), times=2
+    )
+    with refuse:
+        async with witness_of.consumer(topic, **options) as consumer:
+            assert (await consumer.getone()).offset == 10
+
+    assert refuse.count == 2
+    assert not events.of(OffsetReset)
+
+
+async def test_b0_a_partition_that_is_absent_from_the_answer_is_asked_for_again(witness_of, group):
+    """An answer without an error that leaves out a partition is not taken for "nothing was committed"."""
+    topic = witness_of.topic_with(20)
+    await commit_ten(witness_of, topic, group)
+
+    with witness_of.proxy.edit_answer(OffsetFetchRequest, lambda answer: replace(answer, partitions=())):
+        async with witness_of.consumer(topic, group_id=group) as consumer:
+            assert (await consumer.getone()).offset == 10
+
+
+async def test_b2_heartbeats_go_on_and_nothing_is_fetched_while_a_callback_runs(witness_of, group):
+    """On the wire: join, then heartbeats; the first Fetch only after the callback, and from its override."""
+    topic, proxy = witness_of.topic_with(20), witness_of.proxy
+    seen = {}
+
+    async def callback(_consumer, _old, new):
+        beats = len(proxy.requests(HeartbeatRequest, client_id=group))
+        await until(lambda: len(proxy.requests(HeartbeatRequest, client_id=group)) >= beats + 4)
+        seen["fetches"] = len(proxy.requests(FetchRequest, client_id=group))
+        return dict.fromkeys(new, 7)
+
+    options = {"group_id": group, "client_id": group, "heartbeat_interval_ms": 200}
+    async with witness_of.consumer(topic, post_rebalance_callback=callback, **options) as consumer:
+        assert (await consumer.getone()).offset == 7
+
+    first_fetch = proxy.requests(FetchRequest, client_id=group)[0].message
+    assert seen["fetches"] == 0
+    assert first_fetch.partitions[0].fetch_offset == 7
+
+
+async def test_b3_a_cancelled_getone_loses_nothing(witness_of, group):
+    """Cancelled at any moment, it takes no record with it, and the next reader is not told that two read at once."""
+    topic, got = witness_of.topic_with(100), []
+
+    async with witness_of.consumer(topic, group_id=group, max_queued_records=7) as consumer:
+        await until(lambda: bool(consumer.statistics().buffered_bytes))
+        for n in range(10_000):
+            reading = asyncio.create_task(consumer.getone())
+            for _ in range(n % 7):
+                await asyncio.sleep(0)
+            reading.cancel()
+            (result,) = await asyncio.gather(reading, return_exceptions=True)
+            if not isinstance(result, asyncio.CancelledError):
+                got.append(result)
+            if len(got) == 50:
+                break
+        got += await read(consumer, 100 - len(got))
+
+    assert list(range(100)) == numbers(got)
+
+
+async def test_b3_a_cancelled_getone_leaves_the_watch_over_readers_on(witness_of, group):
+    """Nobody comes for a record after a getone that was cancelled: that is noticed within max_poll_interval_ms."""
+    topic, events = witness_of.topic(), EventRecorder()
+    options = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 200, "hooks": [events]}
+
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        await until(lambda: bool(consumer.assignment()))
+        reading = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait({reading})
+        witness_of.produce(topic, [b"waits"])
+        await events.wait_for(GroupLeft)
+        with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
+            await consumer.getone()
+        assert (await consumer.getone()).value == b"waits"
+
+
+async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
+    """A JoinGroup that is held past request_timeout_ms is waited for: the coordinator waits for the slowest member."""
+    topic, events = witness_of.topic_with(1), EventRecorder()
+    options = {"request_timeout_ms": 1_000, "session_timeout_ms": 6_000, "max_poll_interval_ms": 10_000}
+
+    # The first is answered with a member id, the second is the join itself.
+    with witness_of.proxy.hold_answer(JoinGroupRequest, skip=1) as held:
+        async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
+            await held.took_place()
+            await asyncio.sleep(2.5)
+            held.release()
+            await consumer.getone()
+
+    assert len(witness_of.proxy.requests(JoinGroupRequest, client_id=group)) == 2
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_b5_a_heartbeat_is_given_up_well_within_the_session(witness_of, group):
+    """One heartbeat that is never answered costs a third of the session, not the membership."""
+    topic, events = witness_of.topic_with(2), EventRecorder()
+    options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 300, "hooks": [events]}
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **options) as consumer:
+        await consumer.getone()
+        with witness_of.proxy.drop_answer(HeartbeatRequest) as dropped:
+            await dropped.took_place()
+            beats = len(witness_of.proxy.answers(HeartbeatRequest, client_id=group))
+            await until(lambda: len(witness_of.proxy.answers(HeartbeatRequest, client_id=group)) > beats + 3)
+        assert len(await witness_of.members(group)) == 1
+
+    assert len(events.of(GroupJoined)) == 1
+
+
+@pytest.mark.slow
+async def test_b6_one_broker_that_hangs_does_not_stall_the_others(kafka_cluster, group):
+    """A black-holed broker keeps its own partitions from us and nobody else's, the coordinator's included."""
+    with_proxies = kafka_cluster(3, proxied=True)
+    with_proxies.create_topic("spread", 6, replication_factor=1)
+    witness = ProxiedBroker(with_proxies)
+    for partition in range(6):
+        witness.produce("spread", (b"%d" % n for n in range(100)), partition=partition)
+    leaders = {p: with_proxies.leader_of("spread", p).node_id for p in range(6)}
+    events = EventRecorder()
+
+    async with witness.consumer("spread", group_id=group, hooks=[events]) as consumer:
+        await consumer.getone()
+        coordinator = consumer._started.cluster.coordinator_id(group)
+    victim = next(node for node in leaders.values() if node != coordinator)
+    reachable = {p for p, node in leaders.items() if node != victim}
+    with_proxies.proxies[victim].black_hole()
+
+    live = ",".join(proxy.address for node, proxy in with_proxies.proxies.items() if node != victim)
+    began = time.monotonic()
+    # The same group, so that its coordinator is not the victim; from the beginning, since the first has committed.
+    again = {"group_id": group, "post_rebalance_callback": lambda _consumer, _old, new: dict.fromkeys(new, 0)}
+    async with witness.consumer("spread", bootstrap_servers=live, **again) as consumer:
+        got = await read(consumer, 100 * len(reachable))
+    took = time.monotonic() - began
+    with_proxies.proxies[victim].restore()
+
+    assert reachable == {record.partition for record in got}
+    assert took < 25
+
+
+async def test_b7_a_batch_that_cannot_be_read_is_told_and_passed_by_hand(witness_of, group):
+    """Bytes flipped in the log: the error names the offset, comes again until seek() passes it, others are not held up.
+
+    The batch is fetched anew first, since it may have been the network that changed it.
+    """
+    topic, events = witness_of.topic(2), EventRecorder()
+    for n in range(3):
+        witness_of.produce(topic, [b"%d" % n * 50], partition=0)
+    witness_of.produce(topic, (b"%d" % n for n in range(20)), partition=1)
+    partition = TopicPartition(topic, 0)
+
+    def flip(answer):
+        broken = [
+            replace(one, records=broken_at(one.records, 1)) if one.partition == 0 and one.records else one
+            for one in answer.partitions
+        ]
+        return replace(answer, partitions=tuple(broken))
+
+    with witness_of.proxy.edit_answer(FetchRequest, flip, times=None) as flipping:
+        async with witness_of.consumer(topic, group_id=group, hooks=[events]) as consumer:
+            got, told = [], []
+            while len(got) < 21 or len(told) < 2:
+                try:
+                    got.append(await consumer.getone())
+                except CorruptRecordError as error:
+                    told.append(error)
+            flipping.end()
+            await consumer.seek(partition, 2)
+            last = await consumer.getone()
+
+    assert {(partition, 1)} == {(error.partition, error.offset) for error in told}
+    assert numbers(record for record in got if record.partition == 0) == [0]
+    assert list(range(20)) == numbers(record for record in got if record.partition == 1)
+    assert (partition, 2) == (last.topic_partition, last.offset)
+    assert len(events.of(BatchRefused)) >= 3
+
+
+def broken_at(records, offset):
+    """The same bytes, but for one in the batch that begins at ``offset``."""
+    data, at = bytearray(records), 0
+    while at < len(data):
+        if int.from_bytes(data[at : at + 8], "big") == offset:
+            data[at + 70] ^= 0xFF
+        at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    return memoryview(data)
+
+
+async def test_b7_a_batch_that_the_network_changed_is_fetched_anew(witness_of, group):
+    """One answer with flipped bytes: the checksum finds it, the next fetch heals it, nobody is told of an error."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+
+    def flip(answer):
+        changed = [
+            replace(one, records=memoryview(bytes(one.records)[:-3] + b"\xff\xff\xff")) if one.records else one
+            for one in answer.partitions
+        ]
+        return replace(answer, partitions=tuple(changed))
+
+    with witness_of.proxy.edit_answer(FetchRequest, flip):
+        async with witness_of.consumer(topic, group_id=group, hooks=[events]) as consumer:
+            assert list(range(10)) == numbers(await read(consumer, 10))
+
+    assert len(events.of(BatchRefused)) == 1
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+async def test_b8_a_partition_that_is_refused_is_asked_for_with_pauses(witness_of, group, code):
+    """While a broker answers NOT_LEADER it is asked after pauses that double, not at the network's speed."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+
+    def refuse(answer):
+        return replace(
+            answer, partitions=tuple(replace(one, error_code=code, records=None) for one in answer.partitions)
+        )
+
+    options = {"group_id": group, "client_id": group, "retry_backoff_ms": 100, "retry_backoff_max_ms": 1_000}
+    with witness_of.proxy.edit_answer(FetchRequest, refuse, times=None) as refusing:
+        async with witness_of.consumer(topic, hooks=[events], **options) as consumer:
+            reading = asyncio.create_task(read(consumer, 10))
+            await until(lambda: refusing.count >= 5)
+            refusing.end()
+            assert list(range(10)) == numbers(await reading)
+
+    asked = [frame.at for frame in witness_of.proxy.requests(FetchRequest, client_id=group)]
+    # 100, 200, 400, 800 ms, each a fifth more or less.
+    assert asked[4] - asked[0] >= 0.8 * 1.5
+    # The first two may be a leader that moves; what goes on is a warning.
+    assert len(events.of(FetchInterrupted)) == 2
+    assert len(events.of(FetchFailed)) >= 2
+
+
+async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
+    """Fetches, joins, heartbeats and commits each have a connection: a commit under a long fetch takes no time."""
+    topic, events = witness_of.topic_with(1), EventRecorder()
+
+    options = {"fetch_max_wait_ms": 10_000, "heartbeat_interval_ms": 200, "hooks": [events], "client_id": group}
+    async with witness_of.consumer(topic, group_id=group, **options) as consumer:
+        await consumer.getone()
+        with witness_of.proxy.hold_answer(FetchRequest) as held:
+            witness_of.produce(topic, [b"held"])
+            await held.took_place()
+            began = time.monotonic()
+            await consumer.commit()
+            took = time.monotonic() - began
+            beats = len(witness_of.proxy.answers(HeartbeatRequest, client_id=group))
+            await until(lambda: len(witness_of.proxy.answers(HeartbeatRequest, client_id=group)) > beats + 2)
+
+    proxy = witness_of.proxy
+    lines = {
+        kind: {frame.connection for frame in proxy.requests(kind, client_id=group)}
+        for kind in (FetchRequest, JoinGroupRequest, HeartbeatRequest, OffsetCommitRequest, FindCoordinatorRequest)
+    }
+    assert took < 10
+    assert sum(len(one) for one in lines.values()) == len(set.union(*lines.values()))
+    assert {"main", "fetch", "offsets"} <= {event.channel for event in events.of(ConnectionOpened)}
+
+
+async def test_b14_what_was_delivered_and_not_done_is_never_committed(witness_of, group):
+    """However often commits fire, none is above the record in hand: a crash then repeats it and loses nothing."""
+    topic = witness_of.topic_with(200)
+    options = {"group_id": group, "client_id": group, "auto_commit_interval_ms": 20}
+    proxy = witness_of.proxy
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        in_hand = 0
+        async for record in consumer:
+            in_hand = record.offset
+            sent = len(proxy.requests(OffsetCommitRequest, client_id=group))
+            if in_hand and in_hand % 20 == 0:
+                # There is news: the record before this one is done.
+                await until(lambda sent=sent: len(proxy.requests(OffsetCommitRequest, client_id=group)) > sent)
+            commits = proxy.requests(OffsetCommitRequest, client_id=group)
+            assert all(offset_of(frame) <= in_hand for frame in commits)
+            if in_hand == 150:
+                break
+
+    assert await witness_of.committed(group, topic, 1) == {0: 150}
+
+
+def offset_of(frame):
+    return frame.message.partitions[0].offset
+
+
+async def test_b18_reading_writes_no_log(witness_of, group, caplog):
+    """At DEBUG, thousands of records through dozens of fetches leave no line for records, fetches or heartbeats."""
+    topic = witness_of.topic(4)
+    for partition in range(4):
+        witness_of.produce(topic, (b"x" * 100 for _ in range(2_500)), partition=partition, batch_bytes=4_096)
+    caplog.set_level("DEBUG", logger="tailrace")
+
+    options = {"max_partition_fetch_bytes": 10_000, "heartbeat_interval_ms": 50, "auto_commit_interval_ms": 60_000}
+    async with witness_of.consumer(topic, group_id=group, client_id=group, **options) as consumer:
+        await consumer.getone()
+        await asyncio.sleep(0)
+        caplog.clear()
+        await read(consumer, 9_999)
+        lines = [record.message for record in caplog.records if record.name.startswith("tailrace")]
+
+    assert len(witness_of.proxy.requests(FetchRequest, client_id=group)) > 20
+    # Connections, and what a machine that stands still may lead to.
+    assert len(lines) < 10
+
+
+async def test_a_connection_whose_answers_are_out_of_step_is_made_anew(witness_of):
+    """An answer to another question breaks the connection and nothing else: all that was asked on it is asked again."""
+    topic, proxy = witness_of.topic_with(3), witness_of.proxy
+    options = {"auto_offset_reset": "earliest", "client_id": topic}
+
+    with proxy.drop_answer(ListOffsetsRequest) as dropped:
+        async with witness_of.consumer(topic, **options) as consumer:
+            await dropped.took_place()
+            ends = await consumer.end_offsets([TopicPartition(topic, 0)])
+            records = await read(consumer, 3)
+
+    assert ends == {TopicPartition(topic, 0): 3}
+    assert numbers(records) == [0, 1, 2]

@@ -1,0 +1,321 @@
+"""Brokers that die, freeze or refuse: nothing is lost, membership survives where the session allows it, waits end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tailrace import BrokerConnectionError, Consumer, TopicPartition, UnsupportedVersionError
+from tailrace.observe.events import (
+    ClusterRebootstrapped,
+    FetchFailed,
+    FetchInterrupted,
+    GroupJoined,
+    GroupLeft,
+    PartitionsAssigned,
+)
+from tailrace.protocol.messages import (
+    ApiVersionsRequest,
+    FetchRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
+from tests.support.consumer_group import ConsumerGroup, until
+from tests.support.event_recorder import EventRecorder
+from tests.support.proxied_broker import numbers
+from tests.support.witness import Witness
+
+
+@pytest.fixture
+def own_topic(own_server, group):
+    own_server.create_topic(group, 2)
+    return group
+
+
+def consumer_of(server, topic, **options):
+    return Consumer(topic, **{"bootstrap_servers": server.bootstrap_servers, **options})
+
+
+@pytest.mark.xdist_group("killed-broker")
+async def test_a_broker_killed_and_restarted_is_survived(own_server, own_topic, group):
+    """SIGKILL of the only broker and its return within the session: each record comes once, nobody rebalances.
+
+    A member of each protocol goes on as the same member.
+    """
+    Witness(own_server.bootstrap_servers).produce(own_topic, (b"%d" % n for n in range(5_000)))
+    groups = {protocol: f"{group}-{protocol}" for protocol in ("classic", "consumer")}
+
+    async def members(witness):
+        return [await witness.members(name) for name in groups.values()]
+
+    async with contextlib.AsyncExitStack() as stack:
+        crews, events = [], []
+        for protocol, name in groups.items():
+            events.append(EventRecorder())
+            options = {"group_id": name, "group_protocol": protocol, "hooks": events[-1:]}
+            new = partial(consumer_of, own_server)
+            crews.append(await stack.enter_async_context(ConsumerGroup(new, own_topic, **options)))
+            await crews[-1].join()
+            await crews[-1].handle(1_000)
+        before = await members(Witness(own_server.bootstrap_servers))
+        await asyncio.to_thread(own_server.kill)
+        for one in events:
+            await one.wait_for(FetchFailed)
+        await asyncio.to_thread(own_server.restart)
+        # One of librdkafka that saw the broker die may need long to ask it again.
+        witness = Witness(own_server.bootstrap_servers)
+        witness.produce(own_topic, (b"%d" % n for n in range(5_000, 6_000)))
+        for crew in crews:
+            await crew.handle(6_000)
+        assert await members(witness) == before
+
+    assert [set(crew.handled.values()) for crew in crews] == [{1}, {1}]
+    assert [len([two for two in one.of(PartitionsAssigned) if two.added]) for one in events] == [1, 1]
+    assert len(events[0].of(GroupJoined)) == 1
+    assert [sum((await witness.committed(name, own_topic, 2)).values()) for name in groups.values()] == [6_000] * 2
+
+
+@pytest.mark.xdist_group("killed-broker")
+async def test_a_broker_frozen_within_the_session_is_waited_for(own_server, own_topic, group):
+    """SIGSTOP for less than the session, then SIGCONT: reading goes on, nothing repeats, nobody rebalances."""
+    witness, events = Witness(own_server.bootstrap_servers), EventRecorder()
+    witness.produce(own_topic, (b"%d" % n for n in range(500)))
+    options = {"session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
+
+    async with ConsumerGroup(
+        lambda topic, **more: consumer_of(own_server, topic, **more), own_topic, group_id=group, **options
+    ) as crew:
+        await crew.join()
+        await crew.handle(500)
+        own_server.pause()
+        await asyncio.sleep(3)
+        own_server.resume()
+        witness.produce(own_topic, (b"%d" % n for n in range(500, 1_000)))
+        await crew.handle(1_000)
+
+    assert {1} == set(crew.handled.values())
+    assert len(events.of(GroupJoined)) == 1
+
+
+@pytest.mark.xdist_group("killed-broker")
+async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, group):
+    """With every broker dead, stop() is through within stop_timeout_ms and leaves no task, in either protocol."""
+    witness = Witness(own_server.bootstrap_servers)
+    witness.produce(own_topic, (b"%d" % n for n in range(10)))
+    consumers = [
+        consumer_of(own_server, own_topic, group_id=f"{group}-{one}", group_protocol=one, stop_timeout_ms=2_000)
+        for one in ("classic", "consumer")
+    ]
+    for consumer in consumers:
+        await consumer.start()
+        for _ in range(5):
+            await consumer.getone()
+
+    await asyncio.to_thread(own_server.kill)
+    began = time.monotonic()
+    await asyncio.gather(*(consumer.stop() for consumer in consumers))
+    took = time.monotonic() - began
+
+    assert took < 10
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+@pytest.mark.xdist_group("killed-broker")
+async def test_start_waits_for_a_broker_that_comes_late(killed_server, group):
+    """start() tries until start_timeout_ms is over, so a service may come up before its brokers do."""
+    if killed_server.node.is_running:
+        await asyncio.to_thread(killed_server.kill)
+    consumer = consumer_of(killed_server, "always-there", group_id=group, start_timeout_ms=60_000)
+    starting = asyncio.create_task(consumer.start())
+    done, _ = await asyncio.wait({starting}, timeout=0.5)
+    await asyncio.to_thread(killed_server.restart)
+    await starting
+    await until(lambda: len(consumer.assignment()) == 2)
+    await consumer.stop()
+
+    assert not done
+
+
+async def test_no_broker_there_is_told_in_bounded_time(group):
+    """Connection refused: the error names the address, what to look at, and comes when start_timeout_ms is over."""
+    consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group, start_timeout_ms=1_000)
+    began = time.monotonic()
+
+    with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1.*is the broker running"):
+        await consumer.start()
+
+    assert time.monotonic() - began < 10
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+async def test_a_silent_port_is_named_when_the_start_is_given_up(group):
+    """A listener that never answers, for longer than start_timeout_ms: the error names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = "{}:{}".format(*listening.getsockname())
+        consumer = Consumer("any", bootstrap_servers=address, group_id=group, start_timeout_ms=500)
+        with pytest.raises(BrokerConnectionError, match=f"{address}.*not done within"):
+            await consumer.start()
+
+
+async def test_a_cancelled_start_leaves_nothing_behind(group):
+    """Cancelling start() ends what it began."""
+    consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group)
+    starting = asyncio.create_task(consumer.start())
+    await asyncio.sleep(0.1)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+
+    assert starting.cancelled()
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+async def test_connections_reset_again_and_again_lose_nothing(witness_of, group):
+    """Every connection is reset every second or so while 30,000 records are read: each is handled, none is skipped."""
+    topic, events = witness_of.topic(4), EventRecorder()
+    witness_of.produce(topic, (b"%d" % n + b"x" * 200 for n in range(30_000)), batch_bytes=16_384)
+    options = {"group_id": group, "max_partition_fetch_bytes": 50_000, "hooks": [events]}
+
+    witness_of.proxy.reset_every(0.5, 1.5)
+    try:
+        async with ConsumerGroup(witness_of.consumer, topic, **options) as crew:
+            await crew.join()
+            await crew.handle(30_000)
+            await until(lambda: len(events.of(FetchInterrupted)) >= 3)
+    finally:
+        witness_of.proxy.reset_never()
+
+    # A commit that was applied and not heard of may be behind a rebalance, never in front of it.
+    assert len(crew.handled) == 30_000
+
+
+async def test_a_slow_network_is_no_reason_to_rebalance(witness_of, group):
+    """100 ms on every frame and slices of a few bytes: records come, membership holds."""
+    topic, events = witness_of.topic_with(300), EventRecorder()
+    options = {"group_id": group, "session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
+    witness_of.proxy.delay(0.1)
+    witness_of.proxy.throttle(50_000, slice_bytes=700)
+
+    async with witness_of.consumer(topic, **options) as consumer:
+        got = [await consumer.getone() for _ in range(300)]
+        witness_of.proxy.restore()
+
+    assert list(range(300)) == numbers(got)
+    assert len(events.of(GroupJoined)) == 1
+
+
+async def test_the_cluster_is_found_again_when_all_known_brokers_are_gone(witness_of, group):
+    """Brokers that move to other addresses are found by bootstrap_servers again (KIP-899), and reading goes on."""
+    topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
+    direct = f"127.0.0.1:{witness_of.server.node.ports.client}"
+
+    async with witness_of.consumer(
+        topic, bootstrap_servers=f"{proxy.address},{direct}", group_id=group, hooks=[events]
+    ) as consumer:
+        await events.wait_for(PartitionsAssigned)
+        got = [await consumer.getone() for _ in range(10)]
+        proxy.refuse()
+        await events.wait_for(ClusterRebootstrapped)
+        proxy.restore()
+        witness_of.produce(topic, (b"%d" % n for n in range(10, 20)))
+        got += [await consumer.getone() for _ in range(10)]
+
+    assert list(range(20)) == numbers(got)
+
+
+async def test_what_ends_the_consumer_in_the_background_leaves_the_group_in_order(quick, group):
+    """The reader is told at once; what is done is committed, the group need not miss the member, nothing more hangs."""
+    topic, proxy, events = quick.topic_with(10), quick.proxy, EventRecorder()
+
+    def without_fetch(answer):  # of connections that are new; the others go on
+        return replace(answer, api_keys=tuple(one for one in answer.api_keys if one.api_key != 1))
+
+    async with quick.consumer(topic, group_id=group, auto_commit_interval_ms=600_000, hooks=[events]) as consumer:
+        for _ in range(10):
+            await consumer.getone()
+        with proxy.edit_answer(ApiVersionsRequest, without_fetch, times=None), proxy.reset_on_answer(FetchRequest):
+            with pytest.raises(UnsupportedVersionError):
+                await consumer.getone(timeout_ms=30_000)
+            await events.wait_for(GroupLeft, timeout_s=20)
+            with pytest.raises(UnsupportedVersionError):
+                await asyncio.wait_for(consumer.unsubscribe(), 20)
+
+        assert await quick.members(group) == {}
+        assert await quick.committed(group, topic, 1) == {0: 10}
+
+
+# ---- stopping -----------------------------------------------------------------------------------------------------
+
+
+HELD = {"joining": (JoinGroupRequest, 1), "syncing": (SyncGroupRequest, 0), "committing": (OffsetCommitRequest, 0)}
+
+
+class Witnessing:
+    """A callback or listener that tells when it is called, and may not end."""
+
+    def __init__(self, *, ends: bool) -> None:
+        self.called, self._ends = asyncio.Event(), ends
+
+    async def on_partitions_revoked(self, _partitions):
+        self.called.set()
+        if not self._ends:
+            await asyncio.Event().wait()
+
+    async def choose(self, *_):
+        self.called.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("fault", ["refuse", "black_hole"])
+@pytest.mark.parametrize("phase", [*HELD, "calling back", "reading", "giving back"])
+async def test_b4_stop_ends_whatever_is_going_on(witness_of, group, phase, fault):
+    """B4: with the cluster gone, stop() ends within stop_timeout_ms and leaves no task; what was had is revoked."""
+    topic, proxy = witness_of.topic_with(10), witness_of.proxy
+    listener = Witnessing(ends=phase != "giving back")
+    options = {"stop_timeout_ms": 1_000, "auto_commit_interval_ms": 50, "rebalance_listener": listener}
+    if phase == "calling back":
+        options["post_rebalance_callback"] = (callback := Witnessing(ends=False)).choose
+    consumer = witness_of.consumer(topic, group_id=group, **options)
+
+    with contextlib.ExitStack() as stack:
+        if phase in HELD:
+            kind, skip = HELD[phase]
+            held = stack.enter_context(proxy.hold_answer(kind, skip=skip))
+        await consumer.start()
+        if phase not in {"joining", "syncing", "calling back"}:
+            await consumer.getmany()
+        await (held.took_place() if phase in HELD else callback.called.wait() if phase == "calling back" else nothing())
+        getattr(proxy, fault)()
+        began = time.monotonic()
+        await consumer.stop()
+        took = time.monotonic() - began
+
+    assert took < 10
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+    assert listener.called.is_set() is (phase not in {"joining", "syncing"})
+
+
+async def nothing():
+    """There is nothing to wait for."""
+
+
+async def test_b4_a_clean_stop_gives_everything_back(witness_of, group):
+    """B4: stop() calls on_partitions_revoked, when what is done is committed and nobody else has the partitions yet."""
+    topic, told = witness_of.topic_with(10), []
+
+    class Listener:
+        async def on_partitions_revoked(self, partitions):
+            told.append((partitions, await witness_of.committed(group, topic, 1), len(await witness_of.members(group))))
+
+    async with witness_of.consumer(topic, group_id=group, rebalance_listener=Listener()) as consumer:
+        for _ in range(6):
+            await consumer.getone()
+
+    assert told == [({TopicPartition(topic, 0)}, {0: 5}, 1)]
+    assert await witness_of.members(group) == {}

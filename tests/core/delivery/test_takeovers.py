@@ -1,0 +1,123 @@
+"""Owners of one partition that come and go: what each runs follows from what the one before had committed."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tailrace.core.delivery.progress import Positions
+from tailrace.core.offset_map import decode_metadata
+from tailrace.core.offsets.commits import Commits
+from tailrace.protocol.messages import CommitOffset
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+ONE = TopicPartition("t", 0)
+
+
+class Owners(RuleBasedStateMachine):
+    """A log with gaps, a broker that keeps the last commit, and owners that die at any moment."""
+
+    @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40), room=st.sampled_from([0, 60, 90, 4_096]))
+    def begin_log(self, gaps, room):
+        self.log = [0]
+        for gap in gaps:
+            self.log.append(self.log[-1] + 1 + gap)
+        self.room = room
+        self.stored: CommitOffset | None = None
+        self.finished: set[int] = set()
+        self.take_over()
+
+    def take_over(self):
+        self.positions = Positions()
+        (self.position,) = self.positions.add([ONE])
+        self.commits = Commits(self.positions, max_bytes=self.room, writer="me")
+        self.promised = set()
+        if self.stored is None:
+            self.position.begin(0)
+        else:
+            said = decode_metadata(self.stored.metadata, self.stored.offset)
+            assert not said.problem
+            self.position.begin(self.stored.offset, known=said.offset_map)
+            self.position.note_committed(self.stored.offset, said.user_text, said.offset_map)
+            self.promised = {
+                one
+                for one in self.log
+                if one < self.stored.offset or (said.offset_map is not None and said.offset_map.is_finished(one))
+            }
+        self.has_in_flight: set[int] = set()
+
+    def behind(self):
+        return [one for one in self.log if one >= self.position.delivered]
+
+    @precondition(lambda self: self.behind())
+    @rule(count=st.integers(1, 8))
+    def hand_out(self, count):
+        position = self.position
+        taken = self.behind()[:count]
+        known = position.tracker.known
+        offsets = [one for one in taken if known is None or not known.is_finished(one)]
+        assert not self.promised & set(offsets)
+        position.tracker.begin_all(offsets)
+        position.delivered = taken[-1] + 1
+        position.tracker.advance(position.delivered)
+        self.has_in_flight.update(offsets)
+        self.sync()
+
+    @precondition(lambda self: self.has_in_flight)
+    @rule(data=st.data())
+    def finish(self, data):
+        offset = data.draw(st.sampled_from(sorted(self.has_in_flight)))
+        self.has_in_flight.remove(offset)
+        assert self.position.tracker.finish(offset)
+        self.finished.add(offset)
+        self.sync()
+
+    @precondition(lambda self: self.has_in_flight)
+    @rule(data=st.data())
+    def abandon(self, data):
+        offset = data.draw(st.sampled_from(sorted(self.has_in_flight)))
+        self.has_in_flight.remove(offset)
+        self.position.tracker.abandon(offset)
+        self.sync()
+
+    def sync(self):
+        self.position.done = min(self.position.tracker.done, self.position.delivered)
+
+    @rule(is_stored=st.booleans())
+    def commit(self, is_stored):
+        snapshot = self.commits.snapshot()
+        if snapshot and is_stored:
+            self.stored = snapshot.offsets[ONE]
+            self.commits.acknowledged(snapshot, [ONE])
+            assert not self.commits.snapshot()
+
+    @rule(text=st.text(max_size=5))
+    def commit_a_text(self, text):
+        snapshot = self.commits.chosen({ONE: OffsetAndMetadata(self.position.done, text)})
+        self.stored = snapshot.offsets[ONE]
+        self.commits.acknowledged(snapshot, [ONE])
+        assert decode_metadata(self.stored.metadata, self.stored.offset).user_text == text
+
+    @rule()
+    def die(self):
+        self.take_over()
+
+    @invariant()
+    def nothing_unfinished_is_said_to_be_finished(self):
+        if getattr(self, "stored", None) is None:
+            return
+        found = decode_metadata(self.stored.metadata, self.stored.offset).offset_map
+        for offset in self.log:
+            if offset < self.stored.offset or (found is not None and found.is_finished(offset)):
+                assert offset in self.finished
+        assert found is None or len(self.stored.metadata) <= self.room
+
+    @invariant()
+    def no_commit_goes_back(self):
+        if getattr(self, "stored", None) is None or self.position.committed is None:
+            return
+        assert self.position.committed <= self.position.done <= self.position.delivered
+
+
+TestOwners = Owners.TestCase
+TestOwners.__doc__ = "What was committed as finished is not run again, and nothing else is ever skipped."

@@ -1,0 +1,387 @@
+"""Batching: what makes a batch full, when it is due, what it takes from which partition, and what stays in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace import Record, TopicPartition
+from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, size_of
+
+A, B, C = (TopicPartition("t", number) for number in range(3))
+SOURCE = "an assignment"
+
+
+def record(partition, offset, key=None, value=b"v", headers=()):
+    return Record(*partition, offset, key, value, 0, headers)
+
+
+def some(partition, count, start=0, **parts):
+    return [record(partition, offset, **parts) for offset in range(start, start + count)]
+
+
+def batching(order_by="partition", *, window=100, ahead=100, on_full=lambda _record, _stuck: None, **limits):
+    most = BatchLimits(**{"max_records": 10, "max_wait_ms": 1_000, **limits})
+    return BatchAssembler(order_by, most, window=window, ahead=ahead, on_full=on_full)
+
+
+def places(batch):
+    return None if batch is None else [(one.partition, one.offset) for one in batch.records]
+
+
+def test_a_batch_is_due_when_it_is_full():
+    """Not before max_records are there; what is more waits for the next one."""
+    pool = batching()
+    pool.add(A, some(A, 9), SOURCE, 0.0)
+    early = pool.take(0.0)
+    pool.add(A, some(A, 4, 9), SOURCE, 0.0)
+    batch = pool.take(0.0)
+
+    assert early is None
+    assert places(batch) == [(0, n) for n in range(10)]
+    assert (batch.sources, batch.lowest) == ({A: SOURCE}, {A: 0})
+    assert (pool.waiting, next(pool.offsets(A))) == (3, 10)
+
+
+def test_a_batch_is_due_when_its_first_record_has_waited():
+    """max_wait_ms counts from when the first record of the batch was handed in, not the last."""
+    pool = batching()
+    pool.add(A, some(A, 1), SOURCE, 5.0)
+    pool.add(A, some(A, 1, 1), SOURCE, 5.9)
+
+    assert pool.due_at == 6.0
+    assert pool.take(5.99) is None
+    assert places(pool.take(6.0)) == [(0, 0), (0, 1)]
+    assert pool.due_at is None
+
+
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+def test_what_is_hurried_waits_for_no_more(order_by):
+    """What is gathered is due at once, what is behind a batch when that is finished; what comes later waits as ever."""
+    pool = batching(order_by)
+    pool.add(A, [record(A, 0, b"a")], SOURCE, 0.0)
+    pool.hurry()
+    first = pool.take(0.0)
+    pool.add(A, [record(A, 1, b"a")], SOURCE, 0.0)
+    pool.hurry()
+    if order_by != "none":
+        assert pool.take(0.0) is None
+    pool.finish(first)
+    second = pool.take(0.0)
+    pool.finish(second)
+    pool.add(A, [record(A, 2, b"a")], SOURCE, 0.0)
+
+    assert [places(first), places(second)] == [[(0, 0)], [(0, 1)]]
+    assert pool.take(0.0) is None
+
+
+def test_a_batch_is_full_by_bytes():
+    """Keys, values and headers count; a batch is not larger than max_bytes, unless it is a single record."""
+    pool = batching(max_bytes=10)
+    big = record(A, 3, key=b"k", value=b"12345678", headers=(("name", b"value"), ("none", None)))
+    pool.add(A, [*some(A, 3, value=b"1234"), big, *some(A, 1, 4)], SOURCE, 0.0)
+    taken = []
+    while (batch := pool.take(0.0)) is not None:
+        taken.append(places(batch))
+        pool.finish(batch)
+
+    assert size_of(big) == 1 + 8 + 4 + 5 + 4
+    assert taken == [[(0, 0), (0, 1)], [(0, 2)], [(0, 3)]]
+    assert places(pool.take(1.0)) == [(0, 4)]
+
+
+def test_by_partition_the_next_batch_waits_for_the_one_before():
+    """Batches of one partition come one after the other, those of others run beside them."""
+    pool = batching()
+    pool.add(A, some(A, 10), SOURCE, 0.0)
+    pool.add(B, some(B, 10), SOURCE, 0.0)
+    first, beside = pool.take(0.0), pool.take(0.0)
+    pool.add(A, some(A, 10, 10), SOURCE, 0.0)
+    meanwhile, due_at = pool.take(99.0), pool.due_at
+    pool.finish(first)
+
+    assert (places(first)[0], places(beside)[0]) == ((0, 0), (1, 0))
+    assert (meanwhile, due_at) == (None, None)
+    assert places(pool.take(0.0))[0] == (0, 10)
+
+
+def test_without_order_batches_mix_partitions_and_run_side_by_side():
+    """A batch is filled from whatever partition there is, and waits for no other."""
+    pool = batching("none")
+    pool.add(A, some(A, 6), "a", 0.0)
+    pool.add(B, some(B, 6), "b", 0.0)
+    pool.add(A, some(A, 8, 6), "a", 0.0)
+    first, second = pool.take(0.0), pool.take(0.0)
+
+    assert places(first) == [*((0, n) for n in range(6)), *((1, n) for n in range(4))]
+    assert places(second) == [(1, 4), (1, 5), *((0, n) for n in range(6, 14))]
+    assert (first.sources, first.lowest) == ({A: "a", B: "b"}, {A: 0, B: 0})
+    assert second.lowest == {A: 6, B: 4}
+
+
+def test_by_key_no_two_batches_share_a_key():
+    """What has a key of a batch that runs stays behind, in order; the others do not wait for it."""
+    pool = batching("key", max_records=2, max_wait_ms=0)
+    keys = [b"a", b"b", b"a", b"c", b"b", b"d"]
+    pool.add(A, [record(A, n, key=key) for n, key in enumerate(keys)], SOURCE, 0.0)
+    first, second, third = (pool.take(0.0) for _ in range(3))
+    pool.finish(first)
+
+    assert (places(first), places(second), third) == ([(0, 0), (0, 1)], [(0, 3), (0, 5)], None)
+    assert list(pool.offsets(A, 3)) == [4] or places(pool.take(0.0)) == [(0, 2), (0, 4)]
+
+
+def test_by_key_what_is_done_of_a_batch_frees_its_keys():
+    """A batch of which one record is tried again holds up that key only."""
+    pool = batching("key", max_records=2, max_wait_ms=0)
+    pool.add(A, [record(A, 0, key=b"a"), record(A, 1, key=b"b")], SOURCE, 0.0)
+    batch = pool.take(0.0)
+    pool.add(A, [record(A, 2, key=b"a"), record(A, 3, key=b"b")], SOURCE, 0.0)
+    before = pool.take(0.0)
+    pool.shrink(batch, batch.records[:1])
+
+    assert before is None
+    assert places(pool.take(0.0)) == [(0, 3)]
+    assert batch.lowest == {A: 0}
+
+
+def test_records_without_a_key_are_of_one_key():
+    """As in lanes: they keep their order among themselves."""
+    pool = batching("key", max_records=1)
+    pool.add(A, some(A, 2), SOURCE, 0.0)
+
+    assert places(pool.take(0.0)) == [(0, 0)]
+    assert pool.take(9.0) is None
+
+
+def test_room_is_for_one_batch_of_a_partition():
+    """A partition gets room up to a full batch, also behind one that runs; so slices need not be cut."""
+    pool = batching()
+    free = pool.room_of(A)
+    pool.add(A, some(A, 4), SOURCE, 0.0)
+    partly = pool.room_of(A)
+    pool.add(A, some(A, 6, 4), SOURCE, 0.0)
+    full = pool.room_of(A)
+    pool.take(0.0)
+
+    assert (free, partly, full, pool.room_of(A)) == (10, 6, 0, 10)
+
+
+def test_what_is_crowded_goes_before_its_time():
+    """When no more may be gathered the oldest batch is due as it is: many slow partitions never stand still."""
+    pool = batching(window=12)
+    for number, partition in enumerate((A, B, C)):
+        pool.add(partition, some(partition, pool.room_of(partition) // 2 or 1), SOURCE, float(number))
+    crowded = batching(window=12)
+    crowded.add(A, some(A, 6), SOURCE, 0.0)
+    crowded.add(B, some(B, 6), SOURCE, 0.1)
+
+    assert (crowded.room_of(A), crowded.room_of(C)) == (0, 0)
+    assert places(crowded.take(0.2)) == [(0, n) for n in range(6)]
+    assert crowded.take(0.2) is None
+    assert crowded.room_of(C) == 6
+
+
+def test_partitions_that_are_busy_take_no_room_from_others():
+    """What is gathered behind batches that run is counted apart, and bounded too."""
+    pool = batching(window=20, ahead=15)
+    for partition in (A, B):
+        pool.add(partition, some(partition, 10), SOURCE, 0.0)
+        pool.take(0.0)
+        pool.add(partition, some(partition, pool.room_of(partition), 10), SOURCE, 0.0)
+
+    assert (pool.waiting, pool.room_of(A), pool.room_of(B), pool.room_of(C)) == (15, 0, 0, 10)
+
+
+def test_a_batch_larger_than_the_window_is_filled():
+    """max_records may be more than max_queued_records: a batch can always be full."""
+    pool = batching(window=5, max_records=10)
+
+    assert pool.room_of(A) == 10
+
+
+def read_on(pool, partition, *, key=None):
+    """Gather and begin whatever there is room for; the batches that were begun."""
+    offset, begun = 0, []
+    while room := pool.room_of(partition):
+        pool.add(partition, [record(partition, offset + n, key) for n in range(room)], SOURCE, 0.0)
+        offset += room
+        while (batch := pool.take(9.0)) is not None:
+            begun.append(batch)
+    return begun
+
+
+def test_hot_keys_of_some_partitions_do_not_stop_the_others():
+    """Each of them may hold twice what is left; then those that hold nothing go on record by record."""
+    pool = batching("key", window=40)
+    rooms, waiting = [], []
+    for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
+        rooms.append(pool.room_of(partition))
+        assert len(read_on(pool, partition, key=b"hot")) == 1
+        waiting.append(pool.waiting)
+
+    assert rooms == [10, 9, 3, 1, 1, 1]
+    assert waiting == [27, 36, 39, 40, 41, 42]
+    run_one_by_one(pool, C)
+
+
+def run_one_by_one(pool, partition):
+    """There is room for one record at a time, and none is in another's way."""
+    for offset in range(9):
+        assert pool.room_of(partition) == 1
+        pool.add(partition, some(partition, 1, offset), SOURCE, 0.0)
+        pool.finish(pool.take(0.0))
+
+
+@pytest.mark.parametrize("order_by", ["key", "none"])
+def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
+    """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
+    full = []
+    pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
+    failing = []
+
+    def outage(partition):
+        for offset in count():
+            if not (room := pool.room_of(partition)):
+                return
+            keys = (b"%d.%d" % (offset, n) for n in range(room))
+            pool.add(partition, [record(partition, 10 * offset + n, key) for n, key in enumerate(keys)], SOURCE, 0.0)
+            failing.append(pool.take(9.0))
+            pool.failed(failing[-1])
+            pool.failed(failing[-1])
+
+    outage(A)
+    of_a = pool.failing
+    outage(B)
+
+    assert (of_a, pool.failing, pool.waiting) == (20, 27, 0)
+    assert full == [(A, 20), (A, 20), (B, 7), (B, 7)]
+    outage(TopicPartition("t", 3))
+    run_one_by_one(pool, C)
+    pool.shrink(failing[0], failing[0].records[:4])
+    assert pool.room_of(C) == 5
+    for batch in failing:
+        pool.finish(batch)
+    assert (pool.failing, pool.room_of(A)) == (0, 10)
+
+
+@pytest.mark.parametrize("order_by", ["partition", "key", "none"])
+def test_what_is_dropped_is_forgotten(order_by):
+    """Nothing of a partition that is released comes later; what runs goes on, and others stay."""
+    pool = batching(order_by, max_records=2)
+    pool.add(A, some(A, 2, key=b"a"), "old", 0.0)
+    pool.add(B, some(B, 1, key=b"b"), SOURCE, 0.0)
+    running = pool.take(0.0)
+    pool.add(A, some(A, 1, 2, key=b"c"), "old", 0.0)
+    pool.drop(A)
+    dropped = list(pool.offsets(A))
+    pool.add(A, some(A, 1, 50, key=b"a"), "new", 5.0)
+    pool.finish(running)
+    rest = [pool.take(9.0), pool.take(9.0)]
+
+    assert dropped == []
+    assert sorted(place for one in rest if one is not None for place in places(one)) == [(0, 50), (1, 0)]
+    assert {one.sources[A] for one in rest if one is not None and A in one.sources} == {"new"}
+    assert pool.waiting == 0
+
+
+class World:
+    """A batching, what should be in it, and what runs."""
+
+    def __init__(self, order_by, max_bytes):
+        self.order_by, self.max_bytes = order_by, max_bytes
+        self.pool = batching(order_by, window=20, ahead=10, max_records=4, max_bytes=max_bytes)
+        self.now, self.running = 0.0, []
+        self.following, self.waiting, self.last = defaultdict(int), {one: [] for one in (A, B, C)}, {}
+
+    def lane_of(self, one):
+        return {"partition": one.topic_partition, "key": (one.partition, one.key), "none": one}[self.order_by]
+
+    def add(self, partition, amount):
+        first, count = self.following[partition], min(amount, self.pool.room_of(partition))
+        keys = [b"%d" % (n % 3) if n % 3 else None for n in range(count)]
+        records = [record(partition, first + n, key=key) for n, key in enumerate(keys)]
+        self.following[partition] += count
+        self.waiting[partition] += records
+        self.pool.add(partition, records, SOURCE, self.now)
+
+    def take(self, _partition, _amount):
+        batch = self.pool.take(self.now)
+        if batch is None:
+            return
+        assert 0 < len(batch.records) <= 4
+        assert self.max_bytes is None or len(batch.records) == 1 or sum(map(size_of, batch.records)) <= self.max_bytes
+        assert self.order_by == "none" or len(batch.lowest) == 1
+        lanes = set(map(self.lane_of, batch.records))
+        assert not any(self.lane_of(one) in lanes for other in self.running for one in other.records)
+        for one in batch.records:
+            self.waiting[one.topic_partition].remove(one)
+            assert self.last.get(self.lane_of(one), -1) < one.offset
+            self.last[self.lane_of(one)] = one.offset
+        self.running.append(batch)
+
+    def finish(self, _partition, amount):
+        if self.running:
+            self.pool.finish(self.running.pop(amount % len(self.running)))
+
+    def fail(self, _partition, amount):
+        if self.running:
+            self.pool.failed(self.running[amount % len(self.running)])
+
+    def shrink(self, _partition, amount):
+        if self.running:
+            batch = self.running[-1]
+            self.pool.shrink(batch, batch.records[: amount + 1])
+
+    def wait(self, _partition, amount):
+        self.now += amount / 5
+
+    def drop(self, partition, _amount):
+        self.pool.drop(partition)
+        self.waiting[partition].clear()
+
+    @property
+    def gathered(self):
+        return sum(map(len, self.waiting.values()))
+
+    def check(self):
+        assert self.pool.waiting == self.gathered <= 20 + 10 + 4
+        failing = sum(len(batch.records) for batch in self.running if batch.failing)
+        assert self.pool.failing == (0 if self.order_by == "partition" else failing)
+        for partition, records in self.waiting.items():
+            assert list(self.pool.offsets(partition)) == [one.offset for one in records]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    order_by=st.sampled_from(["partition", "key", "none"]),
+    max_bytes=st.sampled_from([None, 12]),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["add", "take", "fail", "finish", "shrink", "wait", "drop"]),
+            st.sampled_from([A, B, C]),
+            st.integers(0, 7),
+        ),
+        max_size=60,
+    ),
+)
+def test_everything_comes_once_and_in_order(order_by, max_bytes, steps):
+    """Whatever is gathered, taken, finished and dropped in any order: nothing twice, lost, swapped or too many."""
+    world = World(order_by, max_bytes)
+    for name, partition, amount in steps:
+        getattr(world, name)(partition, amount)
+        world.check()
+    while world.running or world.gathered:
+        before = world.gathered + len(world.running)
+        while world.running:
+            world.finish(A, 0)
+            world.check()
+        world.wait(A, 50)
+        world.take(A, 0)
+        world.check()
+
+        assert world.gathered + len(world.running) < before or world.running, "what waits is never due"

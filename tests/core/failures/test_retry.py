@@ -1,0 +1,218 @@
+"""What is tried again, when, and what becomes of a record that failed for good."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.core.backoff import Backoff
+from tailrace.core.failures.retry import FailureAction, Retry, RetryDecision, after_failure
+from tailrace.errors import ConfigurationError
+
+EVEN = 0.5
+"""The chance that leaves a pause as it is."""
+
+
+class Rejected(Exception):  # noqa: N818 - a word of the handler
+    """What is never tried again."""
+
+
+NEVER = (Rejected,)
+
+
+# ---- the policy ------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults():
+    """Three attempts of whatever fails, a fifth of a second apart at first, half a minute at most."""
+    assert Retry() == Retry(3, 200, 30_000, jitter=True, on=Exception, not_on=())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attempts": 0}, "attempts: 0 will not do: it has to be at least 1"),
+        ({"attempts": True}, "attempts: True will not do: it has to be a whole number"),
+        ({"backoff_ms": 1.5}, "backoff_ms: 1.5 will not do: it has to be a whole number"),
+        ({"backoff_ms": -1}, "backoff_ms: -1 will not do: it has to be at least 0"),
+        ({"max_backoff_ms": 0}, "max_backoff_ms: 0 will not do: it has to be at least 1"),
+        ({"backoff_ms": 500, "max_backoff_ms": 400}, "backoff_ms=500 has to be at most max_backoff_ms=400"),
+        ({"on": "ValueError"}, "on: 'ValueError' will not do: it has to be an exception, or several as a tuple"),
+        ({"on": (OSError, 5)}, "on: 5 will not do: it has to be an exception, or several as a tuple"),
+        ({"on": OSError()}, r"on: OSError\(\) will not do"),
+        ({"not_on": KeyboardInterrupt}, "not_on: .*KeyboardInterrupt.* will not do"),
+        ({"on": (OSError, ValueError), "not_on": ValueError}, "ValueError is in on and in not_on"),
+        ({"on": ConnectionError, "not_on": OSError}, "ConnectionError is in on and in not_on"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, words):
+    """Whoever writes a policy is told what is wrong with it there and then."""
+    with pytest.raises(ConfigurationError, match=f"^Retry: {words}"):
+        Retry(**options)
+
+
+def test_the_edges_are_allowed():
+    """One attempt, no pause, and a pause that does not grow."""
+    assert Retry(attempts=1, backoff_ms=0, max_backoff_ms=1).pause_s(1, EVEN) is None
+    assert Retry(backoff_ms=500, max_backoff_ms=500).pause_s(2, EVEN) == 0.5
+
+
+def test_exceptions_are_one_or_several():
+    """With all that derive from them; what ``not_on`` has is taken from what ``on`` has."""
+    network = Retry(on=OSError, not_on=(PermissionError, FileNotFoundError))
+
+    assert network.is_retriable(ConnectionResetError())
+    assert not network.is_retriable(PermissionError())
+    assert not network.is_retriable(ValueError())
+    assert Retry(on=(OSError, ValueError)).is_retriable(UnicodeError())
+    assert not Retry(on=()).is_retriable(ValueError())
+
+
+def test_what_is_never_tried_again_is_not():
+    """The framework's word is above the user's; and only exceptions are failures at all."""
+    assert Retry().is_retriable(Rejected())
+    assert not Retry().is_retriable(Rejected(), NEVER)
+    assert not Retry(on=Rejected).is_retriable(Rejected(), NEVER)
+    assert not Retry().is_retriable(KeyboardInterrupt())
+
+
+def of_group(*errors: Exception) -> ExceptionGroup:
+    return ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+
+def test_a_group_of_errors_is_what_it_holds():
+    """What a TaskGroup raises is tried again if each error in it would be, however deep; one that is not is enough."""
+    network, reset, bug = Retry(on=OSError, not_on=PermissionError), ConnectionResetError(), ValueError()
+
+    assert network.is_retriable(of_group(reset, of_group(TimeoutError(), reset)))
+    assert not network.is_retriable(of_group(reset, of_group(bug)))
+    assert not network.is_retriable(of_group(reset, PermissionError()))
+    assert Retry().is_retriable(of_group(reset, bug))
+    assert not Retry().is_retriable(of_group(reset, of_group(Rejected())), NEVER)
+    assert Retry(on=ExceptionGroup).is_retriable(of_group(reset, bug))
+    assert not Retry(not_on=ExceptionGroup).is_retriable(of_group(reset))
+
+
+def test_pauses_grow_until_the_attempts_are_used_up():
+    """The first attempt counts: five of them have four pauses between them."""
+    retry = Retry(attempts=5, backoff_ms=200, max_backoff_ms=1_000, jitter=False)
+
+    assert [retry.pause_s(n, 0.9) for n in range(1, 5)] == pytest.approx([0.2, 0.4, 0.8, 1.0])
+    assert retry.pause_s(5, 0.9) is None
+    assert retry.pause_s(6, 0.9) is None
+    assert Retry(attempts=1).pause_s(1, EVEN) is None
+
+
+@given(st.integers(1, 50), st.floats(0, 1, exclude_max=True), st.integers(0, 10_000), st.integers(1, 60_000))
+def test_pauses_are_those_of_all_of_tailrace(failures, chance, first_ms, more_ms):
+    """Exponential with jitter, as for requests and connections."""
+    retry = Retry(attempts=51, backoff_ms=first_ms, max_backoff_ms=first_ms + more_ms)
+
+    assert retry.pause_s(failures, chance) == Backoff.of_ms(first_ms, first_ms + more_ms).pause_s(failures, chance)
+
+
+# ---- the decision ----------------------------------------------------------------------------------------------
+
+RETRY = Retry(attempts=3, backoff_ms=200, max_backoff_ms=5_000, jitter=False, not_on=KeyError)
+DELAYS_MS = (10_000, 60_000)
+FAILED, HOPELESS, REJECTED, AWAY = ValueError(), KeyError(), Rejected(), ConnectionError()
+ONCE_MORE = RetryDecision(FailureAction.RETRY, 0.4)
+DEAD = RetryDecision(FailureAction.DEAD_LETTER)
+
+
+NO_DEAD_LETTERS = {"dead_letter": False}
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "situation", "decision"),
+    [
+        # an outage: here, for as long as it lasts
+        (AWAY, 1, {}, RetryDecision(FailureAction.PAUSE, 0.2)),
+        (AWAY, 4, {"retry_topics": DELAYS_MS}, RetryDecision(FailureAction.PAUSE, 1.6)),
+        (AWAY, 99, {"on_failure": "skip"} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
+        # attempts left: here, whatever topics there are
+        (FAILED, 1, {}, RetryDecision(FailureAction.RETRY, 0.2)),
+        (FAILED, 2, NO_DEAD_LETTERS, ONCE_MORE),
+        (FAILED, 2, {"retry_topics": DELAYS_MS}, ONCE_MORE),
+        (FAILED, 2, {"retry_topics": DELAYS_MS, "attempt_topic_index": 1}, ONCE_MORE),
+        # used up: from one retry topic to the next, then to the dead letters
+        (FAILED, 3, {"retry_topics": DELAYS_MS}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
+        (
+            FAILED,
+            3,
+            {"retry_topics": DELAYS_MS, "attempt_topic_index": 0},
+            RetryDecision(FailureAction.RETRY_TOPIC, 60.0, 1),
+        ),
+        (FAILED, 3, {"retry_topics": DELAYS_MS} | NO_DEAD_LETTERS, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
+        (FAILED, 3, {"retry_topics": DELAYS_MS, "attempt_topic_index": 1}, DEAD),
+        (FAILED, 3, {"retry_topics": DELAYS_MS, "attempt_topic_index": 7}, DEAD),
+        (FAILED, 3, {}, DEAD),
+        # another attempt will not help: to the dead letters at once
+        (HOPELESS, 1, {"retry_topics": DELAYS_MS}, DEAD),
+        (REJECTED, 1, {"retry_topics": DELAYS_MS}, DEAD),
+        (REJECTED, 1, {}, DEAD),
+        # nobody takes it
+        (FAILED, 3, NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
+        (FAILED, 4, NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
+        (
+            FAILED,
+            3,
+            {"retry_topics": DELAYS_MS, "attempt_topic_index": 1} | NO_DEAD_LETTERS,
+            RetryDecision(FailureAction.PAUSE, 5.0),
+        ),
+        (REJECTED, 1, {"retry_topics": DELAYS_MS} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
+    ],
+)
+def test_what_becomes_of_a_failure(error, failures, situation, decision):
+    """The table of the module, row by row."""
+    options = {"dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
+    options["outages"] = (ConnectionError,)
+
+    assert after_failure(RETRY, failures, error, **options) == decision
+
+
+@pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
+def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
+    """A pause is the default of the app; stopping and skipping have to be asked for, and dead letters go before."""
+    with_none, with_some = (
+        after_failure(RETRY, 3, FAILED, dead_letter=there_are, on_failure=on_failure, chance=EVEN)
+        for there_are in (False, True)
+    )
+
+    assert with_none == RetryDecision(step)
+    assert with_some == DEAD
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.integers(1, 100_000), max_size=4),
+    st.booleans(),
+    st.sampled_from(["pause", "stop", "skip"]),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_every_record_comes_to_an_end(attempts, delays_ms, dead_letter, on_failure, chance):
+    """One that always fails is tried ``attempts`` times in each topic, in each topic once, and then given up."""
+    retry, tried, topics, came_by, failures = Retry(attempts=attempts), 0, [], None, 0
+
+    while True:
+        tried, failures = tried + 1, failures + 1
+        decision = after_failure(
+            retry,
+            failures,
+            FAILED,
+            dead_letter=dead_letter,
+            on_failure=on_failure,
+            chance=chance,
+            retry_topics=delays_ms,
+            attempt_topic_index=came_by,
+        )
+        if decision.step is FailureAction.RETRY_TOPIC:
+            came_by, failures = decision.retry_topic, 0
+            topics.append(came_by)
+        elif decision.step is not FailureAction.RETRY:
+            break
+
+    assert tried == attempts * (1 + len(delays_ms))
+    assert topics == list(range(len(delays_ms)))
+    assert decision.step is (FailureAction.DEAD_LETTER if dead_letter else FailureAction[on_failure.upper()])

@@ -1,0 +1,243 @@
+"""The bounded buffer: shares, turns, and the books about bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.records import TopicPartition
+
+A, B, C = (TopicPartition(name, 0) for name in "abc")
+
+
+@pytest.fixture
+def buffer():
+    """An empty one for ninety bytes."""
+    return FetchBuffer(90)
+
+
+def anything(_partition):
+    return True
+
+
+def test_first_in_first_out(buffer):
+    """Of one partition, chunks come in the order in which they were put."""
+    buffer.put(A, "one", 10)
+    buffer.put(A, "two", 10)
+
+    assert (buffer.head(A), buffer.last(A)) == ("one", "two")
+    buffer.pop(A)
+    assert (buffer.head(A), buffer.last(A)) == ("two", "two")
+    buffer.pop(A)
+    assert (buffer.head(A), buffer.last(A)) == (None, None)
+    assert not buffer.holds(A)
+
+
+def test_partitions_take_turns(buffer):
+    """No partition is read twice while another that may be read waits."""
+    for partition in (A, B, C):
+        buffer.put(partition, "chunk", 1)
+
+    assert [buffer.next_partition(anything) for _ in range(5)] == [A, B, C, A, B]
+
+
+def test_who_may_not_be_read_is_passed_over(buffer):
+    """A paused partition waits without holding up the others; when none may be read there is none."""
+    for partition in (A, B, C):
+        buffer.put(partition, "chunk", 1)
+
+    assert [buffer.next_partition(lambda one: one != B) for _ in range(4)] == [A, C, A, C]
+    assert buffer.next_partition(lambda _: False) is None
+    assert FetchBuffer(1).next_partition(anything) is None
+
+
+def test_bytes_are_accounted_for(buffer):
+    """What is held, what one partition holds, and what was ever taken out."""
+    buffer.put(A, "one", 10)
+    buffer.put(B, "two", 20)
+
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.free_bytes, buffer.taken_bytes) == (30, 10, 60, 0)
+    buffer.pop(B)
+    assert (buffer.held_bytes, buffer.bytes_of(B), buffer.free_bytes, buffer.taken_bytes) == (10, 0, 80, 20)
+
+
+def test_room_is_reserved_before_it_is_filled(buffer):
+    """A fetch under way has its room; when it is over, whatever it brought, the room is free or held."""
+    buffer.reserve("fetch", 50)
+    assert (buffer.free_bytes, buffer.reserved_bytes) == (40, 50)
+
+    buffer.put(A, "one", 30)
+    buffer.unreserve("fetch")
+
+    assert (buffer.free_bytes, buffer.reserved_bytes) == (60, 0)
+    buffer.unreserve("fetch")
+    assert buffer.free_bytes == 60
+
+
+def test_a_fetch_reserves_once(buffer):
+    """Another reservation of the same fetch takes the place of the one before."""
+    buffer.reserve("fetch", 50)
+    buffer.reserve("fetch", 20)
+
+    assert buffer.reserved_bytes == 20
+
+
+def test_an_overrun_leaves_no_room(buffer):
+    """The protocol may bring more than was asked for; then there is no room, and not less than none."""
+    buffer.put(A, "large", 200)
+
+    assert buffer.free_bytes == 0
+    assert buffer.room_of(A, 3) == 0
+
+
+def test_a_partition_uses_up_its_own_share_alone(buffer):
+    """Each of three may hold a third, however much the others hold."""
+    buffer.put(A, "slow", 30)
+
+    assert (buffer.share_of(3), buffer.room_of(A, 3), buffer.room_of(B, 3)) == (30, 0, 30)
+    assert buffer.share_of(0) == 90
+
+
+def test_what_is_put_back_comes_first_again(buffer):
+    """Its bytes were accounted for when it was taken."""
+    buffer.put(A, "two", 10)
+
+    buffer.put_back(A, "one")
+
+    assert (buffer.head(A), buffer.held_bytes) == ("one", 10)
+    buffer.pop(A)
+    assert (buffer.head(A), buffer.held_bytes) == ("two", 10)
+    buffer.put_back(B, "alone")
+    assert buffer.holds(B)
+    assert buffer.next_partition(lambda one: one == B) == B
+
+
+def test_what_is_dropped_is_gone(buffer):
+    """All of it, and its turn; it was not read, so it was not taken. Dropping nothing is no error."""
+    buffer.put(A, "one", 10)
+    buffer.put(A, "two", 10)
+
+    buffer.drop(A)
+    buffer.drop(B)
+
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.taken_bytes) == (0, 0, 0)
+    assert buffer.head(A) is None
+    assert buffer.next_partition(anything) is None
+
+
+def test_no_more_is_cut_than_was_too_much(buffer):
+    """Where so much has to be left: with less, a partition would have room for just what was cut."""
+    for chunk, size in (("one", 5), ("two", 60), ("three", 10), ("marker", 0)):
+        buffer.put(A, chunk, size)
+
+    assert buffer.cut(A, 40, 40) == "two"
+    assert (buffer.held_bytes, buffer.bytes_of(A)) == (65, 65)
+    buffer.put(A, "marker", 0)
+    assert buffer.cut(A, 40, 40) is None
+    assert list(buffer.all_buffered(A)) == ["one", "two", "marker"]
+    assert buffer.cut(A, 40) == "one"
+
+
+def test_what_was_read_ahead_may_be_cut(buffer):
+    """The newest chunks, as many as it takes, but never the oldest, which may be half read; it was not read."""
+    for chunk, size in (("one", 40), ("two", 20), ("three", 10)):
+        buffer.put(A, chunk, size)
+
+    assert buffer.cut(A, 70) is None
+    assert buffer.cut(A, 61) == "two"
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.taken_bytes) == (60, 60, 0)
+    assert buffer.cut(A, 10) == "one"
+    assert buffer.cut(A, 10) is None
+    assert buffer.cut(B, 0) is None
+    assert list(buffer.all_buffered(A)) == ["one"]
+    assert buffer.held_bytes == buffer.bytes_of(A) == 40
+
+
+PARTITIONS = st.sampled_from([A, B, C])
+
+
+class Buffering(RuleBasedStateMachine):
+    """The same said with plain lists."""
+
+    @initialize()
+    def begin(self):
+        self.buffer = FetchBuffer(100)
+        self.lists: dict[TopicPartition, deque[tuple[int, int]]] = {one: deque() for one in (A, B, C)}
+        self.reserved: dict[str, int] = {}
+        self.chunk = 0
+
+    @rule(partition=PARTITIONS, size=st.integers(0, 40))
+    def put(self, partition, size):
+        self.chunk += 1
+        self.buffer.put(partition, self.chunk, size)
+        self.lists[partition].append((self.chunk, size))
+
+    @rule(partition=PARTITIONS)
+    def put_back(self, partition):
+        self.chunk += 1
+        self.buffer.put_back(partition, self.chunk)
+        self.lists[partition].appendleft((self.chunk, 0))
+
+    @rule(partition=PARTITIONS)
+    def drop(self, partition):
+        self.buffer.drop(partition)
+        self.lists[partition].clear()
+
+    @rule(partition=PARTITIONS, most=st.integers(0, 100))
+    def cut(self, partition, most):
+        chunks = self.lists[partition]
+        before = len(chunks)
+        while len(chunks) > 1 and sum(size for _, size in chunks) > most:
+            chunks.pop()
+        assert self.buffer.cut(partition, most) == (chunks[-1][0] if len(chunks) < before else None)
+
+    @rule(fetch=st.sampled_from("xy"), size=st.integers(0, 60))
+    def reserve(self, fetch, size):
+        self.buffer.reserve(fetch, size)
+        self.reserved[fetch] = size
+
+    @rule(fetch=st.sampled_from("xy"))
+    def unreserve(self, fetch):
+        self.buffer.unreserve(fetch)
+        self.reserved.pop(fetch, None)
+
+    @precondition(lambda self: any(self.lists.values()))
+    @rule(readable=st.frozensets(PARTITIONS))
+    def take(self, readable):
+        partition = self.buffer.next_partition(lambda one: one in readable)
+        waiting = {one for one in readable if self.lists[one]}
+        assert (partition in waiting) if waiting else (partition is None)
+        if partition is not None:
+            chunk, size = self.lists[partition].popleft()
+            taken = self.buffer.taken_bytes
+            assert self.buffer.head(partition) == chunk
+            self.buffer.pop(partition)
+            assert self.buffer.taken_bytes == taken + size
+
+    @invariant()
+    def the_books_are_right(self):
+        if not hasattr(self, "buffer"):
+            return
+        for partition, chunks in self.lists.items():
+            assert self.buffer.bytes_of(partition) == sum(size for _, size in chunks)
+            assert self.buffer.head(partition) == (chunks[0][0] if chunks else None)
+            assert self.buffer.holds(partition) == bool(chunks)
+        held = sum(size for chunks in self.lists.values() for _, size in chunks)
+        assert self.buffer.held_bytes == held
+        assert self.buffer.reserved_bytes == sum(self.reserved.values())
+        assert self.buffer.free_bytes == max(0, 100 - held - sum(self.reserved.values()))
+
+    @invariant()
+    def everybody_has_a_turn(self):
+        if not hasattr(self, "buffer"):
+            return
+        waiting = {one for one, chunks in self.lists.items() if chunks}
+        assert {self.buffer.next_partition(lambda _: True) for _ in waiting} == waiting
+
+
+TestBuffering = Buffering.TestCase
+TestBuffering.__doc__ = "Whatever is put, taken, put back and dropped: nothing is lost, and the books are right."

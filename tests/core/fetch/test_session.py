@@ -1,0 +1,221 @@
+"""Incremental fetches against what a broker remembers."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tailrace.core.fetch.session import FetchSession
+from tailrace.error_codes import ErrorCode
+from tailrace.protocol.messages import FetchPartition, FetchResponse, ForgottenPartition
+from tailrace.records import TopicPartition
+
+FIRST_ID, SECOND_ID = UUID(int=1), UUID(int=2)
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def asked(partition: TopicPartition, offset: int = 0, topic_id: UUID = FIRST_ID) -> FetchPartition:
+    return FetchPartition(partition.partition, offset, 100, partition.topic, topic_id)
+
+
+def answer(session_id: int = 5, error_code: int = 0) -> FetchResponse:
+    return FetchResponse((), error_code, session_id)
+
+
+@pytest.fixture
+def session():
+    """One that the broker has answered once, with two partitions in it."""
+    made = FetchSession()
+    made.ask({A: asked(A), B: asked(B)})
+    made.answered(answer())
+    return made
+
+
+def test_the_first_request_names_everything():
+    """Epoch 0 asks for a session."""
+    session = FetchSession()
+
+    part = session.ask({A: asked(A), B: asked(B)})
+
+    assert session.is_full
+    assert (part.session_id, part.session_epoch) == (0, 0)
+    assert part.partitions == (asked(A), asked(B))
+    assert part.forgotten == ()
+
+
+def test_the_next_one_names_what_changed(session):
+    """Positions that moved and nothing else; epochs count up from 1."""
+    part = session.ask({A: asked(A, 10), B: asked(B)})
+    session.answered(answer())
+
+    assert not session.is_full
+    assert (part.session_id, part.session_epoch) == (5, 1)
+    assert (part.partitions, part.forgotten) == ((asked(A, 10),), ())
+    again = session.ask({A: asked(A, 10), B: asked(B)})
+    assert (again.session_epoch, again.partitions, again.forgotten) == (2, (), ())
+
+
+def test_what_is_not_wanted_any_more_is_forgotten(session):
+    """A paused partition is not sent; when it is wanted again it is named again."""
+    part = session.ask({B: asked(B)})
+    session.answered(answer())
+
+    assert (part.partitions, part.forgotten) == ((), (ForgottenPartition(0, "t", FIRST_ID),))
+    assert session.ask({A: asked(A), B: asked(B)}).partitions == (asked(A),)
+
+
+def test_a_topic_made_anew_begins_a_session_anew(session):
+    """A broker that goes by names would forget the new topic with the old one."""
+    part = session.ask({A: asked(A, topic_id=SECOND_ID), B: asked(B)})
+
+    assert (part.session_id, part.session_epoch) == (5, 0)
+    assert len(part.partitions) == 2
+    assert part.forgotten == ()
+
+
+def test_a_broker_that_keeps_no_session(session):
+    """Session 0 says that it has no room for one: each request names everything, and asks again."""
+    assert session.answered(answer(session_id=0))
+
+    assert session.is_full
+    assert session.ask({A: asked(A)}).session_id == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "session_id"),
+    [
+        (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0),
+        (ErrorCode.INVALID_FETCH_SESSION_EPOCH, 5),
+        (ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 5),
+    ],
+)
+def test_an_error_of_the_session_ends_it(session, code, session_id):
+    """The answer holds nothing; the next request is full, and ends the old session if there is one."""
+    session.ask({A: asked(A)})
+
+    assert not session.answered(answer(error_code=code))
+
+    assert session.is_full
+    part = session.ask({A: asked(A)})
+    assert (part.session_id, part.session_epoch, part.partitions) == (session_id, 0, (asked(A),))
+
+
+def test_another_error_is_no_matter_of_the_session(session):
+    """It is told to who asked; what the broker remembers is not relied on all the same."""
+    session.ask({A: asked(A)})
+
+    assert session.answered(answer(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert session.is_full
+
+
+def test_after_no_answer_everything_is_named(session):
+    """Nobody knows whether the broker took the request in."""
+    session.ask({A: asked(A, 10)})
+    session.lost()
+
+    part = session.ask({A: asked(A, 10)})
+
+    assert (part.session_id, part.session_epoch, part.partitions) == (5, 0, (asked(A, 10),))
+
+
+def test_epochs_begin_again_at_1():
+    """After two thousand million fetches; 0 and -1 mean something else."""
+    session = FetchSession()
+    session.ask({})
+    session.answered(answer())
+    session._epoch = 0x7FFFFFFF
+    assert session.ask({}).session_epoch == 0x7FFFFFFF
+
+    session.answered(answer())
+
+    assert session.ask({}).session_epoch == 1
+
+
+class Broker:
+    """What a broker keeps of fetch sessions (KIP-227), by topic name or by topic id."""
+
+    def __init__(self, *, by_id: bool) -> None:
+        self._by_id = by_id
+        self._ids = 0
+        self._session_id, self._epoch = 0, 0
+        self.remembers: dict[object, FetchPartition] = {}
+
+    def fetch(self, part, *, has_room: bool) -> tuple[FetchResponse, list[FetchPartition]]:
+        """Its answer, and what it sends."""
+        if part.session_epoch == 0:
+            if part.session_id == self._session_id:
+                self.evict()
+            if not has_room:
+                return FetchResponse(()), list(part.partitions)
+            self._ids += 1
+            self._session_id, self._epoch, self.remembers = self._ids, 1, {}
+        elif part.session_id != self._session_id:
+            return FetchResponse((), ErrorCode.FETCH_SESSION_ID_NOT_FOUND), []
+        elif part.session_epoch != self._epoch:
+            return FetchResponse((), ErrorCode.INVALID_FETCH_SESSION_EPOCH), []
+        else:
+            self._epoch += 1
+        self.remembers |= {self._key(one): one for one in part.partitions}
+        for one in part.forgotten:
+            self.remembers.pop(self._key(one), None)
+        return FetchResponse((), 0, self._session_id), list(self.remembers.values())
+
+    def evict(self) -> None:
+        """Others need the room."""
+        self._session_id, self._epoch, self.remembers = 0, 0, {}
+
+    def _key(self, one: FetchPartition | ForgottenPartition) -> tuple[object, int]:
+        return (one.topic_id if self._by_id else one.topic, one.partition)
+
+
+class Fetching(RuleBasedStateMachine):
+    """Whatever is wanted, lost and evicted: a broker sends what is wanted and nothing else."""
+
+    @initialize(by_id=st.booleans())
+    def begin(self, by_id):
+        self.broker, self.session = Broker(by_id=by_id), FetchSession()
+        self.topic_ids = {"t": FIRST_ID, "u": SECOND_ID}
+        self.wanted: dict[TopicPartition, FetchPartition] = {}
+
+    @rule(topic=st.sampled_from("tu"), number=st.integers(0, 2), offset=st.none() | st.integers(0, 5))
+    def want(self, topic, number, offset):
+        partition = TopicPartition(topic, number)
+        if offset is None:
+            self.wanted.pop(partition, None)
+        else:
+            self.wanted[partition] = asked(partition, offset, self.topic_ids[topic])
+
+    @rule(topic=st.sampled_from("tu"))
+    def make_anew(self, topic):
+        self.topic_ids[topic] = UUID(int=max(one.int for one in self.topic_ids.values()) + 1)
+        for partition in self.wanted:
+            if partition.topic == topic:
+                self.wanted[partition] = asked(partition, 0, self.topic_ids[topic])
+
+    @rule(has_room=st.booleans(), fate=st.sampled_from(["answered", "answered", "request lost", "answer lost"]))
+    def fetch(self, has_room, fate):
+        part = self.session.ask(self.wanted)
+        if fate == "request lost":
+            self.session.lost()
+            return
+        answer, sent = self.broker.fetch(part, has_room=has_room)
+        if fate == "answer lost":
+            self.session.lost()
+        elif self.session.answered(answer):
+            key = lambda one: (one.topic, one.partition)  # noqa: E731
+            assert sorted(sent, key=key) == sorted(self.wanted.values(), key=key)
+        else:
+            assert self.session.is_full
+            assert sent == []
+
+    @precondition(lambda self: self.broker.remembers)
+    @rule()
+    def evict(self):
+        self.broker.evict()
+
+
+TestFetching = Fetching.TestCase
+TestFetching.__doc__ = "A broker sends what is wanted and nothing else, whatever it remembers."

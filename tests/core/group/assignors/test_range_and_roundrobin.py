@@ -1,0 +1,299 @@
+"""How partitions are dealt out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember, range_assignor, roundrobin_assignor
+from tailrace.records import TopicPartition
+
+TOPICS = "abcd"
+
+MEMBERS = st.lists(st.tuples(st.frozensets(st.sampled_from(TOPICS)), st.booleans()), min_size=1, max_size=6).map(
+    lambda found: [
+        SubscribedMember(f"m{n}", topics, instance_id=f"i{9 - n}" if is_static else None)
+        for n, (topics, is_static) in enumerate(found)
+    ]
+)
+COUNTS = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 9))
+
+RACKS = ("r1", "r2")
+
+every = pytest.mark.parametrize("assign", [range_assignor, roundrobin_assignor], ids=["range", "roundrobin"])
+
+
+def members(*names: str, topics: str = "t") -> list[SubscribedMember]:
+    return [SubscribedMember(name, frozenset(topics)) for name in names]
+
+
+def numbers(given_: dict[str, list[TopicPartition]]) -> dict[str, str]:
+    """An assignment as words: ``a0 a1 b0``."""
+    return {member: " ".join(f"{one.topic}{one.partition}" for one in ones) for member, ones in given_.items()}
+
+
+# ---- examples, which are Java's --------------------------------------------------------------------------------
+
+
+def test_range_gives_the_first_members_one_more():
+    """Seven partitions for three are three, two and two, in runs."""
+    given_ = range_assignor(members("z", "x", "y"), {"t": 7})
+
+    assert numbers(given_) == {"x": "t0 t1 t2", "y": "t3 t4", "z": "t5 t6"}
+
+
+def test_range_begins_each_topic_anew():
+    """Two topics of three partitions and two members: the first has two of each, so four and two in all."""
+    given_ = range_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
+
+    assert numbers(given_) == {"x": "a0 a1 b0 b1", "y": "a2 b2"}
+
+
+def test_roundrobin_goes_on_from_topic_to_topic():
+    """The same topics dealt in turn: three and three."""
+    given_ = roundrobin_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
+
+    assert numbers(given_) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
+
+
+def test_roundrobin_passes_over_who_does_not_want_the_topic():
+    """Java's own example of members with different subscriptions."""
+    group = [
+        SubscribedMember("c0", frozenset({"t0"})),
+        SubscribedMember("c1", frozenset({"t0", "t1"})),
+        SubscribedMember("c2", frozenset({"t0", "t1", "t2"})),
+    ]
+
+    given_ = roundrobin_assignor(group, {"t0": 1, "t1": 2, "t2": 3})
+
+    assert numbers(given_) == {"c0": "t00", "c1": "t10", "c2": "t11 t20 t21 t22"}
+
+
+@every
+def test_static_members_stand_first_by_their_lasting_names(assign):
+    """A static member keeps its place in line when it comes back under another member id."""
+    group = [
+        SubscribedMember("a", frozenset("t")),
+        SubscribedMember("z", frozenset("t"), "i1"),
+        SubscribedMember("y", frozenset("t"), "i2"),
+    ]
+
+    assert numbers(assign(group, {"t": 3})) == {"z": "t0", "y": "t1", "a": "t2"}
+
+
+@every
+def test_more_members_than_partitions(assign):
+    """Who gets nothing is told so."""
+    assert numbers(assign(members("x", "y", "z"), {"t": 1})) == {"x": "t0", "y": "", "z": ""}
+
+
+@every
+def test_topics_that_nobody_wants_or_that_do_not_exist(assign):
+    """What is not subscribed is not dealt, and what does not exist cannot be."""
+    assert numbers(assign(members("x", topics="tu"), {"t": 1, "other": 5})) == {"x": "t0"}
+    assert numbers(assign(members("x"), {})) == {"x": ""}
+
+
+# ---- what holds for all of them --------------------------------------------------------------------------------
+
+
+@every
+def test_each_partition_has_one_owner_who_wants_it(assign):
+    """Every partition of a topic that somebody subscribes goes to exactly one member, and that one subscribes it."""
+
+    @given(MEMBERS, COUNTS)
+    def check(group, counts):
+        given_ = assign(group, counts)
+
+        wanted = {topic for member in group for topic in member.topics}
+        owned = Counter(one for ones in given_.values() for one in ones)
+        assert owned == Counter(TopicPartition(t, p) for t in wanted & counts.keys() for p in range(counts[t]))
+        assert given_.keys() == {member.member_id for member in group}
+        assert all(one.topic in member.topics for member in group for one in given_[member.member_id])
+
+    check()
+
+
+@every
+def test_the_order_of_the_input_does_not_matter(assign):
+    """Whoever leads deals the same, in whatever order it heard of members and topics."""
+
+    @given(MEMBERS, COUNTS, st.randoms(use_true_random=False))
+    def check(group, counts, random):
+        shuffled = random.sample(group, len(group))
+        other = dict(random.sample(sorted(counts.items()), len(counts)))
+
+        assert assign(shuffled, other) == assign(group, counts)
+
+    check()
+
+
+@given(MEMBERS, COUNTS)
+def test_range_is_even_within_a_topic(group, counts):
+    """Of each topic, no subscriber has two partitions more than another, and each one's are a run."""
+    given_ = range_assignor(group, counts)
+
+    for topic, count in counts.items():
+        shares = [
+            [one.partition for one in given_[member.member_id] if one.topic == topic]
+            for member in group
+            if topic in member.topics
+        ]
+        if shares:
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+            assert sum(map(len, shares)) == count
+        assert all(share == list(range(share[0], share[0] + len(share))) for share in shares if share)
+
+
+@given(st.integers(1, 6), COUNTS)
+def test_roundrobin_is_even_over_all_topics(size, counts):
+    """Where all subscribe the same, no member has two partitions more than another."""
+    group = members(*(f"m{n}" for n in range(size)), topics=TOPICS)
+
+    shares = [len(ones) for ones in roundrobin_assignor(group, counts).values()]
+
+    assert max(shares) - min(shares) <= 1
+
+
+# ---- racks (KIP-881): examples are what Java's RangeAssignor gives -------------------------------------------------
+
+
+def in_racks(**racks: str) -> list[SubscribedMember]:
+    """Members by name, each in its rack; an empty one is not told."""
+    return [SubscribedMember(name, frozenset("ab"), rack=rack or None) for name, rack in racks.items()]
+
+
+def replicas(**topics: str) -> dict[TopicPartition, frozenset[str]]:
+    """Racks of each topic's partitions: ``r1 r2 r1,r2``."""
+    return {
+        TopicPartition(topic, number): frozenset(racks.split(","))
+        for topic, partitions in topics.items()
+        for number, racks in enumerate(partitions.split())
+    }
+
+
+def test_range_prefers_what_is_near():
+    """A member takes from its rack what its share allows; what is left is cut into runs."""
+    given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 5}, replicas(a="r2 r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a2 a4", "y": "a0 a1 a3"}
+
+
+def test_range_gives_no_more_for_being_near():
+    """Nearly all is in one rack: the member there gets its share and the others theirs."""
+    given_ = range_assignor(in_racks(x="r2", y="r1", z="r2"), {"a": 6}, replicas(a="r1 r1 r1 r1 r1 r3"))
+
+    assert numbers(given_) == {"x": "a2 a3", "y": "a0 a1", "z": "a4 a5"}
+
+
+def test_range_keeps_equal_numbers_together():
+    """Topics with as many partitions and the same members are cut alike, and near is what is near in all of them."""
+    racks = replicas(a="r2 r1 r1 r2", b="r2 r1 r2 r1")
+
+    given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 4, "b": 4}, racks)
+
+    assert numbers(given_) == {"x": "a1 a2 b1 b2", "y": "a0 a3 b0 b3"}
+
+
+def test_range_deals_equal_topics_number_by_number():
+    """Who is near to the lower numbers gets the one that is left over; near to one topic alone is not near."""
+    racks = replicas(a="r2 r2 r2 r4 r1 r1 r1", b="r2 r2 r2 r1 r1 r1 r1")
+
+    given_ = range_assignor(in_racks(x="r1", y="r2", z="r3"), {"a": 7, "b": 7}, racks)
+
+    assert numbers(given_) == {"x": "a4 a5 b4 b5", "y": "a0 a1 a2 b0 b1 b2", "z": "a3 a6 b3 b6"}
+
+
+def test_range_looks_at_racks_of_those_topics_where_they_matter():
+    """One topic has all its replicas in one rack: it is cut into runs, whatever the others are."""
+    given_ = range_assignor(in_racks(x="r2", y="r1"), {"a": 3, "b": 2}, replicas(a="r1 r1 r2", b="r1 r1"))
+
+    assert numbers(given_) == {"x": "a2 b0", "y": "a0 a1 b1"}
+
+
+def test_range_is_near_to_who_does_not_say_where_it_is():
+    """A member without a rack takes what comes first, as any would without racks."""
+    given_ = range_assignor(in_racks(x="", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a0 a1", "y": "a2 a3"}
+
+
+@pytest.mark.parametrize(
+    "racks",
+    [
+        pytest.param({}, id="nothing is known"),
+        pytest.param(replicas(a="r1,r2 r1,r2 r1,r2 r1,r2"), id="all are everywhere"),
+        pytest.param(replicas(a="r1 r1 r1 r1"), id="all are in one"),
+        pytest.param(replicas(a="r3 r4 r3 r4"), id="no member is there"),
+    ],
+)
+def test_range_goes_by_number_where_racks_make_no_difference(racks):
+    """Members in racks get what they would get without."""
+    assert numbers(range_assignor(in_racks(x="r2", y="r1"), {"a": 4}, racks)) == {"x": "a0 a1", "y": "a2 a3"}
+
+
+def test_roundrobin_does_not_look_at_racks():
+    """As in Java, it goes by turn alone."""
+    given_ = roundrobin_assignor(in_racks(x="r1", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
+
+    assert numbers(given_) == {"x": "a0 a2", "y": "a1 a3"}
+
+
+@st.composite
+def groups_in_racks(draw):
+    """Members, partitions, and where both are."""
+    group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in draw(MEMBERS)]
+    counts = draw(COUNTS)
+    where = st.frozensets(st.sampled_from(RACKS))
+    return (
+        group,
+        counts,
+        {TopicPartition(topic, n): draw(where) for topic, count in counts.items() for n in range(count)},
+    )
+
+
+@settings(max_examples=30)
+@given(groups_in_racks())
+def test_range_in_racks_is_as_even_as_without(case):
+    """Of each topic, as many members have as many partitions; nothing is given twice or to nobody."""
+    group, counts, racks = case
+
+    near, plain = range_assignor(group, counts, racks), range_assignor(group, counts)
+
+    for topic in counts:
+        shares = [sorted(sum(one.topic == topic for one in ones) for ones in dealt.values()) for dealt in (near, plain)]
+        assert shares[0] == shares[1]
+    assert sorted(one for ones in near.values() for one in ones) == sorted(
+        one for ones in plain.values() for one in ones
+    )
+
+
+@settings(max_examples=30)
+@given(groups_in_racks(), st.integers(1, 9))
+def test_range_in_racks_cuts_equal_topics_alike(case, count):
+    """Partitions of one number stay together over topics that have as many and the same members."""
+    group, _, _ = case
+    group = [replace(one, topics=frozenset(TOPICS)) for one in group]
+    racks = case[2]
+
+    dealt = range_assignor(group, dict.fromkeys(TOPICS, count), racks)
+
+    for ones in dealt.values():
+        by_topic = [[one.partition for one in ones if one.topic == topic] for topic in TOPICS]
+        assert all(found == by_topic[0] for found in by_topic)
+
+
+@settings(max_examples=30)
+@given(groups_in_racks(), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter_in_racks(case, random):
+    """Whoever leads cuts the same."""
+    group, counts, racks = case
+
+    shuffled = random.sample(group, len(group))
+    others = dict(random.sample(sorted(counts.items()), len(counts)))
+
+    assert range_assignor(shuffled, others, racks) == range_assignor(group, counts, racks)

@@ -1,0 +1,372 @@
+"""What must hold for a group as a whole, whatever happens to its members and to what they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.core.group.classic.states import ClassicState
+from tailrace.core.group.effects import Release, SendHeartbeat, TakeOver
+from tailrace.records import TopicPartition
+from tests.support.simulation.classic_group import LOST, Consumer, Letter, World
+from tests.support.simulation.driven_machine import Pick, RandomSteps
+
+Offers = Sequence[tuple[str, ...]]
+
+SESSION_S, INTERVAL_S = 10.0, 3.0
+AT_ONCE, IN_ALL = 3, 6
+"""So many members, so that a life goes deep rather than wide."""
+ROUNDS = 4
+"""So many generations at most until a group that is left alone is at rest, wherever it begins."""
+SUBSCRIPTIONS = (frozenset("t"), frozenset("tu"))
+
+KINDS: dict[str, Offers] = {
+    "eager": [("range",)],
+    "cooperative": [("cooperative-sticky",)],
+    "not yet cooperative": [("cooperative-sticky", "range"), ("range",)],
+    "cooperative at last": [("cooperative-sticky",), ("cooperative-sticky", "range")],
+}
+"""What the members of a group offer, each one of these; the last two are how a running group is moved over."""
+
+
+class Life(RandomSteps):
+    """One group in a network that loses and delays, one step at a time; ``pick`` says what happens next."""
+
+    def __init__(self, pick: Pick, offers: Offers) -> None:
+        super().__init__(pick)
+        self.offers = offers
+        self.world = World({"t": 3, "u": 2}, SESSION_S, INTERVAL_S)
+        self.start()
+
+    # ---- what may happen ---------------------------------------------------------------------------------------
+
+    def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
+        """What there is to happen, and whether it may."""
+        # Most of the time most things go well, or nobody would ever come to own anything.
+        yield from ((self.go_on, True) for _ in range(6))
+        yield self.time_passes, True
+        yield self.pass_request, bool(self.under_way)
+        yield self.lose_request, bool(self.under_way)
+        yield self.break_connection, bool(self.held)
+        yield self.delay, bool(self.world.letters)
+        yield self.pass_answer, bool(self.answered)
+        yield self.lose_answer, bool(self.answered)
+        yield self.finish_work, bool(self.busy)
+        yield self.fail_work, bool(self.busy)
+        yield self.cut_off, bool(self.running)
+        yield self.slow_down, bool(self.running)
+        yield self.start, len(self.running) < AT_ONCE and len(self.world.consumers) < IN_ALL
+        yield self.stop, bool(self.running)
+        yield self.die, bool(self.running)
+        yield self.stall, bool(self.running)
+        yield self.resume, bool(self.running)
+        yield self.resubscribe, bool(self.running)
+        yield self.grow, self.world.topics["t"] < 5
+        yield self.world.move, True
+
+    def start(self) -> None:
+        """Another member."""
+        self.world.start(self.pick(SUBSCRIPTIONS), self.pick(self.offers))
+
+    def stop(self) -> None:
+        """One has had enough."""
+        self.world.stop(self.pick(self.running))
+
+    def die(self) -> None:
+        """One is gone without a word."""
+        self.world.kill(self.pick(self.running))
+
+    def stall(self) -> None:
+        """Nobody reads from one."""
+        self.world.stall(self.pick(self.running))
+
+    def resume(self) -> None:
+        """Somebody reads from one, as most do all the time."""
+        self.world.resume(self.pick(self.running))
+
+    def resubscribe(self) -> None:
+        """One wants other topics, or the same."""
+        self.world.resubscribe(self.pick(self.running), self.pick(SUBSCRIPTIONS))
+
+    def grow(self) -> None:
+        """A topic has one partition more, and everybody sees it."""
+        self.world.topics["t"] += 1
+        self.world.refresh()
+
+    def pass_request(self) -> None:
+        """A request arrives."""
+        self.world.deliver(self.pick(self.under_way))
+
+    def lose_request(self) -> None:
+        """A request does not."""
+        self.world.report(self.pick(self.under_way), LOST)
+
+    def break_connection(self) -> None:
+        """While a request is held; its answer will find nobody."""
+        self.world.report(self.pick(self.held), LOST)
+
+    def pass_answer(self) -> None:
+        """An answer arrives."""
+        letter = self.pick(self.answered)
+        self.world.report(letter, letter.answer)
+
+    def lose_answer(self) -> None:
+        """An answer does not."""
+        self.world.report(self.pick(self.answered), LOST)
+
+    def delay(self) -> None:
+        """A request or its answer is late, until it is its turn by chance."""
+        self.pick(list(self.world.letters)).is_late = True
+
+    def finish_work(self) -> None:
+        """A takeover or a release is through."""
+        self.world.finish(self.pick(self.busy))
+
+    def fail_work(self) -> None:
+        """The user's callback raises."""
+        self.world.fail(self.pick(self.busy))
+
+    def cut_off(self) -> None:
+        """Nothing of one arrives any more, or does again."""
+        consumer = self.pick(self.running)
+        consumer.is_cut_off = not consumer.is_cut_off
+
+    def slow_down(self) -> None:
+        """The callbacks of one take long, or do no more."""
+        consumer = self.pick(self.running)
+        consumer.is_slow = not consumer.is_slow
+
+    def time_passes(self) -> None:
+        """And nothing else does."""
+        self.pass_time(self.pick((0.1, 1.0, 3.0, 11.0)))
+
+    def go_on(self) -> None:
+        """All goes well for a while, for those who are not cut off."""
+        for _ in range(self.pick((1, 2, 4, 8, 16))):
+            self.turn()
+
+    def turn(self) -> None:
+        """Everybody commits, and everything that is under way arrives."""
+        for consumer in self.running:
+            if consumer.consuming:
+                self.world.commit(consumer)
+        for letter in self.under_way:
+            if letter in self.world.letters and not letter.is_late and not letter.sender.is_cut_off:
+                self.world.deliver(letter)
+        for letter in self.answered:
+            if letter in self.world.letters and not letter.is_late:
+                self.world.report(letter, letter.answer)
+        for consumer in self.busy:
+            if not consumer.is_slow:
+                self.world.finish(consumer)
+        self.pass_time(1.0)
+        self.check()
+
+    # ---- what must hold ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The laws, also for those who have nothing to do now."""
+        for consumer in self.world.consumers:
+            if not consumer.is_dead:
+                self.world.check(consumer)
+
+    def check_rest(self) -> None:
+        """Everybody is in the same generation, each partition is read by one who wants it, and nobody joins again."""
+        wanted = {topic for one in self.running for topic in one.topics}
+        assert {one.machine.state for one in self.running} <= {ClassicState.STABLE}
+        assert len({one.machine.identity.generation for one in self.running}) <= 1
+        reading = Counter(partition for one in self.running for partition in one.consuming)
+        assert reading == Counter(TopicPartition(t, n) for t in wanted for n in range(self.world.topics[t]))
+        assert all(partition.topic in one.topics for one in self.running for partition in one.consuming)
+        dealt = self.world.coordinator.assignments
+        for one in self.running:
+            shares = dealt[one.machine.identity.member_id].assigned_partitions
+            assert one.consuming == {TopicPartition(of.topic, number) for of in shares for number in of.partitions}
+
+        joins = self.world.joins
+        self.go_on_for(2 * SESSION_S)
+        assert self.world.joins == joins
+
+    def end(self) -> None:
+        """Left alone, every join ends, with each partition in one hand; and so does every stop."""
+        assert self.come_to_rest() <= ROUNDS
+        self.check_rest()
+
+        for consumer in self.running:
+            self.world.stop(consumer)
+        self.come_to_rest()
+        assert {one.machine.state for one in self.world.consumers if not one.is_dead} <= {
+            ClassicState.LEFT,
+            ClassicState.FAILED,
+        }
+        assert self.world.coordinator.members == {}
+        assert not any(one.consuming or one.work for one in self.world.consumers)
+
+    def come_to_rest(self) -> int:
+        """Nothing is lost any more, and time passes; says how many generations it took."""
+        before = self.world.coordinator.generation
+        for consumer in self.world.consumers:
+            consumer.is_cut_off = consumer.is_slow = False
+            self.world.resume(consumer)
+        for letter in self.world.letters:
+            letter.is_late = False
+        for _ in range(2):
+            self.world.refresh()
+            self.go_on_for(20.0)
+        return self.world.coordinator.generation - before
+
+    def go_on_for(self, seconds: float) -> None:
+        """All goes well."""
+        until = self.world.now + seconds
+        while self.world.now < until:
+            self.turn()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has come to the end of its life, and nobody has anything."""
+        return not self.world.owner_of and all(one.is_dead or one.machine.is_over for one in self.world.consumers)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[Consumer]:
+        return self.world.running
+
+    @property
+    def under_way(self) -> list[Letter]:
+        return [one for one in self.world.letters if one.is_under_way]
+
+    @property
+    def held(self) -> list[Letter]:
+        return [one for one in self.world.letters if not one.is_under_way and one.answer is None]
+
+    @property
+    def answered(self) -> list[Letter]:
+        return [one for one in self.world.letters if one.answer is not None]
+
+    @property
+    def busy(self) -> list[Consumer]:
+        return [one for one in self.world.consumers if one.work is not None]
+
+    @property
+    def heartbeats(self) -> list[Letter]:
+        return [one for one in self.world.letters if isinstance(one.effect, SendHeartbeat)]
+
+    def pass_time(self, seconds: float) -> None:
+        """Clocks go on, and whoever has something to do at a time does it."""
+        until = self.world.now + seconds
+        for _ in range(1_000):
+            if (at := self.next_time()) is None or at > until:
+                self.world.now = until
+                return
+            self.world.now = max(self.world.now, at)
+            self.ring()
+        raise AssertionError("somebody has something to do all the time, and never does it")
+
+    def next_time(self) -> float | None:
+        alive = [one for one in self.world.consumers if not one.is_dead and not one.machine.is_over]
+        times = [one.machine.next_deadline() for one in alive]
+        times += [one.sent_at + one.effect.timeout_s for one in self.heartbeats]
+        times.append(self.world.coordinator.next_expiry())
+        return min((at for at in times if at is not None), default=None)
+
+    def ring(self) -> None:
+        """Members look at their clocks when they said they would; the coordinator expires nobody before that."""
+        for letter in self.heartbeats:
+            if self.world.now >= letter.sent_at + letter.effect.timeout_s:
+                self.world.report(letter, LOST)
+        for consumer in self.world.consumers:
+            if not consumer.machine.is_over:
+                self.world.look_at_clock(consumer)
+        self.world.expire()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_many_lives(seed, kind):
+    """No partition is owned twice, every join ends, and who was stopped does nothing but leave."""
+    # There is more to go wrong when something is kept.
+    for number in range(20 if ("cooperative-sticky",) in KINDS[kind] else 8):
+        life = Life(Random(seed * 1_000 + number).choice, KINDS[kind])
+        for _ in range(50):
+            life.step()
+        life.end()
+
+        assert life.is_over
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_life(kind, data):
+    """The same, of which a failure is told in as few steps as there are."""
+    life = Life(lambda choices: data.draw(st.sampled_from(choices)), KINDS[kind])
+    for _ in range(data.draw(st.integers(0, 30))):
+        life.step()
+    life.end()
+
+    assert life.is_over
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_is_read_all_along(seed):
+    """One cause, at most two generations: what moves is given back once, taken over once, and the rest left alone."""
+    life = Life(Random(seed).choice, KINDS["cooperative"])
+    life.world.topics |= {"t": 7, "u": 4}
+    for _ in range(12):
+        while len(life.running) < 2:
+            life.start()
+        life.come_to_rest()
+        before, works = dict(life.world.owner_of), []
+        life.world.on_work = lambda one, works=works: works.append((one, one.work))
+
+        life.pick([life.start, life.stop, life.die, life.resubscribe, life.grow])()
+        assert life.come_to_rest() <= 2
+
+        life.check_rest()
+        after = life.world.owner_of
+        moved = {one for one in before | after if before.get(one) is not after.get(one)}
+        assert Counter(one for _, work in works if isinstance(work, TakeOver) for one in work.added) == Counter(
+            moved & after.keys()
+        )
+        given = [(work.is_lost, one) for _, work in works if isinstance(work, Release) for one in work.partitions]
+        assert {one for _, one in given} <= moved
+        assert not any(is_lost for is_lost, _ in given)
+        assert len(given) == len(set(given))
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 2))
+def test_a_stop_in_the_middle_of_a_rebalance_leaves_nothing_uncommitted(steps):
+    """Whenever it comes while another joins, in a rebalance that ends in time: the group takes the last commit."""
+    life = Life(lambda choices: choices[0], KINDS["cooperative"])
+    life.come_to_rest()
+    (one,) = life.running
+    codes, coordinator = [], life.world.coordinator
+
+    def commit(consumer: Consumer) -> None:
+        if consumer is one and isinstance(one.work, Release):
+            me = one.machine.identity
+            coordinator.commit(None, me.member_id, me.generation, life.world.now)
+            codes.append(coordinator.answers.pop().error_code)
+
+    life.start()
+    for _ in range(steps):
+        if life.answered:
+            life.world.report(life.answered[0], life.answered[0].answer)
+        elif life.under_way:
+            life.world.deliver(life.under_way[0])
+        elif life.busy:
+            life.world.finish(life.busy[0])
+        else:
+            life.pass_time(1.0)
+    life.world.on_work = commit
+    life.world.stop(one)
+    life.go_on_for(SESSION_S)
+
+    assert one.machine.is_over
+    assert codes == [0]

@@ -1,0 +1,168 @@
+"""What each error code means to a member, by request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.core.group.classic import member as classic
+from tailrace.core.group.classic import states as classic_states
+from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind, error_of, event_of
+from tailrace.core.group.events import (
+    CoordinatorGone,
+    GenerationLost,
+    GroupEvent,
+    MemberLost,
+    MembershipFailed,
+    NotNow,
+    RebalanceCalled,
+)
+from tailrace.core.group.kip848 import member as kip848
+from tailrace.core.group.kip848 import states as kip848_states
+from tailrace.error_codes import RETRIABLE, ErrorCode
+from tailrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    FencedMemberError,
+    GroupAuthorizationFailedError,
+    InvalidSessionTimeoutError,
+    NoCommonAssignorError,
+    UnsupportedVersionError,
+)
+
+EVENTS = {
+    GroupReaction.RETRY: NotNow,
+    GroupReaction.FIND_COORDINATOR: CoordinatorGone,
+    GroupReaction.REJOIN: RebalanceCalled,
+    GroupReaction.REJOIN_WITH_SAME_ID: GenerationLost,
+    GroupReaction.REJOIN_AS_NEW: MemberLost,
+    GroupReaction.FAIL: MembershipFailed,
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "reaction"),
+    [
+        (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, GroupReaction.RETRY),
+        (ErrorCode.COORDINATOR_NOT_AVAILABLE, GroupReaction.FIND_COORDINATOR),
+        (ErrorCode.NOT_COORDINATOR, GroupReaction.FIND_COORDINATOR),
+        (ErrorCode.REQUEST_TIMED_OUT, GroupReaction.FIND_COORDINATOR),
+        (ErrorCode.ILLEGAL_GENERATION, GroupReaction.REJOIN_WITH_SAME_ID),
+        (ErrorCode.UNKNOWN_MEMBER_ID, GroupReaction.REJOIN_AS_NEW),
+        (ErrorCode.REBALANCE_IN_PROGRESS, GroupReaction.REJOIN),
+        (ErrorCode.FENCED_MEMBER_EPOCH, GroupReaction.REJOIN_WITH_SAME_ID),
+        (ErrorCode.STALE_MEMBER_EPOCH, GroupReaction.RETRY),
+        (ErrorCode.UNSTABLE_OFFSET_COMMIT, GroupReaction.RETRY),
+        (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, GroupReaction.FAIL),
+        (ErrorCode.INVALID_GROUP_ID, GroupReaction.FAIL),
+        (ErrorCode.INVALID_SESSION_TIMEOUT, GroupReaction.FAIL),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, GroupReaction.FAIL),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, GroupReaction.FAIL),
+        (ErrorCode.FENCED_INSTANCE_ID, GroupReaction.FAIL),
+        (ErrorCode.UNRELEASED_INSTANCE_ID, GroupReaction.FAIL),
+        (ErrorCode.UNSUPPORTED_ASSIGNOR, GroupReaction.FAIL),
+        (ErrorCode.INVALID_REGULAR_EXPRESSION, GroupReaction.FAIL),
+        (ErrorCode.UNSUPPORTED_VERSION, GroupReaction.FAIL),
+        (ErrorCode.GROUP_ID_NOT_FOUND, GroupReaction.FAIL),
+        (ErrorCode.GROUP_MAX_SIZE_REACHED, GroupReaction.FAIL),
+        (ErrorCode.OFFSET_METADATA_TOO_LARGE, GroupReaction.FAIL),
+        (999, GroupReaction.FAIL),
+    ],
+)
+def test_what_a_member_does_about_it(code, reaction):
+    """The codes that groups live with, one by one; a number that nobody knows is told to the user."""
+    of_some = {GroupRequestKind.JOIN, GroupRequestKind.COMMIT} if code == ErrorCode.REBALANCE_IN_PROGRESS else set()
+
+    assert {REACTIONS.reaction_to(code, asked) for asked in GroupRequestKind if asked not in of_some} == {reaction}
+
+
+def test_a_join_during_a_rebalance_is_the_same_join_again():
+    """Between two generations the group wants the same join once more: nothing is given back for that."""
+    assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.JOIN) is GroupReaction.RETRY
+    assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.SYNC) is GroupReaction.REJOIN
+
+
+def test_a_commit_during_a_rebalance_waits_for_its_end():
+    """What is kept through a rebalance is still ours to commit, in the generation that comes of it."""
+    assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT) is GroupReaction.RETRY
+    assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT), NotNow)
+
+
+@pytest.mark.parametrize("asked", GroupRequestKind)
+def test_every_code_has_a_reaction_and_its_event(asked):
+    """No answer leaves a member without knowing what to do; what Kafka calls retriable is never the end."""
+    for code in ErrorCode:
+        if code is ErrorCode.NONE:
+            continue
+        reaction, event = REACTIONS.reaction_to(code, asked), event_of(code, asked)
+
+        assert type(event) is EVENTS[reaction]
+        assert code not in RETRIABLE or reaction is not GroupReaction.FAIL
+        if isinstance(event, MembershipFailed):
+            assert code.name in str(event.error) or not isinstance(event.error, BrokerError)
+        elif not isinstance(event, RebalanceCalled):
+            assert event.reason == f"{asked}: {code.name}"
+
+
+@pytest.mark.parametrize(
+    ("table", "awaiting"),
+    [
+        (classic.TABLE, (*classic_states.ALIVE, classic_states.ClassicState.JOINING)),
+        (kip848.TABLE, (*kip848_states.ALIVE, kip848_states.Kip848State.JOINING)),
+    ],
+    ids=["classic", "KIP-848"],
+)
+@pytest.mark.parametrize("kind", EVENTS.values(), ids=lambda kind: kind.__name__)
+def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent], table, awaiting):
+    """Whatever a heartbeat, a join or a sync is answered with, each machine has a rule for it there."""
+    assert all((state, kind) in table for state in awaiting)
+
+
+def test_the_user_may_override_an_entry():
+    """A table of one's own comes first, before a request's and the general one."""
+    overrides = {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.FAIL, 999: GroupReaction.RETRY}
+
+    assert (
+        REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.JOIN, overrides) is GroupReaction.FAIL
+    )
+    assert REACTIONS.reaction_to(999, GroupRequestKind.SYNC, overrides) is GroupReaction.RETRY
+    assert isinstance(event_of(999, GroupRequestKind.SYNC, overrides), NotNow)
+    assert (
+        REACTIONS.reaction_to(ErrorCode.NOT_COORDINATOR, GroupRequestKind.SYNC, overrides)
+        is GroupReaction.FIND_COORDINATOR
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (ErrorCode.FENCED_INSTANCE_ID, FencedMemberError, "group_instance_id"),
+        (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, NoCommonAssignorError, "partition_assignment_strategy"),
+        (ErrorCode.GROUP_AUTHORIZATION_FAILED, GroupAuthorizationFailedError, "grant READ on the group"),
+        (ErrorCode.INVALID_SESSION_TIMEOUT, InvalidSessionTimeoutError, "group.max.session.timeout.ms"),
+        (ErrorCode.INVALID_GROUP_ID, BrokerError, "JoinGroup was refused .INVALID_GROUP_ID, code 24"),
+        (999, BrokerError, "ERROR_999, code 999"),
+    ],
+)
+def test_what_the_user_is_told(code, error, words):
+    """A class for what may be caught, the code's name and number, and what to do about it."""
+    with pytest.raises(error, match=words):
+        raise error_of(code, GroupRequestKind.JOIN)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (ErrorCode.UNRELEASED_INSTANCE_ID, FencedMemberError, "another live member .* holds this group_instance_id"),
+        (ErrorCode.FENCED_INSTANCE_ID, FencedMemberError, "group_instance_id"),
+        (ErrorCode.UNSUPPORTED_ASSIGNOR, ConfigurationError, "set group_remote_assignor"),
+        (ErrorCode.INVALID_REGULAR_EXPRESSION, ConfigurationError, "pattern .* RE2"),
+        (ErrorCode.UNSUPPORTED_VERSION, UnsupportedVersionError, "set group_protocol='classic'"),
+        (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, NoCommonAssignorError, "live members of the classic protocol"),
+        (ErrorCode.GROUP_ID_NOT_FOUND, NoCommonAssignorError, "use another group_id"),
+        (ErrorCode.GROUP_MAX_SIZE_REACHED, BrokerError, "ConsumerGroupHeartbeat was refused"),
+    ],
+)
+def test_what_the_user_is_told_of_a_group_heartbeat(code, error, words):
+    """Under KIP-848 some codes mean something of their own, and the error names the option to change."""
+    with pytest.raises(error, match=words):
+        raise error_of(code, GroupRequestKind.GROUP_HEARTBEAT)

@@ -1,0 +1,60 @@
+"""Joins that fail in a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.core.group.effects import SendJoin, SendLeave, SendSync
+from tailrace.core.group.events import (
+    CoordinatorGone,
+    Identity,
+    JoinedAsFollower,
+    LeaveAnswered,
+    MembershipFailed,
+    NotNow,
+    RebalanceCalled,
+    Synced,
+)
+from tailrace.core.group.join_limit import JoinLimit
+from tailrace.errors import RebalanceError
+from tailrace.protocol.messages import MemberAssignment
+
+JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
+
+
+def test_so_many_may_fail():
+    """With two retries the third failure in a row is an error that names the option and the last reason."""
+    limit = JoinLimit(2)
+    first, second = limit.after(JOIN, NotNow("loading")), limit.after(SYNC, CoordinatorGone("moved"))
+    third = limit.after(JOIN, NotNow("loading still"))
+
+    assert (first, second) == (NotNow("loading"), CoordinatorGone("moved"))
+    assert isinstance(third, MembershipFailed)
+    with pytest.raises(RebalanceError, match=r"3 attempts.*loading still.*rebalance_max_retries"):
+        raise third.error
+
+
+def test_a_round_that_succeeds_counts_anew():
+    """Only a sync that brought something is a success: to have joined is not."""
+    limit, joined, synced = JoinLimit(1), JoinedAsFollower("m", 1, "range"), Synced(MemberAssignment(()))
+    limit.after(JOIN, NotNow("x"))
+    assert limit.after(JOIN, joined) is joined
+    assert limit.after(SYNC, synced) is synced
+    assert limit.after(SYNC, NotNow("x")) == NotNow("x")
+    assert isinstance(limit.after(SYNC, NotNow("x")), MembershipFailed)
+
+
+def test_a_rebalance_that_is_called_again_is_waited_for():
+    """The first is joined at once, the next ones after a pause; without a limit there is no end."""
+    limit = JoinLimit(None)
+
+    assert limit.after(SYNC, RebalanceCalled()) == RebalanceCalled()
+    assert {type(limit.after(SYNC, RebalanceCalled())) for _ in range(100)} == {NotNow}
+
+
+def test_other_requests_are_none_of_its_business():
+    """What comes of a good-bye counts for nothing."""
+    limit = JoinLimit(0)
+
+    assert limit.after(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()
+    assert limit.after(SendLeave(Identity(), ""), NotNow("x")) == NotNow("x")

@@ -1,0 +1,453 @@
+"""What must hold for a group under KIP-848 as a whole, whatever happens to its members and to what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.core.group.effects import (
+    Effect,
+    ForgetCoordinator,
+    NameTopics,
+    Release,
+    SendGroupHeartbeat,
+    SendLeave,
+    TakeOver,
+)
+from tailrace.core.group.error_reactions import NOT_HELD, GroupRequestKind, event_of
+from tailrace.core.group.events import (
+    CoordinatorGone,
+    GroupEvent,
+    GroupHeartbeatAnswered,
+    Identity,
+    InstanceReleased,
+    LeaveAnswered,
+    PartitionsChanged,
+    Released,
+    Resubscribed,
+    SessionKnown,
+    StartMembership,
+    StopMembership,
+    TakenOver,
+    TopicsNamed,
+)
+from tailrace.core.group.kip848.member import Kip848Member
+from tailrace.core.group.kip848.states import OVER, Kip848State
+from tailrace.core.group.membership import MemberSettings
+from tailrace.error_codes import ErrorCode
+from tailrace.records import TopicPartition
+from tests.support.simulation.driven_machine import Pick, RandomSteps
+from tests.support.simulation.kip848_coordinator import Coordinator
+
+SESSION_S, INTERVAL_S = 10.0, 2.0
+AT_ONCE, IN_ALL = 3, 6
+"""So many members, so that a life goes deep rather than wide."""
+SUBSCRIPTIONS = (frozenset("t"), frozenset("tu"))
+WILL_BE_BACK = -2
+LOST = CoordinatorGone("the connection broke")
+IDS = {"t": UUID(int=1), "u": UUID(int=2)}
+
+AFTER_STOP = (Release, SendLeave, SendGroupHeartbeat, ForgetCoordinator)
+"""All that a member still does when it was stopped: give back, say good-bye, and live until then."""
+
+
+@dataclass(eq=False)
+class Consumer:
+    """A member and what the coroutines around it do, one thing at a time."""
+
+    machine: Kip848Member
+    topics: frozenset[str]
+    work: TakeOver | Release | None = None
+    consuming: set[TopicPartition] = field(default_factory=set)
+    """The partitions that it reads now."""
+    is_stopped: bool = False
+    is_dead: bool = False
+    is_cut_off: bool = False
+    """Whether nothing that it sends arrives."""
+
+
+@dataclass(eq=False)
+class Letter:
+    """A request on its way, or the answer to it."""
+
+    sender: Consumer
+    effect: Effect
+    sent_at: float
+    answer: GroupEvent | None = None
+
+
+class World(RandomSteps):
+    """One group, from its first member on; whoever drives it picks what happens next."""
+
+    def __init__(self, pick: Pick) -> None:
+        super().__init__(pick)
+        self.now = 0.0
+        topics = {"t": (IDS["t"], 3), "u": (IDS["u"], 2)}
+        self.coordinator = Coordinator(SESSION_S, topics, takes_back=pick((True, False)))
+        self.consumers: list[Consumer] = []
+        self.letters: list[Letter] = []
+        self.holders: dict[TopicPartition, Consumer] = {}
+        """Whose each partition is, from its TakeOver to its Released, or until that one knows that it is lost."""
+        self.known = {IDS["t"]: "t"}
+        """The names that the cluster's picture has."""
+        self.start()
+
+    # ---- what may happen ---------------------------------------------------------------------------------------
+
+    def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
+        """What there is to happen, and whether it may."""
+        # Most of the time most things go well, or nobody would ever come to own anything.
+        yield from ((self.go_on, True) for _ in range(6))
+        yield self.time_passes, True
+        yield self.pass_request, bool(self.under_way)
+        yield self.lose_request, bool(self.under_way)
+        yield self.refuse_request, bool(self.under_way)
+        yield self.pass_answer, bool(self.answered)
+        yield self.lose_answer, bool(self.answered)
+        yield self.finish_work, any(one.work for one in self.consumers)
+        yield self.commit, bool(self.running)
+        yield self.cut_off, bool(self.running)
+        yield self.start, len(self.running) < AT_ONCE and len(self.consumers) < IN_ALL
+        yield self.stop, bool(self.running)
+        yield self.die, bool(self.running)
+        yield self.resubscribe, bool(self.running)
+        yield self.grow, self.coordinator.topics["t"][1] < 5
+        yield self.look, True
+        yield self.move, True
+
+    def start(self) -> None:
+        """Another member."""
+        topics = self.pick(SUBSCRIPTIONS)
+        options = MemberSettings(
+            group_id="g",
+            topics=topics,
+            session_timeout_s=SESSION_S,
+            heartbeat_interval_s=INTERVAL_S,
+            rebalance_timeout_s=60,
+            request_timeout_s=30,
+            retry_first_s=0.1,
+            retry_longest_s=1,
+            leaves_on_stop=self.pick((True, True, False)),
+            instance_id=self.pick((None, f"place {len(self.consumers)}")),
+        )
+        consumer = Consumer(Kip848Member(options, f"m{len(self.consumers)}", lambda: 0.5), topics)
+        self.consumers.append(consumer)
+        self.tell(consumer, StartMembership())
+        self.tell(consumer, SessionKnown(SESSION_S))
+
+    def stop(self) -> None:
+        """One has had enough."""
+        self._stop(self.pick(self.running))
+
+    def die(self) -> None:
+        """One is gone without a word, and so is all that it would have said."""
+        consumer = self.pick(self.running)
+        consumer.is_stopped = consumer.is_dead = True
+        consumer.work = None
+        consumer.consuming.clear()
+        self.holders = {partition: one for partition, one in self.holders.items() if one is not consumer}
+        self.letters = [letter for letter in self.letters if letter.sender is not consumer]
+
+    def resubscribe(self) -> None:
+        """One wants other topics, or the same."""
+        consumer = self.pick(self.running)
+        consumer.topics = self.pick(SUBSCRIPTIONS)
+        self.tell(consumer, Resubscribed(consumer.topics))
+
+    def grow(self) -> None:
+        """A topic has one partition more."""
+        self.coordinator.grow("t")
+
+    def look(self) -> None:
+        """The picture is the newest, and everybody sees it."""
+        self.known = {topic_id: name for name, (topic_id, _) in self.coordinator.topics.items()}
+        for consumer in self.alive:
+            self.tell(consumer, PartitionsChanged({}))
+
+    def commit(self) -> None:
+        """One commits, and is told if it may not."""
+        consumer = self.pick(self.running)
+        me = consumer.machine.identity
+        if consumer.machine.is_member and (code := self.coordinator.commit(me.member_id, me.generation)):
+            self.tell(consumer, event_of(code, GroupRequestKind.COMMIT))
+
+    def pass_request(self) -> None:
+        """A request arrives."""
+        self.deliver(self.pick(self.under_way))
+
+    def lose_request(self) -> None:
+        """A request does not."""
+        self.miss(self.pick(self.under_way))
+
+    def refuse_request(self) -> None:
+        """The coordinator is not ready for it."""
+        letter = self.pick(self.under_way)
+        code = self.pick((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR))
+        letter.answer = event_of(code, GroupRequestKind.GROUP_HEARTBEAT)
+
+    def pass_answer(self) -> None:
+        """An answer arrives."""
+        self.bring(self.pick(self.answered))
+
+    def lose_answer(self) -> None:
+        """An answer does not."""
+        self.miss(self.pick(self.answered))
+
+    def finish_work(self) -> None:
+        """A takeover or a release is through."""
+        self.finish(self.pick([one for one in self.consumers if one.work]))
+
+    def cut_off(self) -> None:
+        """Nothing of one arrives any more, or does again."""
+        consumer = self.pick(self.running)
+        consumer.is_cut_off = not consumer.is_cut_off
+
+    def move(self) -> None:
+        """Another broker coordinates the group."""
+        self.coordinator.move(self.now)
+
+    def time_passes(self) -> None:
+        """And nothing else does."""
+        self.pass_time(self.pick((0.1, 1.0, 3.0, 11.0)))
+
+    def go_on(self) -> None:
+        """Most goes well for a while, for those who are not cut off."""
+        for _ in range(self.pick((1, 2, 4, 8, 16))):
+            for letter in self.under_way:
+                if not letter.sender.is_cut_off:
+                    self.pick((*[self.deliver] * 7, self.miss, self.wait))(letter)
+            for letter in self.answered:
+                self.pick((*[self.bring] * 7, self.miss, self.wait))(letter)
+            for consumer in [one for one in self.consumers if one.work]:
+                self.pick((self.finish, self.wait))(consumer)
+            self.pass_time(self.pick((0.1, 1.0)))
+
+    def turn(self) -> None:
+        """Everything that is under way arrives."""
+        for letter in self.under_way:
+            self.deliver(letter)
+        for letter in self.answered:
+            self.bring(letter)
+        for consumer in [one for one in self.consumers if one.work]:
+            self.finish(consumer)
+        self.pass_time(1.0)
+
+    # ---- what must hold ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Nobody reads what it does not own, and who is gone owns nothing."""
+        for consumer in self.alive:
+            machine = consumer.machine
+            assert consumer.consuming <= machine.owned
+            assert machine.owned == {partition for partition, one in self.holders.items() if one is consumer}
+            assert machine.state not in OVER or not machine.owned
+
+    def end(self) -> None:
+        """Left alone, every member comes to what the group wants it to have; and every stop comes to its end."""
+        self.come_to_rest()
+        wanted = {topic for one in self.running for topic in one.topics}
+        everything = {TopicPartition(name, n) for name in wanted for n in range(self.coordinator.topics[name][1])}
+        assert {one.machine.state for one in self.running} <= {Kip848State.STABLE}
+        for one in self.running:
+            target = self.coordinator.targets[one.machine.identity.member_id]
+            assert one.consuming == one.machine.owned == {TopicPartition(self.known[topic], n) for topic, n in target}
+            assert one.machine.identity.generation == self.coordinator.epoch
+        assert {partition for one in self.running for partition in one.consuming} == everything
+
+        for consumer in self.running:
+            self._stop(consumer)
+        self.come_to_rest()
+        assert {one.machine.state for one in self.alive} <= {Kip848State.LEFT}
+        assert self.coordinator.members == {}
+        assert not any(one.consuming or one.work for one in self.consumers)
+        assert self.holders == {}
+
+    def come_to_rest(self) -> None:
+        """Nothing is lost any more, and time passes."""
+        for consumer in self.consumers:
+            consumer.is_cut_off = False
+        self.look()
+        for _ in range(35):
+            self.turn()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody has come to the end of its life, and nobody has anything."""
+        return not self.holders and all(one.is_dead or one.machine.is_over for one in self.consumers)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> list[Consumer]:
+        return [one for one in self.consumers if not one.is_dead]
+
+    @property
+    def running(self) -> list[Consumer]:
+        return [one for one in self.consumers if not one.is_stopped]
+
+    @property
+    def under_way(self) -> list[Letter]:
+        """The next request of each connection: what was sent before arrives before."""
+        first: dict[tuple[Consumer, bool], Letter] = {}
+        for letter in self.letters:
+            if letter.answer is None:
+                first.setdefault((letter.sender, isinstance(letter.effect, NameTopics)), letter)
+        return list(first.values())
+
+    @property
+    def answered(self) -> list[Letter]:
+        return [one for one in self.letters if one.answer is not None]
+
+    def tell(self, consumer: Consumer, event: GroupEvent) -> None:
+        consumer.machine.receive(event, self.now)
+        self.perform(consumer)
+
+    def perform(self, consumer: Consumer) -> None:
+        consumer.machine.handle_timer(self.now)
+        for effect in consumer.machine.effects():
+            assert not consumer.is_stopped or isinstance(effect, AFTER_STOP)
+            match effect:
+                case TakeOver(added):
+                    consumer.work = effect
+                    for partition in added:
+                        # The one before gave it back, or its session was over, before this one was given it.
+                        assert self.holders.get(partition, consumer) is consumer
+                        self.holders[partition] = consumer
+                case Release(partitions, is_lost):
+                    consumer.work = effect
+                    if is_lost:
+                        consumer.consuming.clear()
+                        self.let_go(consumer, partitions)
+                case ForgetCoordinator():
+                    pass
+                case _:
+                    self.letters.append(Letter(consumer, effect, self.now))
+
+    def let_go(self, consumer: Consumer, partitions: frozenset[TopicPartition]) -> None:
+        for partition in partitions:
+            assert self.holders.pop(partition) is consumer
+
+    def finish(self, consumer: Consumer) -> None:
+        work, consumer.work = consumer.work, None
+        if isinstance(work, TakeOver):
+            consumer.consuming |= work.added
+        elif not work.is_lost:
+            consumer.consuming -= work.partitions
+            self.let_go(consumer, work.partitions)
+        if consumer.machine.awaits(work):
+            self.tell(consumer, TakenOver() if isinstance(work, TakeOver) else Released())
+
+    def deliver(self, letter: Letter) -> None:
+        """A request has arrived and is answered."""
+        match letter.effect:
+            case SendGroupHeartbeat(me, topics=topics, owned=owned):
+                letter.answer = self.heartbeat(me, letter.effect, topics, owned)
+            case SendLeave(me):
+                (self.coordinator.step_away if me.generation == WILL_BE_BACK else self.coordinator.leave)(me.member_id)
+                letter.answer = LeaveAnswered()
+            case NameTopics(topic_ids):
+                letter.answer = TopicsNamed({one: self.known[one] for one in topic_ids & self.known.keys()})
+
+    def heartbeat(self, me: Identity, effect: SendGroupHeartbeat, topics, owned) -> GroupEvent:
+        answer = self.coordinator.heartbeat(
+            me.member_id,
+            me.generation,
+            topics,
+            None if owned is None else frozenset((topic, n) for topic, numbers in owned.items() for n in numbers),
+            self.now,
+            is_full=effect.rebalance_timeout_s is not None and topics is not None and owned is not None,
+            is_static=me.instance_id is not None,
+        )
+        if me.generation == WILL_BE_BACK and answer.error_code in NOT_HELD:
+            return InstanceReleased()
+        if answer.error_code:
+            return event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
+        assigned: dict[UUID, tuple[int, ...]] = {}
+        for topic, n in answer.assigned or ():
+            assigned[topic] = (*assigned.get(topic, ()), n)
+        given = None if answer.assigned is None else assigned
+        return GroupHeartbeatAnswered(me.member_id, answer.epoch, INTERVAL_S, given)
+
+    def bring(self, letter: Letter) -> None:
+        """An answer has arrived."""
+        self.report(letter, letter.answer)
+
+    def miss(self, letter: Letter) -> None:
+        """A request or an answer never will, and it is noticed."""
+        self.report(letter, LOST)
+
+    def wait(self, _what: object) -> None:
+        """It takes longer."""
+
+    def report(self, letter: Letter, event: GroupEvent) -> None:
+        """As the coroutines do: only what is still waited for is told."""
+        self.letters.remove(letter)
+        if not letter.sender.machine.awaits(letter.effect):
+            return
+        if isinstance(letter.effect, SendLeave):
+            event = LeaveAnswered()
+        self.tell(letter.sender, event)
+
+    def pass_time(self, seconds: float) -> None:
+        """Clocks go on, and whoever has something to do at a time does it."""
+        until = self.now + seconds
+        for _ in range(1_000):
+            if (at := self.next_time()) is None or at > until:
+                self.now = until
+                return
+            self.now = max(self.now, at)
+            self.ring()
+        raise AssertionError("somebody has something to do all the time, and never does it")
+
+    def next_time(self) -> float | None:
+        times = [one.machine.next_deadline() for one in self.alive]
+        times += [one.sent_at + one.effect.timeout_s for one in self.heartbeats()]
+        times.append(self.coordinator.next_expiry())
+        return min((at for at in times if at is not None), default=None)
+
+    def ring(self) -> None:
+        """Members look at their clocks when they said they would; the coordinator expires nobody before that."""
+        for letter in list(self.heartbeats()):
+            if self.now >= letter.sent_at + letter.effect.timeout_s:
+                self.report(letter, LOST)
+        for consumer in self.alive:
+            self.perform(consumer)
+        self.coordinator.expire(self.now)
+
+    def heartbeats(self) -> Iterator[Letter]:
+        return (one for one in self.letters if isinstance(one.effect, SendGroupHeartbeat))
+
+    def _stop(self, consumer: Consumer) -> None:
+        consumer.is_stopped = True
+        self.tell(consumer, StopMembership())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_lives(seed):
+    """No partition has two owners, every member comes to its target, and who was stopped does nothing but leave."""
+    for life in range(30):
+        random = Random(seed * 1_000 + life)
+        world = World(random.choice)
+        for _ in range(50):
+            world.step()
+        world.end()
+
+        assert world.is_over
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_a_life(data):
+    """The same, of which a failure is told in as few steps as there are."""
+    world = World(lambda choices: data.draw(st.sampled_from(choices)))
+    for _ in range(data.draw(st.integers(0, 30))):
+        world.step()
+    world.end()
+
+    assert world.is_over

@@ -1,0 +1,326 @@
+"""What to commit, and what an answer to a commit is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tailrace.core.delivery.progress import Positions
+from tailrace.core.offset_map import OffsetMap, decode_metadata
+from tailrace.core.offsets.auto_commit import CommitClock
+from tailrace.core.offsets.commits import Commits, CommitSnapshot
+from tailrace.protocol.messages import CommitOffset
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def positions():
+    """Two partitions; of the first, three records are done and one is in hand."""
+    made = Positions()
+    one, two = made.add([ONE, TWO])
+    one.begin(10, leader_epoch=4)
+    one.delivered, one.done, one.delivered_epoch = 14, 13, 5
+    two.begin(0)
+    two.note_committed(0)
+    return made
+
+
+def test_what_is_done_is_committed(positions):
+    """The offset behind the last record that is done, and the epoch of its leader; what is in hand is not."""
+    snapshot = Commits(positions).snapshot()
+
+    assert snapshot.offsets == {ONE: CommitOffset("t", 0, 13, leader_epoch=5)}
+    assert snapshot
+
+
+def test_nothing_new_is_no_commit(positions):
+    """An empty snapshot is false, so no request goes out."""
+    assert not Commits(positions).snapshot([TWO])
+    assert not CommitSnapshot({}, {}, {})
+
+
+def test_some_partitions_may_be_committed_alone(positions):
+    """Those that are given back, and no others; one that is not assigned is passed over."""
+    positions.get(TWO).done = positions.get(TWO).delivered = 5
+
+    assert Commits(positions).snapshot([TWO, TopicPartition("gone", 0)]).offsets.keys() == {TWO}
+
+
+def test_an_answer_says_what_is_committed(positions):
+    """Then there is nothing to commit until more is done."""
+    commits = Commits(positions)
+
+    commits.acknowledged(commits.snapshot(), [ONE])
+
+    assert positions.get(ONE).committed == 13
+    assert not commits.snapshot()
+    positions.get(ONE).done = 14
+    assert commits.snapshot().offsets[ONE].offset == 14
+
+
+def test_only_what_the_broker_took_is_committed(positions):
+    """A partition that it refused is committed again."""
+    positions.get(TWO).done = positions.get(TWO).delivered = 5
+    commits = Commits(positions)
+
+    commits.acknowledged(commits.snapshot(), [TWO])
+
+    assert commits.snapshot().offsets.keys() == {ONE}
+
+
+@pytest.mark.parametrize("change", ["seek", "reset", "rebalance"])
+def test_a_late_answer_of_an_older_epoch_does_not_count(positions, change):
+    """After a seek, a reset or another assignment, an answer to what was sent before says nothing of now."""
+    commits = Commits(positions)
+    snapshot = commits.snapshot()
+
+    match change:
+        case "seek":
+            positions.get(ONE).begin(3)
+        case "reset":
+            positions.get(ONE).reset("earliest", 14)
+        case "rebalance":
+            positions.remove([ONE])
+            positions.add([ONE])
+    commits.acknowledged(snapshot, [ONE])
+
+    assert positions.get(ONE).committed is None
+
+
+def test_a_late_answer_for_a_partition_that_is_gone_is_dropped(positions):
+    """It is somebody else's already."""
+    commits = Commits(positions)
+    snapshot = commits.snapshot()
+
+    positions.remove([ONE])
+    commits.acknowledged(snapshot, [ONE])
+
+    assert ONE not in positions
+
+
+def test_a_seek_backwards_is_to_be_committed(positions):
+    """Within an epoch a commit never goes back; the user's own seek begins another."""
+    commits = Commits(positions)
+    commits.acknowledged(commits.snapshot(), [ONE])
+
+    positions.get(ONE).begin(3)
+
+    assert commits.snapshot().offsets[ONE].offset == 3
+
+
+def test_a_commit_of_the_users_choice_is_not_taken_back(positions):
+    """It may be of the record in hand, which is not done yet: nothing below it is committed, and no map of less."""
+    commits, one = Commits(positions), positions.get(ONE)
+    one.tracker.begin_all([13, 14, 15])
+    one.tracker.finish(15)
+    one.delivered = 16
+
+    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(14, "mine")}), [ONE])
+
+    assert one.offset_map is not None
+    assert not commits.snapshot()
+    one.done = 15
+    assert commits.snapshot().offsets[ONE].offset == 15
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
+    """A commit of before may be on its way, or may have come though its answer did not; the text beside it stays."""
+    commits, one = Commits(positions), positions.get(ONE)
+    commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
+    one.done = one.delivered = 20
+    snapshot = commits.snapshot()
+
+    one.begin(13)
+    if is_under_way:
+        commits.acknowledged(snapshot, [ONE])
+
+    again = commits.snapshot()
+    assert (again.offsets[ONE].offset, again.offsets[ONE].metadata) == (13, "mine")
+    assert one.committed == 13
+    commits.acknowledged(again, [ONE])
+    assert not commits.snapshot()
+
+
+def test_behind_what_is_stuck_the_map_is_committed(positions):
+    """When nothing but the map has changed a commit is due, once; it says what is finished, and who says so."""
+    commits, two = Commits(positions, writer="me"), positions.get(TWO)
+    two.tracker.begin_all([0, 1, 2])
+    two.delivered = 3
+    assert not commits.snapshot([TWO])
+
+    two.tracker.finish(1)
+    snapshot = commits.snapshot([TWO])
+
+    said = decode_metadata(snapshot.offsets[TWO].metadata, 0)
+    assert (snapshot.offsets[TWO].offset, said.offset_map, said.writer) == (0, OffsetMap(0, 2, (0,)), "me")
+    commits.acknowledged(snapshot, [TWO])
+    assert not commits.snapshot([TWO])
+
+
+def test_a_map_that_does_not_fit_is_left_out(positions):
+    """The commit is made without it; that it was dropped is noted, and it is not tried again until it is another."""
+    commits, two = Commits(positions, max_bytes=20), positions.get(TWO)
+    two.tracker.begin_all([0, 1, 2])
+    two.delivered = 3
+    two.tracker.finish(1)
+    snapshot = commits.snapshot([TWO])
+
+    assert (snapshot.offsets[TWO].metadata, snapshot.notes[TWO].is_map_dropped) == ("", True)
+    assert two.map_fill.is_high
+    commits.acknowledged(snapshot, [TWO])
+    assert not commits.snapshot([TWO])
+    assert commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO]) is None
+
+
+def test_without_the_map_a_text_is_left(positions):
+    """For a broker that takes less metadata than we thought."""
+    commits, two = Commits(positions), positions.get(TWO)
+    two.tracker.begin_all([0, 1])
+    two.delivered = 2
+    two.tracker.finish(1)
+    snapshot = commits.chosen({TWO: OffsetAndMetadata(0, "mine")})
+
+    shorter = commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO])
+
+    assert shorter == CommitOffset("t", 1, 0, metadata="mine")
+
+
+def test_a_chosen_offset_has_the_map_that_is_true_of_it(positions):
+    """None where it is not the one that we would commit, or not of our partition."""
+    commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
+    two.tracker.begin_all([0, 1])
+    two.delivered = 2
+    two.tracker.finish(1)
+
+    snapshot = commits.chosen({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
+
+    assert snapshot.offsets == {TWO: CommitOffset("t", 1, 1, 7, "x"), gone: CommitOffset("gone", 0, 5)}
+    assert snapshot.epochs.keys() == {TWO}
+
+
+class Committing(RuleBasedStateMachine):
+    """One partition, a reader, and a broker that stores commits, one at a time, answering sooner or later or never."""
+
+    @initialize()
+    def begin(self):
+        self.positions = Positions()
+        self.commits = Commits(self.positions)
+        self.positions.add([ONE])
+        self.position.begin(0)
+        self.stored: list[tuple[int, int]] = []
+        self.sent = None
+
+    @property
+    def position(self):
+        return self.positions.get(ONE)
+
+    @rule(count=st.integers(1, 5))
+    def hand_out(self, count):
+        self.position.done = self.position.delivered
+        self.position.delivered += count
+
+    @rule()
+    def finish(self):
+        self.position.done = self.position.delivered
+
+    @rule(offset=st.integers(0, 50))
+    def seek(self, offset):
+        self.position.begin(offset)
+
+    @rule(offset=st.integers(0, 50))
+    def rebalance(self, offset):
+        self.positions.remove([ONE])
+        self.positions.add([ONE])
+        self.position.begin(offset)
+        self.position.note_committed(offset)
+        self.stored.append((self.position.epoch, offset))
+
+    @precondition(lambda self: self.sent is None)
+    @rule(is_stored=st.booleans(), is_chosen=st.booleans())
+    def commit(self, is_stored, is_chosen):
+        what = {ONE: OffsetAndMetadata(self.position.delivered)}
+        snapshot = self.commits.chosen(what) if is_chosen else self.commits.snapshot()
+        if not snapshot:
+            return
+        self.sent = snapshot, is_stored
+        if is_stored:
+            self.stored.append((snapshot.epochs[ONE], snapshot.offsets[ONE].offset))
+
+    @precondition(lambda self: self.sent is not None)
+    @rule()
+    def answer(self):
+        snapshot, is_stored = self.sent
+        self.commits.acknowledged(snapshot, [ONE] if is_stored else [])
+        self.sent = None
+
+    @invariant()
+    def never_above_what_is_handed_out(self):
+        for epoch, offset in self.stored[-1:]:
+            assert epoch != self.position.epoch or offset <= self.position.delivered
+
+    @invariant()
+    def never_backwards_within_an_epoch(self):
+        for (epoch, offset), (later, further) in zip(self.stored, self.stored[1:], strict=False):
+            assert epoch <= later
+            assert epoch != later or offset <= further
+
+    @invariant()
+    def what_is_not_committed_is_still_to_be(self):
+        if not self.position.is_dirty and self.sent is None:
+            assert self.stored[-1] == (self.position.epoch, self.position.committed)
+            assert self.position.committed >= self.position.done
+
+
+TestCommitting = Committing.TestCase
+TestCommitting.__doc__ = "What is done is committed in the end, and no commit goes back within an epoch."
+
+
+# ---- when ------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_due_after_each_interval():
+    """Any commit begins the interval anew."""
+    clock = CommitClock(5.0)
+    assert not clock.is_due(1_000)
+
+    clock.restart(100)
+
+    assert (clock.next_at, clock.is_due(104.9), clock.is_due(105)) == (105, False, True)
+    clock.restart(104)
+    assert not clock.is_due(105)
+
+
+def test_without_an_interval_none_is_due():
+    """Automatic commits are off."""
+    clock = CommitClock(None)
+    clock.restart(100)
+
+    assert clock.next_at is None
+    assert not clock.is_due(1e9)
+
+
+def test_a_commit_is_due_after_so_many_records():
+    """By number alone, or beside the interval: whichever is first, and each commit begins both anew."""
+    by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
+    for clock in (by_number, both):
+        clock.restart(10.0, finished=40)
+
+    assert [by_number.is_due(99.0, finished) for finished in (139, 140)] == [False, True]
+    assert (by_number.next_at, both.next_at, both.next_count) == (None, 15.0, 140)
+    assert [both.is_due(14.0, 139), both.is_due(15.0, 41), both.is_due(11.0, 140)] == [False, True, True]
+
+
+def test_a_text_that_was_left_out_is_not_remembered():
+    """The broker has stored the offset alone, so that is what the position knows."""
+    positions = Positions()
+    commits = Commits(positions)
+    (position,) = positions.add([TopicPartition("t", 0)])
+    position.begin(0)
+    snapshot = commits.chosen({position.partition: OffsetAndMetadata(3, "a note")})
+    commits.acknowledged(snapshot, [position.partition], [position.partition])
+
+    assert (position.committed, position.committed_metadata) == (3, "")

@@ -1,0 +1,132 @@
+"""Where to begin: what has to be asked, what the answers come to, how a number is spread, how partitions are named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.core.metrics import Meter
+from tailrace.core.positions.partition_spec import PartitionSpec, partition_specs
+from tailrace.core.positions.seek import seeks
+from tailrace.core.positions.start_point import EARLIEST, LATEST, StartFrom, StartPoint, shares_of
+from tailrace.errors import ConfigurationError
+from tailrace.protocol.messages import ListedOffset
+from tailrace.records import TopicPartition
+
+ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
+    """The place, when the leader of a log from ``first`` to ``end`` is asked until nothing is left to ask."""
+    known = {}
+    while (question := start.question(known)) is not None:
+        offset = {EARLIEST: first, LATEST: end}.get(question, at_time)
+        known[question] = ListedOffset("orders", 0, 0, offset=offset)
+    return start.place(known)[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "place"),
+    [
+        (StartPoint(StartFrom.EARLIEST), 10),
+        (StartPoint(StartFrom.LATEST), 100),
+        (StartPoint(StartFrom.EARLIEST, shift=5), 15),
+        (StartPoint(StartFrom.LATEST, shift=-10), 90),
+        (StartPoint(StartFrom.OFFSET, 50), 50),
+        (StartPoint(StartFrom.OFFSET, 5), 10),
+        (StartPoint(StartFrom.TIME, 1_000), 100),
+        (StartPoint(StartFrom.AGO, 500).fixed(1_500), 100),
+    ],
+    ids=str,
+)
+def test_a_start_becomes_an_offset(start, place):
+    """From either end, by number or by time; a time behind the last record is the end."""
+    assert answer(start, 10, 100) == place
+
+
+def test_a_time_is_the_first_record_that_is_not_older():
+    """One question is enough where there is such a record."""
+    start = StartPoint(StartFrom.TIME, 1_000)
+
+    assert start.question({}) == 1_000
+    assert answer(start, 10, 100, at_time=42) == 42
+
+
+@given(
+    st.integers(0, 1_000), st.integers(0, 1_000), st.integers(-3_000, 3_000), st.sampled_from(["earliest", "latest"])
+)
+def test_no_start_leads_out_of_the_log(first, length, shift, whence):
+    """However far it is shifted."""
+    assert first <= answer(StartPoint(StartFrom(whence), shift=shift), first, first + length) <= first + length
+
+
+@given(st.integers(-10_000, 10_000), st.integers(1, 50))
+def test_a_total_is_spread_evenly(total, parts):
+    """Nothing is lost, no two shares differ by more than one, and the larger ones come first."""
+    shares = shares_of(total, parts)
+
+    assert (sum(shares), len(shares)) == (total, parts)
+    assert max(shares) - min(shares) <= 1
+    assert [abs(one) for one in shares] == sorted(map(abs, shares), reverse=True)
+
+
+def test_seeks_count_from_where_they_are_told():
+    """An offset, an end, the position; together or spread."""
+    now = {ONE: 20, TWO: 3}
+
+    assert seeks(now, 7, "offset", spread=False) == {ONE: 7, TWO: 7}
+    assert seeks(now, -5, "current", spread=False) == {
+        ONE: StartPoint(StartFrom.OFFSET, 15),
+        TWO: StartPoint(StartFrom.OFFSET, 0),
+    }
+    assert seeks(now, 3, "earliest", spread=True) == {
+        ONE: StartPoint(StartFrom.EARLIEST, shift=2),
+        TWO: StartPoint(StartFrom.EARLIEST, shift=1),
+    }
+
+
+@pytest.mark.parametrize("offset", [True, 1.5, "7", None, 1 << 63])
+def test_a_seek_to_what_is_no_number_is_refused(offset):
+    """Nothing but whole numbers of 63 bits."""
+    with pytest.raises(ConfigurationError, match="whole number"):
+        seeks({ONE: 0}, offset, "offset", spread=False)
+
+
+def test_partitions_are_named_in_many_forms():
+    """What comes out is the same, in order; a place of their own wins over the default."""
+    given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE], ["g", "h"], ["i", 2]]
+
+    assert partition_specs(given_forms, None, lambda place: place) == [
+        PartitionSpec("a", None, None),
+        PartitionSpec("b", 1, None),
+        PartitionSpec("c", 2, 5),
+        PartitionSpec("d", 0, None),
+        PartitionSpec("e", 0, None),
+        PartitionSpec("e", 1, None),
+        PartitionSpec("f", 1, 9),
+        PartitionSpec("orders", 0, None),
+        PartitionSpec("g", None, None),
+        PartitionSpec("h", None, None),
+        PartitionSpec("i", 2, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "form", ["", 5, None, (), ("a",), ("a", "b"), ("a", -1), ("a", True), {5: 0}, {"a": "b"}, ("a", 1 << 31)]
+)
+def test_what_names_no_partition_is_refused(form):
+    """Each wrong form is an error that shows the right ones."""
+    with pytest.raises(ConfigurationError):
+        partition_specs([form], None, lambda place: place)
+
+
+def test_a_meter_forgets_what_is_long_ago():
+    """Rates, means and maxima are of the last half minute; totals stay."""
+    meter = Meter(0.0)
+    for second in range(10):
+        meter.note(float(second), 5.0)
+
+    assert (meter.count, meter.sum, meter.mean(10.0), meter.max(10.0)) == (10, 50.0, 5.0, 5.0)
+    assert meter.rate(10.0) == pytest.approx(1.0)
+    assert (meter.rate(1_000.0), meter.mean(1_000.0), meter.max(1_000.0), meter.count) == (0.0, 0.0, 0.0, 10)

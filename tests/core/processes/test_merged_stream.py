@@ -1,0 +1,197 @@
+"""What several processes read, as one stream: order, what is done, and what each process is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tailrace.core.processes.merged_stream import MergedStream, PartitionLease
+from tailrace.records import Record, TopicPartition
+
+
+def record(partition: int, offset: int) -> Record:
+    return Record("t", partition, offset, None, b"", 0)
+
+
+class Readers:
+    """An intake, and what its processes were told."""
+
+    def __init__(self) -> None:
+        self.done: dict[tuple[int, int], int] = {}
+        self.released: Counter[tuple[int, int]] = Counter()
+        self.intake = MergedStream(self._tell)
+
+    def _tell(self, lease: PartitionLease) -> None:
+        self.done[lease.key] = lease.done
+        self.released[lease.key] += lease.unreleased
+
+    def put(self, partition: int, first: int, count: int, *, start: int = 0, behind: int | None = None) -> None:
+        offsets = range(first, first + count)
+        records = [record(partition, offset) for offset in offsets]
+        self.intake.put(
+            (start, partition), TopicPartition("t", partition), offsets.stop if behind is None else behind, records
+        )
+
+    def next(self) -> Record | None:
+        """As a consumer takes them."""
+        for one in self.intake.slice:
+            self.intake.in_flight_record = one
+            return one
+        self.intake.finish()
+        if not self.intake.next_slice():
+            return None
+        return self.next()
+
+
+def test_a_record_is_done_when_the_next_is_asked_for():
+    """What is in hand is not done, all before it is; past the last it is done up to where the partition goes on."""
+    readers = Readers()
+    readers.put(0, 0, 3, behind=7)
+    readers.next()
+    readers.next()
+    readers.intake.tell_all()
+    in_hand = readers.done[0, 0]
+    readers.next()
+    readers.next()
+
+    assert in_hand == 1
+    assert readers.done[0, 0] == 7
+    assert readers.released[0, 0] == 3
+
+
+def test_a_batch_is_done_as_a_whole():
+    """Not before the next call."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    readers.put(1, 0, 3)
+    batch = readers.intake.take(5)
+    readers.intake.tell_all()
+    before = dict(readers.done)
+    readers.intake.take(5)
+
+    assert [(one.partition, one.offset) for one in batch] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert before == {(0, 0): 0, (0, 1): 0}
+    assert readers.done == {(0, 0): 3, (0, 1): 2}
+
+
+def test_a_batch_is_done_when_a_single_record_is_asked_for():
+    """All of it, of whatever partitions, also when that record is of a slice that the batch has begun."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    readers.put(1, 0, 4)
+    batch = readers.intake.take(5)
+    readers.next()
+    readers.intake.tell_all()
+    readers.intake.tell_all()
+
+    assert readers.done == {(0, 0): 3, (0, 1): 2}
+    assert readers.intake.acknowledge(batch[0]) is False
+
+
+def test_what_is_anothers_is_not_in_hand():
+    """Who says that a record is done whose partition has gone is told that this does not count."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    record_in_hand = readers.next()
+    readers.intake.end((0, 0))
+
+    assert record_in_hand is not None
+    assert readers.intake.acknowledge(record_in_hand) is False
+
+
+def test_what_is_halted_is_not_handed_out():
+    """The process is told from where on somebody else may; what is in hand is still done when it is done."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    readers.put(0, 3, 3)
+    readers.put(1, 0, 1)
+    readers.next()
+    left = readers.intake.halt((0, 0))
+    following = readers.next()
+
+    assert left is not None
+    assert left.delivered == 1
+    assert following == record(1, 0)
+    assert readers.done[0, 0] == 1
+    assert readers.released[0, 0] == 6
+
+
+def test_of_a_lease_that_is_over_nothing_counts():
+    """The next process of the partition begins a lease of its own."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    readers.next()
+    readers.intake.end((0, 0))
+    readers.put(0, 0, 2, start=1)
+    again = readers.next()
+
+    assert again == record(0, 0)
+    assert readers.intake.queued_records == 0
+    assert (0, 0) not in readers.done
+
+
+def test_a_word_ahead_of_the_next_record():
+    """ack() says it of what is in hand, once, and of nothing else."""
+    readers = Readers()
+    readers.put(0, 0, 3)
+    first = readers.next()
+    said = readers.intake.acknowledge(record(0, 2)), readers.intake.acknowledge(first)
+    readers.intake.tell_all()
+
+    assert said == (False, True)
+    assert readers.done[0, 0] == 1
+    assert not readers.intake.acknowledge(first)
+
+
+class Stream(RuleBasedStateMachine):
+    """Whatever comes and is taken: in order, each once, and never done before it was handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers = Readers()
+        self.starts = [0, 0]
+        self.ends = [0, 0]
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.handed = [-1, -1]
+
+    @rule(partition=st.integers(0, 1), count=st.integers(1, 4), gap=st.integers(0, 2))
+    def comes(self, partition, count, gap):
+        first = self.ends[partition]
+        self.ends[partition] = first + count + gap
+        self.sent[self.starts[partition], partition] += count
+        self.readers.put(partition, first, count, start=self.starts[partition], behind=self.ends[partition])
+
+    @rule()
+    def one(self):
+        if (found := self.readers.next()) is not None:
+            self._check([found])
+
+    @rule(count=st.integers(1, 6))
+    def many(self, count):
+        self._check(self.readers.intake.take(count))
+
+    def _check(self, records):
+        for found in records:
+            assert found.offset > self.handed[found.partition]
+            self.handed[found.partition] = found.offset
+
+    @precondition(lambda self: any(self.ends))
+    @rule(partition=st.integers(0, 1))
+    def given_back(self, partition):
+        lease = self.readers.intake.halt((self.starts[partition], partition))
+        if lease is not None:
+            self.ends[partition] = lease.delivered
+            self.readers.intake.end(lease.key)
+        self.starts[partition] += 1
+
+    @invariant()
+    def nothing_is_done_too_soon(self):
+        self.readers.intake.tell_all()
+        for lease in self.readers.intake.leases():
+            assert lease.done <= lease.delivered <= lease.received
+            assert self.readers.released[lease.key] <= self.sent[lease.key]
+
+
+TestStream = Stream.TestCase

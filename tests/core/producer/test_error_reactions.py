@@ -1,0 +1,220 @@
+"""What each error code means to a transaction, by request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.core.producer import transactional as transactions
+from tailrace.core.producer.error_reactions import (
+    REACTIONS,
+    TransactionReaction,
+    TransactionRequestKind,
+    error_of,
+    event_of,
+    worst_of,
+)
+from tailrace.core.producer.events import (
+    Fenced,
+    Moved,
+    MustAbort,
+    NoTransaction,
+    TransactionFailed,
+    TryAgain,
+    Unanswered,
+)
+from tailrace.error_codes import RETRIABLE, ErrorCode
+from tailrace.errors import CommitFailedError, FencedMemberError, PublishError, PublishTooLargeError
+
+EVENTS = {
+    TransactionReaction.DONE: type(None),
+    TransactionReaction.RETRY_SOON: TryAgain,
+    TransactionReaction.RETRY: TryAgain,
+    TransactionReaction.LOOK_UP: Moved,
+    TransactionReaction.ABORT: MustAbort,
+    TransactionReaction.ABORT_AND_RENEW: MustAbort,
+    TransactionReaction.LOOK_BACK: NoTransaction,
+    TransactionReaction.FENCED: Fenced,
+    TransactionReaction.FAIL: TransactionFailed,
+}
+
+OF_COORDINATORS = (
+    TransactionRequestKind.INIT,
+    TransactionRequestKind.ADD_PARTITIONS,
+    TransactionRequestKind.ADD_OFFSETS,
+    TransactionRequestKind.COMMIT_OFFSETS,
+    TransactionRequestKind.END,
+)
+IN_TRANSACTION = (
+    TransactionRequestKind.ADD_PARTITIONS,
+    TransactionRequestKind.PRODUCE,
+    TransactionRequestKind.ADD_OFFSETS,
+    TransactionRequestKind.COMMIT_OFFSETS,
+    TransactionRequestKind.END,
+)
+
+CASES = [
+    (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, OF_COORDINATORS, TransactionReaction.RETRY),
+    (ErrorCode.COORDINATOR_NOT_AVAILABLE, OF_COORDINATORS, TransactionReaction.LOOK_UP),
+    (ErrorCode.NOT_COORDINATOR, OF_COORDINATORS, TransactionReaction.LOOK_UP),
+    (ErrorCode.REQUEST_TIMED_OUT, OF_COORDINATORS, TransactionReaction.LOOK_UP),
+    (ErrorCode.CONCURRENT_TRANSACTIONS, tuple(TransactionRequestKind), TransactionReaction.RETRY_SOON),
+    (ErrorCode.INVALID_PRODUCER_EPOCH, tuple(TransactionRequestKind), TransactionReaction.FENCED),
+    (ErrorCode.PRODUCER_FENCED, tuple(TransactionRequestKind), TransactionReaction.FENCED),
+    (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, tuple(TransactionRequestKind), TransactionReaction.FAIL),
+    (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, tuple(TransactionRequestKind), TransactionReaction.FAIL),
+    (ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, tuple(TransactionRequestKind), TransactionReaction.FAIL),
+    (ErrorCode.INVALID_TRANSACTION_TIMEOUT, (TransactionRequestKind.INIT,), TransactionReaction.FAIL),
+    (ErrorCode.TRANSACTION_ABORTABLE, IN_TRANSACTION, TransactionReaction.ABORT),
+    (ErrorCode.TRANSACTION_ABORTABLE, (TransactionRequestKind.INIT,), TransactionReaction.FAIL),
+    (ErrorCode.UNKNOWN_PRODUCER_ID, IN_TRANSACTION, TransactionReaction.ABORT_AND_RENEW),
+    (ErrorCode.INVALID_PRODUCER_ID_MAPPING, IN_TRANSACTION, TransactionReaction.ABORT_AND_RENEW),
+    (
+        ErrorCode.INVALID_TXN_STATE,
+        (
+            TransactionRequestKind.ADD_PARTITIONS,
+            TransactionRequestKind.ADD_OFFSETS,
+            TransactionRequestKind.COMMIT_OFFSETS,
+        ),
+        TransactionReaction.FAIL,
+    ),
+    (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.END,), TransactionReaction.LOOK_BACK),
+    (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT_AND_RENEW),
+    # Partitions.
+    (ErrorCode.OPERATION_NOT_ATTEMPTED, (TransactionRequestKind.ADD_PARTITIONS,), TransactionReaction.RETRY),
+    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.ADD_PARTITIONS,), TransactionReaction.RETRY),
+    (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        (TransactionRequestKind.ADD_PARTITIONS, TransactionRequestKind.PRODUCE),
+        TransactionReaction.ABORT,
+    ),
+    (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, (TransactionRequestKind.PRODUCE,), TransactionReaction.DONE),
+    (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT_AND_RENEW),
+    (ErrorCode.NOT_LEADER_OR_FOLLOWER, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
+    (ErrorCode.LEADER_NOT_AVAILABLE, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
+    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
+    (ErrorCode.KAFKA_STORAGE_ERROR, (TransactionRequestKind.PRODUCE,), TransactionReaction.LOOK_UP),
+    (ErrorCode.NOT_ENOUGH_REPLICAS, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
+    (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
+    (ErrorCode.REQUEST_TIMED_OUT, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
+    (ErrorCode.CORRUPT_MESSAGE, (TransactionRequestKind.PRODUCE,), TransactionReaction.RETRY),
+    (ErrorCode.MESSAGE_TOO_LARGE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
+    (ErrorCode.INVALID_RECORD, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
+    (ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT),
+    # A group's offsets.
+    (ErrorCode.ILLEGAL_GENERATION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.UNKNOWN_MEMBER_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.FENCED_INSTANCE_ID, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.REBALANCE_IN_PROGRESS, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.STALE_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.FENCED_MEMBER_EPOCH, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.OFFSET_METADATA_TOO_LARGE, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.ABORT),
+    (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.COMMIT_OFFSETS,), TransactionReaction.RETRY),
+    (
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        (TransactionRequestKind.FIND, TransactionRequestKind.ADD_OFFSETS, TransactionRequestKind.COMMIT_OFFSETS),
+        TransactionReaction.ABORT,
+    ),
+    # A number that nobody knows.
+    (999, (TransactionRequestKind.ADD_PARTITIONS, TransactionRequestKind.PRODUCE), TransactionReaction.ABORT),
+    (
+        999,
+        (
+            TransactionRequestKind.INIT,
+            TransactionRequestKind.ADD_OFFSETS,
+            TransactionRequestKind.COMMIT_OFFSETS,
+            TransactionRequestKind.END,
+        ),
+        TransactionReaction.FAIL,
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "asked", "reaction"), CASES)
+def test_what_is_done_about_it(code, asked, reaction):
+    """The codes that transactions live with, one by one."""
+    assert {REACTIONS.reaction_to(code, one) for one in asked} == {reaction}
+
+
+@pytest.mark.parametrize("asked", TransactionRequestKind)
+def test_what_may_heal_is_tried_again(asked):
+    """No code of which Kafka says that another try may help ends a producer or a transaction."""
+    gives_up = {
+        TransactionReaction.ABORT,
+        TransactionReaction.ABORT_AND_RENEW,
+        TransactionReaction.FENCED,
+        TransactionReaction.FAIL,
+        TransactionReaction.LOOK_BACK,
+    }
+
+    assert [code for code in RETRIABLE if REACTIONS.reaction_to(code, asked) in gives_up] == []
+
+
+@pytest.mark.parametrize("asked", TransactionRequestKind)
+def test_each_reaction_is_an_event(asked):
+    """A code becomes the event of its reaction, with the request and Kafka's name of the code in its words."""
+    assert event_of(ErrorCode.NONE, asked) is None
+    for code in (*ErrorCode, 999):
+        if code == ErrorCode.NONE:
+            continue
+        reaction = REACTIONS.reaction_to(code, asked)
+        event = event_of(code, asked, "orders[0]")
+
+        assert type(event) is EVENTS[reaction]
+        if isinstance(event, MustAbort):
+            assert event.needs_new_epoch is (reaction is TransactionReaction.ABORT_AND_RENEW)
+        if isinstance(event, TryAgain):
+            assert event.is_soon is (reaction is TransactionReaction.RETRY_SOON)
+        if isinstance(event, TryAgain | Moved | Fenced):
+            assert f"orders[0]: {asked}: " in event.reason
+
+
+@pytest.mark.parametrize("asked", TransactionRequestKind)
+def test_each_event_may_happen_where_it_is_asked(asked):
+    """Whatever a broker answers, the machine knows what to do in every state in which that is asked."""
+    states = {
+        TransactionRequestKind.FIND: transactions.ASKING,
+        TransactionRequestKind.INIT: (transactions.ProducerState.UNINITIALISED,),
+        TransactionRequestKind.ADD_PARTITIONS: transactions.OPEN,
+        TransactionRequestKind.PRODUCE: transactions.OPEN,
+        TransactionRequestKind.ADD_OFFSETS: (transactions.ProducerState.COMMITTING,),
+        TransactionRequestKind.COMMIT_OFFSETS: (transactions.ProducerState.COMMITTING,),
+        TransactionRequestKind.END: transactions.ENDING,
+    }
+    events = {type(event_of(code, asked)) for code in (*ErrorCode, 999)} - {type(None)}
+
+    assert [
+        (state, event) for state in states[asked] for event in events if (state, event) not in transactions.TABLE
+    ] == []
+
+
+def test_who_was_left_behind_is_told_so():
+    """Offsets that are another's to commit are a CommitFailedError; a place that was taken is a FencedMemberError."""
+    left_behind = error_of(ErrorCode.ILLEGAL_GENERATION, TransactionRequestKind.COMMIT_OFFSETS)
+    replaced = error_of(ErrorCode.FENCED_INSTANCE_ID, TransactionRequestKind.COMMIT_OFFSETS)
+
+    assert type(left_behind) is CommitFailedError
+    assert "aborted: the group has gone on without this member (ILLEGAL_GENERATION, code 22)" in str(left_behind)
+    assert type(replaced) is FencedMemberError
+    assert "(FENCED_INSTANCE_ID, code 82)" in str(replaced)
+
+
+def test_what_was_refused_is_told_with_what_follows():
+    """A refusal names what it is about, the request, the code, and whether the next transaction may be better."""
+    aborted = error_of(ErrorCode.MESSAGE_TOO_LARGE, TransactionRequestKind.PRODUCE, "orders[0]")
+    over = error_of(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionRequestKind.INIT)
+
+    assert type(aborted) is PublishTooLargeError
+    assert type(over) is PublishError
+    assert str(aborted) == "orders[0]: Produce was refused (MESSAGE_TOO_LARGE, code 10) - the transaction was aborted"
+    assert str(over).startswith("the transaction: InitProducerId was refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    assert str(over).endswith("- this producer cannot go on")
+
+
+def test_the_worst_decides():
+    """Of several troubles the one that leaves least room does; of none, none."""
+    error = PublishError("no")
+    in_order = (TryAgain("1"), Moved("2"), Unanswered("3"), MustAbort(error), Fenced("5"), TransactionFailed(error))
+
+    assert worst_of(()) is None
+    for count in range(1, len(in_order) + 1):
+        assert worst_of(reversed(in_order[:count])) is in_order[count - 1]

@@ -1,0 +1,96 @@
+"""Records of one key keep together, wherever they come from; those without spread in batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.core.cluster_metadata import Leadership
+from tailrace.core.producer.partitioner import Partitioner, murmur2, partition_of
+
+
+def partitions(number: int, *, without_leader: tuple[int, ...] = ()) -> dict[int, Leadership]:
+    """So many, led by somebody but for some."""
+    return {one: Leadership(-1 if one in without_leader else 1, 0) for one in range(number)}
+
+
+def counting() -> Partitioner:
+    """One whose chances come in turn: 0.0, 0.1, … 0.9, and again."""
+    numbers = count()
+    return Partitioner(lambda: next(numbers) % 10 / 10)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_a_key_hashes_as_with_kafkas_own_clients(key, expected):
+    """The numbers that Kafka's own test of its Utils.murmur2 has."""
+    assert expected % (1 << 32) == murmur2(key)
+
+
+def test_the_sign_of_a_hash_is_left_out():
+    """A hash that is negative in Java gives the partition that it gives there: murmur2(b"21") has its first bit set."""
+    assert partition_of(b"21", 10) == (-973932308 & 0x7FFFFFFF) % 10 == 0
+
+
+@given(st.binary(max_size=40), st.integers(1, 100))
+def test_a_key_has_one_partition(key, number):
+    """The same for every producer, and one that the topic has."""
+    one, other = Partitioner(lambda: 0.1), Partitioner(lambda: 0.9)
+
+    assert one.choose("t", key, partitions(number)) == other.choose("t", key, partitions(number))
+    assert 0 <= one.choose("t", key, partitions(number)) < number
+
+
+def test_a_key_stays_where_it_is_while_its_partition_has_no_leader():
+    """A leader that is away for a while moves no key elsewhere."""
+    chosen = counting().choose("t", b"k", partitions(3))
+
+    assert counting().choose("t", b"k", partitions(3, without_leader=(chosen,))) == chosen
+
+
+def test_records_without_a_key_stick_together_for_a_batch():
+    """One partition until the batch is full, then another; each topic has its own (KIP-480)."""
+    chooser, all_of_them = counting(), partitions(10)
+
+    first = {chooser.choose("t", None, all_of_them) for _ in range(9)}
+    other = {chooser.choose("u", None, all_of_them) for _ in range(9)}
+    chooser.move_on("t")
+    second = {chooser.choose("t", None, all_of_them) for _ in range(9)}
+    kept = {chooser.choose("u", None, all_of_them) for _ in range(9)}
+    chooser.move_on()
+
+    assert (first, other, second, kept) == ({0}, {1}, {2}, {1})
+    assert chooser.choose("u", None, all_of_them) == 3
+
+
+def test_records_without_a_key_go_where_a_leader_is():
+    """A partition that nobody leads is passed over while there are others."""
+    chooser = counting()
+    chosen = Counter()
+    for _ in range(20):
+        chosen[chooser.choose("t", None, partitions(4, without_leader=(1, 2)))] += 1
+        chooser.move_on()
+
+    assert chosen.keys() == {0, 3}
+    assert chooser.choose("u", None, partitions(2, without_leader=(0, 1))) in {0, 1}
+
+
+def test_a_partition_that_is_gone_is_not_stuck_to():
+    """A topic made anew with fewer partitions gets its records where it has some."""
+    chooser = Partitioner(lambda: 0.99)
+    assert chooser.choose("t", None, partitions(8)) == 7
+
+    assert chooser.choose("t", None, partitions(2)) == 1

@@ -1,0 +1,105 @@
+"""The frame of the state machines: which transitions it makes, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pytest
+
+from tailrace.core.machine import Row, StateMachine, TransitionTable, all_but
+
+
+class DoorState(StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+    LOCKED = "locked"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Push:
+    force: int = 1
+
+
+@dataclass(frozen=True)
+class Remove:
+    pass
+
+
+class Door(StateMachine[DoorState, object, str]):
+    def __init__(self) -> None:
+        super().__init__(TABLE, DoorState.OPEN)
+
+    def push(self, event: Push, _now: float) -> DoorState | None:
+        self._effects.append(f"pushed with {event.force}")
+        return {1: None, 2: DoorState.LOCKED}.get(event.force, DoorState.GONE)
+
+
+TABLE = TransitionTable(
+    [
+        Row((DoorState.OPEN,), Push, Door.push, DoorState.CLOSED, (DoorState.LOCKED,)),
+        Row((DoorState.CLOSED,), Push, Door.push),
+        Row(all_but(DoorState, DoorState.LOCKED), Remove, Door.ignore, DoorState.GONE),
+    ],
+    over=frozenset({DoorState.GONE}),
+)
+
+
+@pytest.mark.parametrize(("force", "state"), [(1, DoorState.CLOSED), (2, DoorState.LOCKED)])
+def test_a_step_returns_the_next_state_or_leaves_it_to_its_row(force, state):
+    """A step that returns None leads to the state of its row; another state counts where the row lists it."""
+    door = Door()
+
+    door.receive(Push(force), 0.0)
+
+    assert door.state is state
+    assert list(door.effects()) == [f"pushed with {force}"]
+    assert list(door.effects()) == []
+
+
+def test_a_row_without_a_next_state_leaves_the_state_as_it_is():
+    """The step runs, and the state stays."""
+    door = Door()
+    door.state = DoorState.CLOSED
+
+    door.receive(Push(), 0.0)
+
+    assert (door.state, list(door.effects())) == (DoorState.CLOSED, ["pushed with 1"])
+
+
+def test_an_event_without_a_transition_raises_and_changes_nothing():
+    """A programming error of the driver is loud."""
+    door = Door()
+    door.state = DoorState.LOCKED
+
+    with pytest.raises(ValueError, match="Remove cannot happen while locked"):
+        door.receive(Remove(), 0.0)
+
+    assert (door.state, list(door.effects())) == (DoorState.LOCKED, [])
+
+
+def test_a_state_that_the_row_does_not_list_raises():
+    """The table, which the diagrams are drawn from, tells every transition there is."""
+    with pytest.raises(RuntimeError, match="Push led from open to gone, which its row does not list"):
+        Door().receive(Push(3), 0.0)
+
+
+def test_a_machine_that_is_over_ignores_every_event():
+    """Final states have no transitions, also where a row names all states."""
+    door = Door()
+    door.receive(Remove(), 0.0)
+
+    door.receive(Push(), 0.0)
+    door.receive(object(), 0.0)
+
+    assert (door.is_over, door.state, list(door.effects())) == (True, DoorState.GONE, [])
+    assert not [state for state, _ in TABLE if state is DoorState.GONE]
+
+
+def test_two_transitions_for_one_state_and_event_are_refused():
+    """Of two rows that name the same pair, neither is taken silently."""
+    row = Row((DoorState.OPEN,), Push, Door.push)
+
+    with pytest.raises(ValueError, match="two transitions from open by Push"):
+        TransitionTable([row, row], over=frozenset())

@@ -1,0 +1,46 @@
+"""What was too large of single records, for as long as it says something of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace import TopicPartition
+from tailrace.core.transactions.refused_records import RefusedRecords
+from tailrace.errors import PublishTooLargeError
+
+HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
+TOO_LARGE, STILL = PublishTooLargeError("too large"), PublishTooLargeError("still too large")
+
+
+def test_it_is_known_whether_the_output_or_a_letter_was_too_large():
+    """Each letter that was refused is followed by a shorter one; the handler may publish nothing any more."""
+    refusals = RefusedRecords()
+    refusals.blame(HERE, 3, TOO_LARGE, is_letter=True)
+    refusals.blame(HERE, 3, STILL, is_letter=True)
+    refusals.blame(THERE, 3, TOO_LARGE, is_letter=False)
+
+    assert [refusals.of_output(at, 3) for at in (HERE, THERE)] == [None, TOO_LARGE]
+    assert [list(refusals.of_letters(at, 3)) for at in (HERE, THERE)] == [[TOO_LARGE, STILL], []]
+    assert refusals.of_output(HERE, 4) is None
+    assert list(refusals.of_letters(HERE, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (lambda refusals: refusals.committed({HERE: 3, THERE: 9}), 1),
+        (lambda refusals: refusals.committed({HERE: 4}), 1),
+        (lambda refusals: refusals.committed({HERE: 4, THERE: 4}), 0),
+        (lambda refusals: refusals.forget(THERE), 1),
+        (lambda refusals: refusals.lift(HERE, 3), 1),
+        (lambda refusals: refusals.lift(HERE, 4), 2),
+    ],
+)
+def test_it_is_remembered_until_its_record_is_done_with(end, left):
+    """What others commit does not end it."""
+    refusals = RefusedRecords()
+    for partition in (HERE, THERE):
+        refusals.blame(partition, 3, TOO_LARGE, is_letter=False)
+    end(refusals)
+
+    assert len(refusals) == left

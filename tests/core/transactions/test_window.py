@@ -1,0 +1,298 @@
+"""Windows of transactions: when one opens, closes, is given up; and records that wait outside of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace import PublishError, Record, TopicPartition
+from tailrace.core.transactions.window import DeferredOffsets, Window, WindowSettings, WindowStep
+
+SETTINGS = WindowSettings(interval_s=0.1, max_records=10, timeout_s=10)
+HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
+BROKEN = PublishError("broken")
+
+
+def record(offset: int) -> Record:
+    return Record("t", 0, offset, None, b"", 0, ())
+
+
+def opened(count: int = 1) -> Window:
+    window = Window(SETTINGS)
+    window.took(count, 0.0)
+    return window
+
+
+def test_it_opens_with_its_first_record():
+    """However long nothing comes, no time runs."""
+    window = Window(SETTINGS)
+
+    assert window.step(1_000, is_done=True) is WindowStep.FEED
+    assert window.next_deadline(1_000) is None
+    window.took(1, 1_000)
+    assert window.next_deadline(1_000) == 1_000.1
+
+
+def test_it_gathers_for_its_interval_and_is_committed_when_all_is_finished():
+    """Not before: what came early is seen soon, with what came behind it."""
+    window = opened()
+
+    assert window.step(0.05, is_done=True) is WindowStep.FEED
+    assert window.step(0.1, is_done=True) is WindowStep.COMMIT
+    window.committed(0.1)
+    assert window.step(0.3, is_done=True) is WindowStep.FEED
+
+
+def test_it_is_cut_by_time_however_much_was_handed_out():
+    """What runs is finished, what has not started is part of the next one, which is open at once."""
+    window = opened(10)
+
+    assert window.step(0.05, is_done=False) is WindowStep.DRAIN
+    assert window.step(0.1, is_done=False) is WindowStep.CUT
+    assert window.next_deadline(0.1) == 8
+    assert window.step(0.2, is_done=False, is_idle=True) is WindowStep.COMMIT
+    window.committed(0.2, carried=7)
+    assert [window.count, window.room, window.opened_at] == [7, 3, 0.2]
+    window.committed(0.3)
+    assert not window.is_open
+
+
+def test_it_starts_records_for_a_few_times_as_long_as_the_last_end_took():
+    """So that ends take a fifth of the time at most, and a fifth of the timeout goes by at most before the cut."""
+    window, cuts, now = Window(SETTINGS), [], 0.0
+    for end_s in (0.1, 0.3, 1, 0.0):
+        window.took(1, now)
+        cut_at = now
+        while window.step(cut_at, is_done=False) is WindowStep.FEED:
+            cut_at = window.next_deadline(cut_at)
+        cuts.append(round(cut_at - now, 3))
+        now = cut_at + end_s
+        window.committed(now)
+
+    assert cuts == [0.1, 0.4, 1.2, 2]
+
+
+def test_a_record_that_starts_last_has_its_time_before_the_window_is_given_up():
+    """Handlers without a timeout of their own get half of the transaction's, or what batches leave of it."""
+    bare, half = SETTINGS, WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, works_s=7)
+    long = WindowSettings(interval_s=4, max_records=10, timeout_s=10, works_s=5)
+
+    assert [bare.target_s, half.target_s, long.target_s] == [2, 1, 4]
+    assert [bare.work_share_s(), bare.work_share_s(4), bare.work_share_s(7.5), long.work_share_s()] == [5, 4, 1, 4]
+
+
+def test_a_partition_that_has_to_go_does_not_wait_for_what_has_not_started():
+    """Nothing more is taken nor started at once; what runs is finished."""
+    window = opened()
+    window.cut()
+
+    assert window.room == 0
+    assert window.step(0.01, is_done=False) is WindowStep.CUT
+    assert window.step(0.02, is_done=False, is_idle=True) is WindowStep.COMMIT
+
+
+def test_it_stays_open_for_a_batch_that_may_still_be_filled():
+    """After its interval too, for as long as a batch may wait; and no longer than somebody does."""
+    window = Window(WindowSettings(interval_s=0.1, max_records=10, timeout_s=10, gathers_s=2))
+    window.took(1, 0.0)
+
+    assert [window.is_kept_open(0.05), window.is_kept_open(0.1)] == [False, True]
+    assert window.step(0.1, is_done=False, is_gathering=True) is WindowStep.FEED
+    assert [window.next_deadline(0.05), window.next_deadline(0.1), window.next_deadline(2)] == [0.1, 2, 8]
+    assert window.step(0.5, is_done=True) is WindowStep.COMMIT
+    assert window.step(0.5, is_done=False) is WindowStep.CUT
+    assert window.step(2, is_done=False, is_gathering=True) is WindowStep.CUT
+
+
+def test_it_is_closed_sooner_when_it_is_full_or_somebody_asks():
+    """Records, a rebalance, the end: whatever comes first."""
+    full, asked = opened(10), opened()
+    asked.close()
+
+    assert full.room == asked.room == 0
+    assert full.step(0.01, is_done=True) is asked.step(0.01, is_done=True) is WindowStep.COMMIT
+
+
+def test_what_is_asked_for_while_none_is_open_is_not_remembered():
+    """A partition that goes without a record in a transaction closes none, and dooms none."""
+    window = Window(SETTINGS)
+    window.close()
+    window.doom(BROKEN)
+    window.took(1, 0.0)
+
+    assert window.room == 9
+    assert window.step(0.01, is_done=True) is WindowStep.FEED
+
+
+def test_it_is_given_up_before_the_broker_does():
+    """So that its records come again soon, and the producer is good for another."""
+    late, in_time = opened(), opened()
+
+    assert late.step(8, is_done=False) is WindowStep.ABORT
+    assert "transaction_timeout_ms" in str(late.doomed_by)
+    assert not late.is_at_fault
+    assert not late.is_timed_out(9.9)
+    assert late.is_timed_out(10)
+    assert in_time.step(8, is_done=True) is WindowStep.COMMIT
+
+
+def test_it_has_time_for_what_ends_before_it_is_given_up():
+    """An attempt that would come later is not waited for; one that is doomed has time for nothing."""
+    window = opened()
+
+    assert window.has_time(3, 4.9)
+    assert not window.has_time(3, 5)
+    window.doom(BROKEN)
+    assert not window.has_time(0, 1)
+    assert Window(SETTINGS).has_time(1_000, 0.0)
+
+
+def test_what_is_doomed_is_aborted_whatever_else_happens():
+    """The first reason is the one that is told."""
+    window = opened()
+    window.doom(BROKEN)
+    window.doom(PublishError("because of that"))
+
+    assert window.room == 0
+    assert window.step(0.01, is_done=True) is WindowStep.ABORT
+    assert window.doomed_by is BROKEN
+    window.aborted()
+    assert window.doomed_by is None
+
+
+def test_what_was_too_much_is_looked_for_in_halves():
+    """And once that is found, transactions grow again."""
+    window, rooms = Window(SETTINGS), []
+    for _ in range(4):
+        rooms.append(window.room)
+        window.took(window.room, 0.0)
+        window.aborted(shrink=True)
+    for _ in range(5):
+        rooms.append(window.room)
+        window.took(1, 0.0)
+        window.committed(0.0)
+
+    assert rooms == [10, 5, 2, 1, 1, 2, 4, 8, 10]
+
+
+def test_while_it_is_looked_for_transactions_do_not_grow():
+    """What others commit meanwhile says nothing of what was too much."""
+    window = Window(SETTINGS)
+    window.took(2, 0.0)
+    window.aborted(shrink=True)
+    window.took(1, 0.0)
+    window.committed(0.0, is_searching=True)
+
+    assert window.room == 1
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5), st.booleans()), max_size=30))
+def test_no_window_takes_more_than_it_may_nor_lasts_longer(moments):
+    """Whatever comes when: a window is fed within its interval and its room, and never waits past its last moment."""
+    window, now = Window(SETTINGS), 0.0
+    for pause, count, is_done in moments:
+        now += pause
+        match window.step(now, is_done=is_done):
+            case WindowStep.FEED:
+                window.took(min(count, window.room), now)
+            case WindowStep.DRAIN | WindowStep.CUT:
+                assert now < window.gives_up_at
+            case WindowStep.COMMIT:
+                window.committed(now)
+            case WindowStep.ABORT:
+                assert now >= window.gives_up_at
+                window.aborted()
+
+        assert window.count <= SETTINGS.max_records
+        assert window.is_open is (window.count > 0)
+
+
+MOMENTS = st.integers(0, 10**9).map(lambda ms: ms / 1000) | st.floats(0, 1e6)
+
+
+@given(MOMENTS, st.integers(1, 500), st.integers(0, 999), st.booleans(), st.booleans())
+def test_at_a_deadline_its_time_is_over_whatever_the_clock_is_rounded_to(
+    opened_at, interval_ms, gathers_ms, is_gathering, is_full
+):
+    """A moment that was named as the next one is no more waited for when it is there."""
+    settings = WindowSettings(
+        interval_s=interval_ms / 1000, max_records=1 + (not is_full), timeout_s=1.25, gathers_s=gathers_ms / 1000
+    )
+    window, now, said = Window(settings), opened_at, []
+    window.took(1, opened_at)
+    while not said or said[-1] is not WindowStep.ABORT:
+        deadline = window.next_deadline(now)
+        assert deadline is not None
+        assert deadline > now
+        now = deadline
+        said.append(window.step(now, is_done=False, is_gathering=is_gathering))
+
+    feeds = not is_full and is_gathering and gathers_ms > interval_ms
+    cuts = 1 if is_full else 1 + (gathers_ms > interval_ms) - feeds
+    assert said == [*([WindowStep.FEED] if feeds else []), *[WindowStep.CUT] * cuts, WindowStep.ABORT]
+
+
+@pytest.mark.parametrize(
+    ("now", "is_gathering"), [(0, False), (0.09, False), (0.1, False), (0.3, True), (0.5, True), (9, True)]
+)
+@pytest.mark.parametrize("what", ["shut", "open", "closing", "doomed", "full"])
+def test_while_it_takes_more_nobody_has_to_know_what_is_finished(what, now, is_gathering):
+    """With many partitions that takes time; what is to be done then is the same either way, and only then."""
+
+    def step(*, is_done: bool) -> tuple[bool, WindowStep]:
+        window = Window(WindowSettings(interval_s=0.1, max_records=3, timeout_s=10, gathers_s=0.5))
+        if what != "shut":
+            window.took(3 if what == "full" else 1, 0)
+        if what == "closing":
+            window.close()
+        if what == "doomed":
+            window.doom(PublishError("away"))
+        return window.takes(now, is_gathering=is_gathering), window.step(
+            now, is_done=is_done, is_gathering=is_gathering
+        )
+
+    assert step(is_done=True)[0] is (step(is_done=True)[1] is step(is_done=False)[1] is WindowStep.FEED)
+
+
+# ---- records that wait outside ---------------------------------------------------------------------------------
+
+
+def test_what_comes_before_a_record_that_waits_goes_on():
+    """Its partition is read up to it; others do not notice."""
+    aside = DeferredOffsets()
+    aside.put(HERE, 10, due_at=5)
+
+    assert aside.room(HERE, 3, 100, 0.0, is_open=True) == 7
+    assert aside.room(HERE, 10, 100, 0.0, is_open=True) == 0
+    assert aside.room(THERE, 10, 100, 0.0, is_open=True) == 100
+    assert [one.offset for one in aside.before(HERE, [record(8), record(9), record(11)])] == [8, 9]
+
+
+def test_it_is_tried_again_when_it_is_due_alone():
+    """In a transaction of its own, that nothing else has to share the end of."""
+    aside = DeferredOffsets()
+    aside.put(HERE, 10, due_at=5)
+
+    assert aside.room(HERE, 10, 100, 4.9, is_open=False) == 0
+    assert aside.room(HERE, 10, 100, 5, is_open=True) == 0
+    assert aside.room(HERE, 10, 100, 5, is_open=False) == 1
+    assert aside.is_stopped_at(HERE, 10)
+    assert not aside.is_stopped_at(HERE, 9)
+    aside.lift(HERE)
+    assert aside.room(HERE, 10, 100, 5, is_open=True) == 100
+
+
+def test_of_several_in_a_partition_the_first_stops_it():
+    """The others are met when that one is finished; the first may be put there again for another time."""
+    aside = DeferredOffsets()
+    for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
+        aside.put(HERE, offset, due_at, is_given_up=due_at < 8)
+
+    assert len(aside) == 1
+    assert aside.given_up == 0
+    assert aside.next_due_at(7, {HERE: 10}) == 8
+    assert aside.next_due_at(7, {HERE: 9}) is None
+    assert aside.next_due_at(7, {}) is None
+    aside.put(THERE, 3, due_at=6)
+    assert [aside.next_due_at(now, {HERE: 10, THERE: 3}) for now in (5, 6, 8)] == [6, 8, None]

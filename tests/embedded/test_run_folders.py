@@ -1,0 +1,88 @@
+"""The folder of runs is this user's own, and nothing else is removed, whatever another user has prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+
+import psutil
+import pytest
+
+from tailrace.embedded import run_folders
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no owners and modes of files")
+LONG_AGO = time.time() - 86_400
+
+
+def a_run_of_nobody(folder):
+    """Make what a run leaves whose program was killed: a folder with a note of a process that is gone."""
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "precious").write_text("data")
+    (folder / "owner.json").write_text(json.dumps({"pid": psutil.Process().pid, "created": 1.0}))
+    os.utime(folder, (LONG_AGO, LONG_AGO))
+    return folder / "precious"
+
+
+def test_a_link_to_another_folder_is_not_followed(temporary, tmp_path):
+    """Another user links the predictable name to folders of ours: none of them is removed, and no run is in there."""
+    victim = tmp_path / "victim"
+    kept = a_run_of_nobody(victim / "project")
+    (victim / "old").mkdir()
+    os.utime(victim / "old", (LONG_AGO, LONG_AGO))
+    victim.chmod(0o700)
+    run_folders.runs_folder().symlink_to(victim, target_is_directory=True)
+
+    run = run_folders.new_run_folder()
+
+    assert kept.read_text() == "data"
+    assert (victim / "old").is_dir()
+    assert not run.resolve().is_relative_to(victim)
+    assert stat.S_IMODE(run.parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_may_enter_is_not_used(temporary):
+    """A folder that was made before us with mode 0777 would give away the keys of a run."""
+    prepared = run_folders.runs_folder()
+    kept = a_run_of_nobody(prepared / "run")
+    prepared.chmod(0o777)
+
+    run = run_folders.new_run_folder()
+
+    assert kept.read_text() == "data"
+    assert prepared not in run.parents
+    assert stat.S_IMODE(run.parent.stat().st_mode) == 0o700
+    run_folders.remove_run_folder(run)
+    assert not run.parent.exists()
+
+
+def test_only_what_has_a_note_of_ours_is_removed(temporary):
+    """A run of a process that is gone is removed; a folder without a note is not, nor a link to one with a note."""
+    parent = run_folders.runs_folder()
+    gone = a_run_of_nobody(parent / "gone")
+    other = parent / "other"
+    other.mkdir(mode=0o700)
+    (other / "data").write_text("data")
+    os.utime(other, (LONG_AGO, LONG_AGO))
+    linked = a_run_of_nobody(temporary.folder / "elsewhere")
+    (parent / "link").symlink_to(linked.parent, target_is_directory=True)
+    parent.chmod(0o700)
+
+    assert run_folders.reap() == [gone.parent]
+
+    assert not gone.exists()
+    assert (other / "data").read_text() == "data"
+    assert linked.read_text() == "data"
+
+
+def test_what_was_killed_in_a_folder_of_another_name_is_reaped_too(temporary):
+    """Runs beside a prepared folder leave nothing either."""
+    prepared = run_folders.runs_folder()
+    prepared.mkdir()
+    prepared.chmod(0o777)
+    run = run_folders.new_run_folder()
+    (run / "owner.json").write_text(json.dumps({"pid": psutil.Process().pid, "created": 1.0}))
+
+    assert run_folders.reap() == [run]
+    assert not run.parent.exists()

@@ -1,0 +1,78 @@
+"""Where OAuth tokens come from: whatever a provider does ends as one of our errors, in time, and shows no token."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tailrace.errors import BrokerConnectionError, ConfigurationError
+from tests.support.net.secrets_shown import shown_by
+from tests.support.net.security_setups import OAUTH, WRONG, by, holds_a_secret, reached, refusal
+
+
+async def failing() -> str:
+    raise LookupError("the identity provider is down")
+
+
+async def hanging() -> str:
+    return await asyncio.Event().wait()
+
+
+def not_async() -> str:
+    return f"header.{WRONG}.signature"
+
+
+async def no_text() -> bytes:
+    return f"header.{WRONG}.signature".encode()
+
+
+@pytest.mark.parametrize(
+    ("provider", "in_ms", "kind", "told"),
+    [
+        (failing, 60_000, BrokerConnectionError, "sasl_oauth_token_provider raised LookupError - "),
+        (hanging, 500, BrokerConnectionError, "no connection within 0.5 s"),
+        (not_async, 60_000, ConfigurationError, "sasl_oauth_token_provider gave no token - make it `async def`"),
+        (
+            no_text,
+            60_000,
+            ConfigurationError,
+            "sasl_oauth_token_provider gave no token - make it `async def` and return a str",
+        ),
+    ],
+    ids=["fails", "hangs", "is not async", "gives bytes"],
+)
+@by(OAUTH)
+async def test_a_token_provider_that_fails(secured, provider, in_ms, kind, told):
+    """Whatever a provider does ends in time as one of our errors, and one that may heal is not called a refusal."""
+    error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
+
+    assert type(error) is kind
+    assert told in str(error)
+    assert not any(map(holds_a_secret, shown_by(error)))
+
+
+class WithExtensions:
+    """A provider that is an object, with SASL extensions (KIP-342)."""
+
+    def __init__(self, provide) -> None:
+        self._provide = provide
+        self.asked = 0
+
+    async def __call__(self) -> str:
+        return await self._provide()
+
+    def extensions(self) -> dict[str, str]:
+        self.asked += 1
+        return {"tenant": "a"}
+
+
+@by(OAUTH)
+async def test_a_token_provider_that_is_an_object(secured):
+    """An object that can be called will do, and what it has to add to the token is sent with it."""
+    provider = WithExtensions(secured.client_options["sasl_oauth_token_provider"])
+
+    async with reached(secured, sasl_oauth_token_provider=provider) as cluster:
+        await cluster.bootstrap()
+
+    assert provider.asked

@@ -1,0 +1,191 @@
+"""SASL sessions that end (KIP-368): a connection renews its own in time, and an end in the middle is an end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tailrace.errors import AuthenticationError, BrokerConnectionError, NodeNotConnectedError, RequestTimedOutError
+from tailrace.net.broker import Channel, ChannelKey
+from tailrace.net.connection import Connection
+from tailrace.observe.events import ConnectionLost
+from tailrace.protocol.messages import (
+    FindCoordinatorRequest,
+    MetadataRequest,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
+from tailrace.testing import unsecured_token
+from tests.support.event_recorder import EventRecorder
+from tests.support.net.open_connections import broker_at, dialled
+from tests.support.net.security_setups import LIFETIME_S, OAUTH, SCRAM_256, by
+
+NOTHING = MetadataRequest(())
+TOKENS_LAST_S = 2.0
+
+
+def options(server, **more):
+    found = {**server.client_options, **more}
+    return found.pop("bootstrap_servers"), found
+
+
+async def session_over() -> None:
+    """Not to wait for anything: the passing of the time is what is tested."""
+    await asyncio.sleep(LIFETIME_S + 0.1)
+
+
+async def ask_for_ever(connection: Connection) -> None:
+    """Ask again and again, each time when the answer is there."""
+    while True:
+        await connection.send(NOTHING, 30)
+
+
+@by(SCRAM_256)
+async def test_a_session_is_renewed_for_all_that_ask(secured, name):
+    """One connection lives past two session lifetimes; each renewal is one handshake, and no request fails."""
+    address, found = options(secured, client_id=name)
+    async with dialled(address, **found) as connection:
+        local = connection.local_address
+        for _ in range(2):
+            await session_over()
+            await asyncio.gather(*(connection.send(NOTHING, 30) for _ in range(10)))
+
+        assert connection.is_open
+        assert connection.local_address == local
+
+    handshakes = secured.proxy.requests(SaslHandshakeRequest, client_id=name)
+    assert len({frame.connection for frame in handshakes}) == 1
+    # One more where somebody comes so late that the next is due.
+    assert 1 + 2 <= len(handshakes) <= 1 + 2 * 2
+
+
+@by(SCRAM_256)
+async def test_a_session_that_is_not_renewed_ends(secured):
+    """The counter-proof: without renewal the broker closes the connection when the session is over."""
+    _, found = options(secured)
+    address = f"127.0.0.1:{secured.node.ports.client}"
+    began = time.monotonic()
+    async with dialled(address, **found) as connection:
+        connection.opened(None, None)
+        with pytest.raises(BrokerConnectionError, match="the broker closed the connection"):
+            await asyncio.wait_for(ask_for_ever(connection), 30)
+
+    assert time.monotonic() - began > LIFETIME_S
+
+
+@by(SCRAM_256)
+async def test_a_session_that_ran_out_unused_is_renewed_first(secured):
+    """A connection that nobody used for longer than its session lasts takes the next request all the same."""
+    address, found = options(secured)
+    async with dialled(address, **found) as connection:
+        await session_over()
+
+        assert await connection.send(NOTHING, 30)
+
+
+@by(SCRAM_256)
+async def test_requests_under_way_are_not_disturbed(secured):
+    """An answer that comes late is still the answer to its request when a renewal was sent behind it."""
+    address, found = options(secured)
+    async with dialled(address, **found) as connection:
+        with secured.proxy.hold_answer(FindCoordinatorRequest) as held:
+            waiting = asyncio.create_task(connection.send(FindCoordinatorRequest("slow"), 30))
+            await held.took_place()
+            await session_over()
+            behind = [asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(3)]
+            await asyncio.sleep(0)
+            held.release()
+            assert (await waiting).only.key == "slow"
+            assert all([(await one).brokers for one in behind])
+
+
+@by(SCRAM_256)
+async def test_a_renewal_that_is_cut_in_half_ends_the_connection(secured):
+    """Cancelled in the middle of a renewal, the connection is closed; the broker object opens another and goes on."""
+    events = EventRecorder()
+    address, found = options(secured)
+    async with broker_at(address, events=events, **found) as broker:
+        await broker.connect()
+        connection = await broker.connection_for(ChannelKey(Channel.MAIN))
+        await session_over()
+        with secured.proxy.hold_answer(SaslAuthenticateRequest) as held:
+            asking = asyncio.create_task(connection.send(NOTHING, 30))
+            await held.took_place()
+            others = asyncio.create_task(connection.send(NOTHING, 30))
+            await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            with pytest.raises(NodeNotConnectedError, match="the renewal of its SASL session was cut off"):
+                await others
+
+        assert not connection.is_open
+        assert await broker.send(NOTHING)
+    (lost,) = events.of(ConnectionLost)
+    assert "the renewal of its SASL session was cut off" in lost.reason
+
+
+@by(SCRAM_256)
+async def test_a_renewal_that_hangs_ends_with_the_request(secured):
+    """A renewal takes no longer than the request before which it stands may take."""
+    address, found = options(secured)
+    async with dialled(address, **found) as connection:
+        await session_over()
+        told = r"SASL session was not renewed within 0\.5 s"
+        with secured.proxy.hold_answer(SaslAuthenticateRequest), pytest.raises(RequestTimedOutError, match=told):
+            await connection.send(NOTHING, 0.5)
+
+        assert not connection.is_open
+
+
+@by(OAUTH)
+async def test_each_renewal_asks_for_a_new_token(secured):
+    """A session lasts as long as its token; the provider is asked for the next before it is over."""
+    given: list[str] = []
+
+    async def token() -> str:
+        given.append(unsecured_token(lifetime_s=TOKENS_LAST_S))
+        return given[-1]
+
+    address, found = options(secured, sasl_oauth_token_provider=token)
+    async with dialled(address, **found) as connection:
+        for _ in range(2):
+            await asyncio.sleep(0.95 * TOKENS_LAST_S)
+            await connection.send(NOTHING, 30)
+
+        assert connection.is_open
+    assert len(set(given)) == len(given) == 3
+
+
+@pytest.mark.parametrize("then", ["refused", "no token"])
+@by(OAUTH)
+async def test_a_renewal_that_is_refused_ends_the_connection(secured, then):
+    """A token that is not taken any more is an error with the broker's name, and the connection is over for all."""
+    given: list[str] = []
+
+    async def token() -> str:
+        given.append(unsecured_token(lifetime_s=TOKENS_LAST_S))
+        if len(given) == 1:
+            return given[-1]
+        if then == "refused":
+            return "no.token.at-all"
+        raise LookupError("the identity provider is down")
+
+    kind, told = {
+        "refused": (AuthenticationError, "OAUTHBEARER: the broker refused the token"),
+        "no token": (BrokerConnectionError, "sasl_oauth_token_provider raised"),
+    }[then]
+    address, found = options(secured, sasl_oauth_token_provider=token)
+    async with dialled(address, **found) as connection:
+        reasons = []
+        connection.on_lost = reasons.append
+        await asyncio.sleep(TOKENS_LAST_S)
+        with pytest.raises(kind, match=told) as caught:
+            await connection.send(NOTHING, 30)
+
+        assert type(caught.value) is kind
+        assert [caught.value] == reasons
+        with pytest.raises(NodeNotConnectedError):
+            await connection.send(NOTHING, 5)

@@ -1,0 +1,278 @@
+"""Whoever listens at the address, a broker or not: opening a connection works, or ends in time with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import sys
+import time
+
+import pytest
+import trustme
+
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
+from tailrace.protocol.layouts.handshake import API_VERSIONS
+from tailrace.protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    BrokerMetadata,
+    MetadataRequest,
+    MetadataResponse,
+)
+from tests.support.net.open_connections import dialled
+from tests.support.net.peers import (
+    Peer,
+    black_hole,
+    hangs_up,
+    nobody,
+    offer,
+    opens_then,
+    resets,
+    says,
+    scripted,
+    silent,
+)
+
+ONE_BROKER = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
+
+
+async def refusal(address: str, **options: object) -> BrokerConnectionError:
+    """The error that opening a connection ends with; it names the address, and comes long before the time is over."""
+    began = time.monotonic()
+    with pytest.raises(BrokerConnectionError) as caught:
+        async with dialled(address, **{"socket_connection_setup_timeout_ms": 60_000, **options}):
+            pass
+    assert time.monotonic() - began < 20
+    assert str(caught.value).startswith(f"{address}: ")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("behave", "told"),
+    [
+        (says(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"), "a web server answered - this is not a Kafka"),
+        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answered - this is not a Kafka"),
+        (says(b"220 mail.example.org ESMTP\r\n"), "is there a Kafka broker?"),
+        (says(struct.pack(">i", -5)), "claims -5 bytes - is there a Kafka broker?"),
+        (says(struct.pack(">i", 0x7FFFFFFF)), "claims 2147483647 bytes - is there a Kafka broker?"),
+        (says(struct.pack(">ii", 4, 999)), "answer 999 to no question of ours - is there a Kafka broker"),
+        (says(struct.pack(">ii", 4, 1)), "the peer is no Kafka broker"),
+        (says(struct.pack(">iih", 11, 1, 0) + b"\xff\xff\xff\xff\x07"), "an array claims 2147483646 elements"),
+        (says(b"\x15\x03\x03\x00\x02\x02\x0a"), "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL')"),
+        (hangs_up, "the broker closed the connection - is there a Kafka broker, and is this a listener without TLS?"),
+        (resets, "is there a Kafka broker, and is this a listener without TLS?"),
+    ],
+    ids=[
+        "web server",
+        "ssh",
+        "mail",
+        "negative length",
+        "huge length",
+        "answer to nothing",
+        "empty answer",
+        "array of billions",
+        "TLS",
+        "hangs up",
+        "resets",
+    ],
+)
+async def test_who_is_no_broker_is_told_so(behave, told):
+    """A server of another protocol, or none at all, is refused at once with a hint of what it may be."""
+    async with Peer(behave) as peer:
+        assert told in str(await refusal(peer.address))
+
+
+@pytest.mark.parametrize("security", ["PLAINTEXT", "SSL"])
+async def test_who_says_nothing_is_left_in_time(security):
+    """A server that accepts and is silent, with TLS or without, costs ``socket_connection_setup_timeout_ms``."""
+    async with Peer(silent) as peer:
+        options = {"security_protocol": security, "socket_connection_setup_timeout_ms": 300}
+        error = await refusal(peer.address, **options)
+
+    assert isinstance(error, RequestTimedOutError)
+    assert "no connection within 0.3 s - the host is down, a firewall drops packets, or the broker hangs" in str(error)
+
+
+async def test_who_stops_in_the_middle_is_left_in_time():
+    """A frame that never ends costs no more than one that never begins."""
+    async with Peer(says(struct.pack(">ii", 400, 1))) as peer:
+        error = await refusal(peer.address, socket_connection_setup_timeout_ms=300)
+
+    assert isinstance(error, RequestTimedOutError)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
+async def test_a_black_hole_is_left_in_time():
+    """An address that swallows packets costs ``socket_connection_setup_timeout_ms``."""
+    with black_hole() as address:
+        error = await refusal(address, socket_connection_setup_timeout_ms=300)
+
+    assert isinstance(error, RequestTimedOutError)
+
+
+BOTH_WAYS = pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
+"""Sockets are made by asyncio, or by tailrace where they need a buffer of a size."""
+
+
+@BOTH_WAYS
+async def test_nobody_there(options):
+    """A port where nobody listens is refused at once."""
+    with nobody() as address:
+        assert "connection refused - is the broker running" in str(await refusal(address, **options))
+
+
+@BOTH_WAYS
+async def test_a_name_that_nobody_knows(monkeypatch, options):
+    """A name without an address is told as such, and that an advertised name may be to blame."""
+    resolve_as(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+
+    error = await refusal("kafka.example:9092", **options)
+
+    assert "the name cannot be resolved: Name or service not known - check bootstrap_servers" in str(error)
+
+
+@BOTH_WAYS
+async def test_a_name_that_cannot_be_one(options):
+    """A host with an empty part is no foreign error."""
+    error = await refusal("kafka..example:9092", **options)
+
+    assert "that cannot be a host's name - check bootstrap_servers" in str(error)
+
+
+async def test_a_host_without_a_way_to_it(monkeypatch):
+    """What the system says of a host that cannot be reached is not called a refusal."""
+
+    async def unreachable(*_: object, **__: object) -> None:
+        raise OSError(113, "Connect call failed ('192.0.2.1', 9092)")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", unreachable)
+    error = await refusal("192.0.2.1:9092")
+
+    assert "[Errno 113]" in str(error)
+    assert "refused" not in str(error)
+
+
+async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
+    """With a receive buffer of a size, too, one that refuses is passed over."""
+    async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
+        with nobody() as refuses:
+            resolve_as(monkeypatch, int(refuses.split(":")[1]), peer.port)
+            async with dialled(f"kafka.example:{peer.port}", receive_buffer_bytes=65_536) as connection:
+                assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+
+
+async def test_every_address_of_a_name_is_tried(monkeypatch):
+    """One that refuses is passed over at once, one that swallows packets a quarter of a second later (RFC 8305)."""
+    async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
+        with nobody() as refuses, black_hole() as swallows:
+            dead, silent_one = (int(one.split(":")[1]) for one in (refuses, swallows))
+            resolve_as(monkeypatch, dead, silent_one, peer.port)
+            async with dialled(f"kafka.example:{peer.port}") as connection:
+                answer = await connection.send(MetadataRequest(()), 5)
+
+    assert answer == ONE_BROKER
+
+
+def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:
+    """Let names have these ports of this host as their addresses, or the error."""
+
+    def getaddrinfo(*_: object, **__: object) -> list[object]:
+        if isinstance(found[0], OSError):
+            raise found[0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+# ---- TLS on one side only ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "behave", [says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), hangs_up, resets], ids=["web server", "hangs up", "resets"]
+)
+async def test_tls_to_a_plain_server(behave):
+    """A listener without TLS is told as such, with the options that fit."""
+    async with Peer(behave) as peer:
+        error = await refusal(peer.address, security_protocol="SSL")
+
+    assert "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener" in str(error)
+
+
+async def test_a_web_server_behind_tls(tmp_path):
+    """A stranger is known behind TLS too, and its first bytes end the connection."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    async with Peer(says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), tls=context) as peer:
+        options = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "authority.pem")}
+        assert "a web server answered" in str(await refusal(peer.address, **options))
+
+
+# ---- brokers of another age ----------------------------------------------------------------------------------------
+
+
+async def test_a_broker_that_is_too_old_is_refused():
+    """Each request that is missing is named with both sides' versions, and what to do."""
+    ranges = offer(Metadata=(0, 1), Fetch=(0, 2))
+    async with Peer(scripted(lambda *_: ranges)) as peer:
+        with pytest.raises(UnsupportedVersionError) as caught:
+            async with dialled(peer.address):
+                pass
+
+    text = str(caught.value)
+    assert text.startswith(f"{peer.address}: Metadata: tailrace speaks versions 4 to 13, the broker offers 0 to 1; ")
+    assert "Fetch: " in text
+    assert "upgrade the broker" in text
+
+
+async def test_a_broker_that_is_too_new_is_refused():
+    """Versions that begin above ours are as little use as those that end below."""
+    async with Peer(scripted(lambda *_: offer(Fetch=(90, 99)))) as peer:
+        with pytest.raises(UnsupportedVersionError, match="the broker offers 90 to 99"):
+            async with dialled(peer.address):
+                pass
+
+
+async def test_a_request_that_this_broker_lacks_does_not_end_the_connection():
+    """Only what consuming needs is asked for at the door; the rest fails when it is used, and nothing else does."""
+    lacking = ApiVersionsResponse(0, tuple(one for one in offer().api_keys if one.api_key != API_VERSIONS.key))
+
+    async with (
+        Peer(scripted(lambda request, _: lacking if isinstance(request, ApiVersionsRequest) else ONE_BROKER)) as peer,
+        dialled(peer.address) as connection,
+    ):
+        with pytest.raises(UnsupportedVersionError, match=r"ApiVersions: .* the broker does not offer it"):
+            await connection.send(ApiVersionsRequest(), 5)
+        assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+
+
+@pytest.mark.parametrize("newest", [0, 3, None], ids=["up to 0", "up to 3", "says nothing of itself"])
+async def test_a_broker_that_knows_only_an_older_apiversions(newest):
+    """Code 35, written in version 0 whatever was asked, is asked again in a version that the broker named (KIP-511)."""
+    asked = []
+
+    def answer(request, header):
+        if not isinstance(request, ApiVersionsRequest):
+            return ONE_BROKER
+        asked.append(header.version)
+        if header.version > (newest or 0):
+            known = () if newest is None else offer(ApiVersions=(0, newest)).api_keys
+            return ApiVersionsResponse(ErrorCode.UNSUPPORTED_VERSION, known), 0
+        return offer(ApiVersions=(0, newest or 0))
+
+    async with Peer(scripted(answer)) as peer, dialled(peer.address) as connection:
+        assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+
+    assert [4, newest or 0] == asked
+
+
+async def test_a_broker_that_refuses_to_name_its_versions():
+    """Another error of ApiVersions is no loop: it is told with its number."""
+    async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
+        with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):
+            async with dialled(peer.address):
+                pass

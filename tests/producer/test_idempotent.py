@@ -1,0 +1,320 @@
+"""What is published is there once, and every wait for it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from tailrace import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConfigurationError,
+    Consumer,
+    ConsumerStateError,
+    PublishError,
+    PublishTooLargeError,
+    TopicPartition,
+)
+from tailrace.config import resolve
+from tailrace.core.producer.states import ProducerState
+from tailrace.producer.idempotent import Producer, Published
+from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.testing import KafkaServer
+
+
+@pytest.fixture
+def topic(kafka_server) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(name, 3)
+    return name
+
+
+@pytest.fixture
+def new_producer(kafka_server):
+    def make(**options: object) -> Producer:
+        return Producer(resolve({"bootstrap_servers": kafka_server.bootstrap_servers, **options}, {}))
+
+    return make
+
+
+async def read_all(server: KafkaServer, topic: str, count: int) -> list:
+    options = {**server.client_options, "auto_offset_reset": "earliest"}
+    async with asyncio.timeout(30), Consumer(topic, **options) as consumer:
+        return [await consumer.getone() for _ in range(count)]
+
+
+async def test_a_record_is_where_it_is_said_to_be(kafka_server, new_producer, topic):
+    """The place that publish gives is the record's; key, value, headers and timestamp are as given."""
+    async with new_producer() as producer:
+        places = [
+            await producer.publish(topic, b"v", key=b"k", headers=[("h", b"1")], partition=2, timestamp_ms=1_234_567),
+            await producer.publish(topic, None, key=b"k", partition=2),
+        ]
+
+    first, second = await read_all(kafka_server, topic, 2)
+    assert places == [Published(one.topic_partition, one.offset) for one in (first, second)]
+    assert (first.key, first.value, list(first.headers), first.timestamp) == (b"k", b"v", [("h", b"1")], 1_234_567)
+    assert (second.key, second.value, second.offset) == (b"k", None, 1)
+
+
+async def test_a_key_has_one_partition(new_producer, topic):
+    """Records of one key go to one partition, keys spread over all."""
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        sent = {n: tasks.create_task(producer.publish(topic, b"%d" % n, key=b"%d" % (n % 20))) for n in range(200)}
+
+    places = {key: {sent[n].result().partition for n in sent if n % 20 == key} for key in range(20)}
+    assert {len(partitions) for partitions in places.values()} == {1}
+    assert set().union(*places.values()) == {TopicPartition(topic, p) for p in range(3)}
+
+
+async def test_a_partition_that_was_added_since_is_found(kafka_server, new_producer, topic):
+    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    async with new_producer() as producer:
+        await producer.publish(topic, b"v")
+        kafka_server.add_partitions(topic, 5)
+        placed = await producer.publish(topic, b"v", partition=4)
+        with pytest.raises(PublishError, match="no such partition"):
+            await producer.publish(topic, b"v", partition=5)
+
+    assert placed.partition == TopicPartition(topic, 4)
+
+
+async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
+    """In one partition, whatever their size, and whoever else publishes to it meanwhile."""
+    values = [b"x" * (n * 7_919 % 5_000) for n in range(1_000)]
+    is_over = False
+
+    async def publish(value: bytes) -> None:
+        while not is_over:
+            await producer.publish(topic, value, partition=0)
+
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        for n in range(20):
+            tasks.create_task(publish(b"y" * 3_000 * n))
+        await producer.publish(topic, b"", partition=0)
+        places = await asyncio.gather(*(producer.publish(topic, value, partition=0) for value in values))
+        is_over = True
+
+    offsets = [place.offset for place in places]
+    assert offsets == sorted(offsets)
+
+
+async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer, topic):
+    """publish_many puts each record into its partition once, in order, however many batches they make."""
+    values = {p: [b"%d" % n * 100 for n in range(p, 9_000, 3)] for p in range(3)}
+
+    async with new_producer() as producer:
+        for partition, sent in values.items():
+            await producer.publish_many(topic, partition, ((b"k", value) for value in sent))
+
+    records = await read_all(kafka_server, topic, 9_000)
+    assert {p: [one.value for one in records if one.partition == p] for p in range(3)} == values
+
+
+@pytest.mark.parametrize(
+    ("config", "value", "said"),
+    [
+        ({"max.message.bytes": 1_000}, b"x" * 10_000, "MESSAGE_TOO_LARGE"),
+        ({"cleanup.policy": "compact"}, b"no key", "has the record no key"),
+    ],
+)
+async def test_a_refused_record_is_an_error_and_no_more(kafka_server, new_producer, topic, config, value, said):  # noqa: PLR0917
+    """A record that the broker does not take is told to whoever published it; its partition takes the next ones."""
+    kafka_server.create_topic(strict := f"{topic}-strict", config=config)
+
+    async with new_producer() as producer:
+        places = [await producer.publish(strict, b"0", key=b"k")]
+        for n in (1, 2):
+            with pytest.raises(PublishError, match=f"{strict}.*{said}"):
+                await producer.publish(strict, value)
+            places.append(await producer.publish(strict, b"%d" % n, key=b"k"))
+
+    assert [place.offset for place in places] == [0, 1, 2]
+    assert [record.value for record in await read_all(kafka_server, strict, 3)] == [b"0", b"1", b"2"]
+
+
+async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
+    """Records that come together travel together: all arrive, once, but those that are too large by themselves."""
+    kafka_server.create_topic(strict := f"{topic}-strict", config={"max.message.bytes": 10_000})
+    values = {n: b"%d " % n + b"x" * (20_000 if n % 50 == 7 else 1_000) for n in range(300)}
+
+    async with new_producer() as producer:
+        await producer.publish(strict, b"first")
+        told = await asyncio.gather(*(producer.publish(strict, one) for one in values.values()), return_exceptions=True)
+        last = await producer.publish(strict, b"last")
+
+    refused = [n for n, one in enumerate(told) if isinstance(one, PublishTooLargeError)]
+    placed = {one.offset: values[n] for n, one in enumerate(told) if isinstance(one, Published)}
+    records = await read_all(kafka_server, strict, 296)
+    assert refused == [7, 57, 107, 157, 207, 257]
+    assert last.offset == 295
+    assert {one.offset: one.value for one in records} == {0: b"first", **placed, 295: b"last"}
+
+
+async def test_what_is_under_way_outlives_refusals(kafka_server, new_producer, topic):
+    """While records are refused again and again, all others arrive once, those of each task in its order."""
+    kafka_server.create_topic(strict := f"{topic}-strict", 2, config={"max.message.bytes": 1_000})
+    refused = 0
+
+    async def publish(key: int) -> None:
+        for n in range(150):
+            await producer.publish(topic if key % 2 else strict, b"%d" % n, key=b"%d" % key)
+
+    async with new_producer() as producer, asyncio.TaskGroup() as tasks:
+        publishing = [tasks.create_task(publish(key)) for key in range(20)]
+        while refused <= 10 or not all(task.done() for task in publishing):
+            with pytest.raises(PublishTooLargeError):
+                await producer.publish(strict, b"x" * 2_000, partition=refused % 2)
+            refused += 1
+
+    records = [*await read_all(kafka_server, topic, 1_500), *await read_all(kafka_server, strict, 1_500)]
+    values = {key: [int(one.value) for one in records if one.key == b"%d" % key] for key in range(20)}
+    assert values == {key: list(range(150)) for key in range(20)}
+
+
+async def test_what_cannot_be_published_is_an_error(new_producer, topic):
+    """A partition that the topic has not is an error of ours, for one record and for many."""
+    async with new_producer() as producer:
+        with pytest.raises(PublishError, match=topic):
+            await producer.publish(topic, b"x", partition=7)
+        with pytest.raises(PublishError, match=topic):
+            await producer.publish_many(topic, 7, [(None, b"x")])
+
+
+async def test_a_topic_that_is_not_there_is_asked_about(new_producer, topic):
+    """Who publishes to one waits in vain, and the error asks for the topic and not for its replicas."""
+    async with new_producer(default_api_timeout_ms=500) as producer:
+        with pytest.raises(PublishError, match=r"-gone: no acknowledgement within .* does the topic exist"):
+            await producer.publish(f"{topic}-gone", b"x")
+
+
+async def test_a_refused_batch_is_an_error_when_all_have_to_be_there(kafka_server, new_producer, topic):
+    """Leaving the producer raises when some of publish_many was refused; its partition takes the next record."""
+    small = f"{topic}-small"
+    kafka_server.create_topic(small, config={"max.message.bytes": 1_000})
+    places = []
+
+    async def publish() -> None:
+        async with new_producer() as producer:
+            places.append(await producer.publish(small, b"0"))
+            await producer.publish_many(small, 0, [(None, b"x" * 10_000)])
+            with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
+                await producer.flush()
+            places.append(await producer.publish(small, b"1"))
+
+    with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
+        await publish()
+
+    assert [place.offset for place in places] == [0, 1]
+
+
+async def test_it_gets_in_with_a_consumers_options():
+    """TLS and SASL options mean the same as for a consumer, in transactions, too."""
+    with KafkaServer(security="SCRAM-SHA-512", tls=True) as server:
+        server.create_topic("t")
+        config = resolve(server.client_options, {})
+        async with Producer(config) as producer:
+            assert await producer.publish("t", b"x") == Published(TopicPartition("t", 0), 0)
+        async with TransactionalProducer(config, transactional_id="x") as transactional:
+            await transactional.begin()
+            await transactional.send("t", b"x")
+            await transactional.commit()
+            assert transactional.state is ProducerState.READY
+        stranger = resolve({**server.client_options, "sasl_plain_password": "another"}, {})
+        with pytest.raises(AuthenticationError, match="check user and password"):
+            await Producer(stranger).start()
+
+
+class Tokens:
+    """A provider that fails when it is told to, with extensions that do."""
+
+    def __init__(self, real) -> None:
+        self.real, self.fails, self.breaks = real, 0, 0
+
+    async def __call__(self) -> str:
+        if self.fails:
+            self.fails -= 1
+            raise OSError("no token today")
+        return await self.real()
+
+    def extensions(self) -> dict[str, str]:
+        if self.breaks:
+            self.breaks -= 1
+            raise RuntimeError("no extensions today")
+        return {"tenant": "a"}
+
+
+async def test_without_a_token_it_goes_on_later():
+    """A provider that fails costs time. What is raised elsewhere costs what is under way, and no restart."""
+    with KafkaServer(security="OAUTHBEARER", tls=True) as server:
+        server.create_topic("t")
+        options = server.client_options
+        tokens = Tokens(options["sasl_oauth_token_provider"])
+        options |= {"sasl_oauth_token_provider": tokens, "connections_max_idle_ms": 50}
+
+        tokens.fails = 1_000
+        with pytest.raises(BrokerConnectionError, match="sasl_oauth_token_provider raised OSError"):
+            await Producer(resolve({**options, "start_timeout_ms": 2_000}, {})).start()
+        tokens.fails = 1
+
+        async with Producer(resolve(options, {})) as producer, asyncio.timeout(30):
+
+            async def publish_until(is_over: Callable[[], bool]) -> None:
+                while not is_over():
+                    await asyncio.sleep(0.2)  # idle for so long, its connection is closed
+                    await producer.publish("t", b"x")
+
+            tokens.fails = 1
+            await publish_until(lambda: not tokens.fails)
+            tokens.breaks = 1
+            with pytest.raises(PublishError):
+                await publish_until(lambda: False)
+            await producer.publish("t", b"x")
+
+
+async def test_no_broker_is_told_in_time():
+    """Starting without a broker is one error of ours, which names the address; so is starting without an address."""
+    with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
+        await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
+    with pytest.raises(ConfigurationError, match="bootstrap_servers is missing"):
+        await Producer(resolve({}, {})).start()
+
+
+async def test_a_broker_that_hangs_holds_nobody_up():
+    """Publishing to a frozen broker, and closing then, end by their own deadlines; no task is left."""
+    with KafkaServer() as server:
+        server.create_topic("t")
+        options = {"default_api_timeout_ms": 2_500, "stop_timeout_ms": 1_000, "request_timeout_ms": 60_000}
+        producer = Producer(resolve({**server.client_options, **options}, {}))
+        before = asyncio.all_tasks()
+        await producer.start()
+        await producer.publish("t", b"x")
+        server.pause()
+
+        async with asyncio.timeout(20):
+            with pytest.raises(PublishError, match="no acknowledgement"):
+                await producer.publish("t", b"x")
+            await producer.close()
+
+        if left := asyncio.all_tasks() - before:
+            _, left = await asyncio.wait(left, timeout=5)
+        assert left == set()
+        server.resume()
+
+
+async def test_a_producer_that_is_not_started_says_so(new_producer):
+    """Using it outside of ``async with`` is an error of ours."""
+    with pytest.raises(ConsumerStateError, match="async with"):
+        await new_producer().publish("t", b"x")
+
+
+async def test_a_name_that_no_topic_can_have_is_refused_before_anything_is_sent(new_producer):
+    """The error comes at once: brokers would be asked for such a topic until the time is up."""
+    async with new_producer() as producer, asyncio.timeout(5):
+        with pytest.raises(PublishError, match=r"'new orders' is no name of a topic: .* ' '"):
+            await producer.publish("new orders", b"1")
+        with pytest.raises(PublishError, match=r"'new orders' is no name of a topic"):
+            await producer.publish_many("new orders", 0, [(None, b"1")])

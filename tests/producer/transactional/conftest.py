@@ -1,0 +1,7 @@
+"""A broker behind a proxy, and what it has committed."""
+
+from __future__ import annotations
+
+from tests.support.transactional_broker import ledger, mortal_server, own_server, proxy, quick_broker, witness
+
+__all__ = ["ledger", "mortal_server", "own_server", "proxy", "quick_broker", "witness"]

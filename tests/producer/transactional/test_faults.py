@@ -1,0 +1,339 @@
+"""Transactions while answers get lost, brokers die and callers are cancelled: still all of it, once, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
+from tailrace.core.group.events import Identity
+from tailrace.core.producer.states import ProducerState
+from tailrace.error_codes import ErrorCode
+from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    FindCoordinatorRequest,
+    InitProducerIdRequest,
+    MetadataRequest,
+    MetadataResponse,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from tailrace.testing import FaultProxy
+from tests.support.committed_records import CommittedRecords
+from tests.support.transaction_faults import IN_TRANSACTION, LOSSES, with_code
+
+NOBODY = Identity()
+
+# So that what is lost is missed soon.
+IMPATIENT = {"request_timeout_ms": 300}
+
+
+@pytest.fixture
+def ledger(own_server) -> CommittedRecords:
+    """It makes the producers, which are to pass the proxy."""
+    return CommittedRecords(own_server)
+
+
+def offset(topic: str, number: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The next one to read of the first partition."""
+    return {TopicPartition(topic, 0): OffsetAndMetadata(number)}
+
+
+async def begin(producer: TransactionalProducer, topic: str, value: bytes) -> None:
+    """The first half of one: a record to each of two partitions."""
+    await producer.begin()
+    for partition in (0, 1):
+        await producer.send(topic, value, partition=partition)
+
+
+async def publish(producer: TransactionalProducer, topic: str, value: bytes, group: str, number: int) -> None:
+    """One transaction: a record to each of two partitions, and an offset."""
+    await begin(producer, topic, value)
+    await producer.commit(offset(topic, number), NOBODY, group)
+
+
+# ---- answers that get lost -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", LOSSES)
+async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fault):
+    """Done and not heard of, or not done, or done twice: each record is there once, and each offset is right."""
+    topic, numbers = ledger.topic(2), range(len(IN_TRANSACTION))
+
+    async with ledger.producer(config=IMPATIENT) as producer:
+        for number, request in enumerate(IN_TRANSACTION):
+            with getattr(proxy, fault)(request):
+                await publish(producer, topic, b"%d" % number, group, number)
+            assert await ledger.group_offsets(group, topic) == {0: number}
+
+    assert await ledger.values(topic) == [b"%d" % number for number in numbers] * 2
+
+
+@pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer"])
+@pytest.mark.parametrize("request_", [InitProducerIdRequest, FindCoordinatorRequest])
+async def test_a_start_gets_over_a_lost_answer(ledger, proxy, group, request_, fault):
+    """Starting asks again, and whoever had the transactional id before is fenced all the same."""
+    topic, name = ledger.topic(2), f"x-{uuid.uuid4().hex[:12]}"
+
+    async with ledger.producer(name) as zombie:
+        await zombie.begin()
+        await zombie.send(topic, b"zombie")
+        with getattr(proxy, fault)(request_):
+            async with ledger.producer(name, config=IMPATIENT) as successor:
+                await publish(successor, topic, b"1", group, 1)
+        with pytest.raises(ProducerFencedError):
+            await zombie.commit()
+
+    assert await ledger.values(topic) == [b"1"] * 2
+
+
+async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
+    """The next transaction has a new epoch, so that what may still arrive of the last one is refused."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        await publish(producer, topic, b"1", group, 1)
+        with proxy.reset_on_answer(ProduceRequest):
+            await publish(producer, topic, b"2", group, 2)
+        before = producer._member.producer
+        await publish(producer, topic, b"3", group, 3)
+        after = producer._member.producer
+
+    assert (after.id, after.epoch) == (before.id, before.epoch + 1)
+
+
+# ---- answers that refuse ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (AddPartitionsToTxnRequest, ErrorCode.CONCURRENT_TRANSACTIONS),
+        (AddPartitionsToTxnRequest, ErrorCode.NOT_COORDINATOR),
+        (ProduceRequest, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (ProduceRequest, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        (AddOffsetsToTxnRequest, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        (TxnOffsetCommitRequest, ErrorCode.NOT_COORDINATOR),
+        (EndTxnRequest, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+async def test_what_may_heal_is_asked_again(ledger, proxy, group, request_, code):
+    """Refused twice for a passing reason, or done and called refused, it is done once."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with proxy.edit_answer(request_, with_code(code), times=2):
+            await publish(producer, topic, b"1", group, 1)
+
+    assert await ledger.values(topic) == [b"1"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 1}
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (AddPartitionsToTxnRequest, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        (ProduceRequest, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+        (ProduceRequest, ErrorCode.TRANSACTION_ABORTABLE),
+        (AddOffsetsToTxnRequest, ErrorCode.GROUP_AUTHORIZATION_FAILED),
+        (TxnOffsetCommitRequest, ErrorCode.OFFSET_METADATA_TOO_LARGE),
+    ],
+)
+async def test_what_does_not_heal_aborts(ledger, proxy, group, request_, code):
+    """The commit raises it, nothing of the transaction is seen, and the next one is committed."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with (
+            proxy.edit_answer(request_, with_code(code)),
+            pytest.raises(PublishError, match=rf"{code.name}.*the transaction was aborted"),
+        ):
+            await publish(producer, topic, b"1", group, 1)
+        await producer.abort()
+        assert await ledger.group_offsets(group, topic) == {}
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == [b"2"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 2}
+
+
+async def test_an_abort_of_what_never_began_is_no_trouble(ledger, proxy, group):
+    """The coordinator never heard of the transaction that it is to abort; the next one is committed."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer(config=IMPATIENT) as producer:
+        producer._max_wait_s = 1.0
+        with (
+            proxy.drop_request(AddPartitionsToTxnRequest, times=None),
+            pytest.raises(PublishError, match="not through in time"),
+        ):
+            await publish(producer, topic, b"1", group, 1)
+        producer._max_wait_s = 20.0
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == [b"2"] * 2
+
+
+# ---- when it is decided ----------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_seen_before_the_end(ledger, proxy, group):
+    """All is written and the commit on its way: no reader of committed records sees a record, and nobody an offset."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:
+        with proxy.hold_request(EndTxnRequest) as held:
+            committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
+            await held.took_place()
+            assert await ledger.stable_end(topic) == 0
+            (found,) = await ledger.group_offsets_now(group, topic)
+            assert found.offset < 0
+            assert not committing.done()
+
+    assert await ledger.values(topic) == [b"1"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 1}
+
+
+async def test_a_commit_in_doubt_is_found_out(ledger, proxy, group):
+    """Sent and never answered, it is told as in doubt, cannot be aborted, and is committed by whatever comes next."""
+    topics = {way_on: ledger.topic(2) for way_on in ("commit", "begin", "close")}
+
+    async def doubt(producer: TransactionalProducer, topic: str) -> None:
+        producer._max_wait_s = 3.0
+        with pytest.raises(PublishError, match="not known whether"):
+            await publish(producer, topic, b"1", f"{group}-{topic}", 1)
+        producer._max_wait_s = 20.0
+        assert producer.is_in_doubt
+        with pytest.raises(Exception, match="cannot be taken back"):
+            await producer.abort()
+
+    async with AsyncExitStack() as stack:
+        producers = {way_on: await stack.enter_async_context(ledger.producer(config=IMPATIENT)) for way_on in topics}
+        for way_on, topic in topics.items():
+            await publish(producers[way_on], topic, b"0", f"{group}-{topic}", 0)
+        with proxy.drop_answer(EndTxnRequest, times=None):
+            await asyncio.gather(*(doubt(producers[way_on], topic) for way_on, topic in topics.items()))
+        for way_on in ("commit", "begin"):
+            await getattr(producers[way_on], way_on)()
+            assert not producers[way_on].is_in_doubt
+
+    for topic in topics.values():
+        assert await ledger.values(topic) == [b"0", b"1"] * 2
+        assert await ledger.group_offsets(f"{group}-{topic}", topic) == {0: 1}
+
+
+@pytest.mark.parametrize("request_", IN_TRANSACTION)
+async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, request_):
+    """Cancelled at any request: before the last one nothing is seen, after it all; the next transaction is whole."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer:
+        with proxy.hold_answer(request_) as held:
+            async with asyncio.TaskGroup() as tasks:
+                committing = tasks.create_task(publish(producer, topic, b"1", group, 1))
+                await held.took_place()
+                committing.cancel()
+        assert producer.is_in_doubt is (request_ is EndTxnRequest)
+        await publish(producer, topic, b"2", group, 2)
+
+    assert await ledger.values(topic) == ([b"1", b"2"] if request_ is EndTxnRequest else [b"2"]) * 2
+    assert await ledger.group_offsets(group, topic) == {0: 2}
+
+
+# ---- brokers that die, hang or lose patience -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_a_coordinator_that_is_killed_ends_transactions_as_it_is_told(mortal_server, group):
+    """SIGKILL of the only broker in the middle of two transactions: one is committed after its return, one aborted."""
+    ledger = CommittedRecords(mortal_server)
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as committing, ledger.producer() as aborting:
+        for producer, value in ((committing, b"committed"), (aborting, b"aborted")):
+            await begin(producer, topic, value)
+        await ledger.flush(aborting)
+        await asyncio.to_thread(mortal_server.kill)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(mortal_server.restart))
+            tasks.create_task(committing.commit(offset(topic, 7), NOBODY, group))
+            tasks.create_task(aborting.abort())
+        assert committing.state in {ProducerState.READY, ProducerState.UNINITIALISED}
+        await publish(committing, topic, b"next", group, 8)
+
+    assert await ledger.values(topic) == [b"committed", b"next"] * 2
+    assert await ledger.group_offsets(group, topic) == {0: 8}
+
+
+async def test_a_broker_that_hangs_holds_nobody_up(ledger, proxy):
+    """Every call ends by its own deadline when nothing is answered, and so does leaving; no task is left."""
+    topic, before = ledger.topic(2), asyncio.all_tasks()
+    options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
+
+    async with asyncio.timeout(15):
+        async with ledger.producer(config=options) as producer:
+            await producer.begin()
+            await producer.send(topic, b"x")
+            proxy.black_hole()
+            with pytest.raises(PublishError, match="not through in time"):
+                await producer.commit()
+            with pytest.raises(PublishError, match="abort was not acknowledged"):
+                await producer.begin()
+        proxy.restore()
+
+    assert asyncio.all_tasks() == before
+    assert await ledger.values(topic) == []
+
+
+async def test_a_transaction_that_takes_too_long_is_told_as_such(ledger):
+    """The broker aborts it; the producer is told that time was the reason, and another takes its place."""
+    topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
+
+    async with ledger.producer(name, transaction_timeout_ms=2_500) as slow:
+        await slow.begin()
+        await slow.send(topic, b"slow", partition=0)
+        await ledger.flush(slow)
+        # Its reader comes to the end of the topic when the broker has aborted what was open.
+        assert await ledger.values(topic) == []
+        with pytest.raises(ProducerFencedError, match="raise transaction_timeout_ms"):
+            await slow.commit()
+        async with ledger.producer(name) as other:
+            await other.begin()
+            await other.send(topic, b"other")
+            await other.commit()
+
+    assert await ledger.values(topic) == [b"other"]
+
+
+async def test_brokers_that_have_moved_are_found_again(own_server, proxy, ledger):
+    """All of them, while nothing was published: who is in charge is asked where the cluster is found at the start."""
+    topic = ledger.topic()
+    with FaultProxy("127.0.0.1", own_server.node.ports.internal) as old:
+
+        def elsewhere(answer: MetadataResponse) -> MetadataResponse:
+            return replace(answer, brokers=tuple(replace(one, port=old.port) for one in answer.brokers))
+
+        with (
+            proxy.edit_answer(MetadataRequest, elsewhere, times=None),
+            old.edit_answer(MetadataRequest, elsewhere, times=None),
+        ):
+            producer = ledger.producer(config=IMPATIENT)
+            await producer.start()
+            await publish_one(producer, topic, b"1")
+    await publish_one(producer, topic, b"2")
+    await producer.close()
+
+    assert await ledger.values(topic) == [b"1", b"2"]
+
+
+async def publish_one(producer: TransactionalProducer, topic: str, value: bytes) -> None:
+    await producer.begin()
+    await producer.send(topic, value)
+    await producer.commit()

@@ -1,0 +1,124 @@
+"""What a transactional producer refuses, and what brokers refuse of it: told as what it is, with the rest unharmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace import (
+    ConfigurationError,
+    ConsumerStateError,
+    OffsetAndMetadata,
+    PublishError,
+    TopicPartition,
+)
+from tailrace.config import resolve
+from tailrace.producer.transactional.producer import TransactionalProducer
+from tests.support.committed_records import CommittedRecords
+
+
+@pytest.fixture
+def ledger(kafka_server) -> CommittedRecords:
+    return CommittedRecords(kafka_server)
+
+
+async def test_a_refused_record_takes_its_transaction_with_it(ledger):
+    """The commit says why, all of the transaction is aborted, and the next one is as good as any."""
+    topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        await producer.send(topic, b"with it")
+        await producer.send(small, b"x" * 10_000)
+        with pytest.raises(PublishError, match=rf"{small}\[0\].*MESSAGE_TOO_LARGE.*the transaction was aborted"):
+            await producer.commit()
+        with pytest.raises(PublishError, match=r"the transaction is over: .*MESSAGE_TOO_LARGE"):
+            await producer.send(topic, b"after it")
+        await producer.abort()
+        await producer.begin()
+        await producer.send(topic, b"the next")
+        await producer.send(small, b"x")
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"the next"]
+    assert await ledger.values(small) == [b"x"]
+
+
+async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monkeypatch):
+    """A topic or partition that is not there, or what is no record, is an error of ours; the rest is committed."""
+    topic = ledger.topic()
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        await producer.send(topic, b"good")
+        monkeypatch.setattr("tailrace.producer.transactional.partitions._TOPIC_GRACE_S", 1.0)
+        with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
+            await producer.send("no-such-topic", b"bad")
+        with pytest.raises(PublishError, match="has no partition 7; it has 1"):
+            await producer.send(topic, b"bad", partition=7)
+        with pytest.raises(PublishError, match=f"{topic}: a record that cannot be written"):
+            await producer.send(topic, "text")
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"good"]
+
+
+async def test_a_call_out_of_turn_says_what_to_do(ledger):
+    """Nothing is sent without a transaction, none begun within another, and no producer used that is not running."""
+    topic, producer = ledger.topic(), ledger.producer()
+    with pytest.raises(ConsumerStateError, match="async with"):
+        await producer.begin()
+
+    async with producer:
+        with pytest.raises(ConsumerStateError, match="begin"):
+            await producer.send(topic, b"x")
+        with pytest.raises(ConsumerStateError, match="begin"):
+            await producer.commit()
+        await producer.abort()
+        await producer.begin()
+        with pytest.raises(ConsumerStateError, match="commit"):
+            await producer.begin()
+        with pytest.raises(ConfigurationError, match="group_id"):
+            await producer.commit({TopicPartition(topic, 0): OffsetAndMetadata(1)})
+        await producer.commit()
+
+    with pytest.raises(ConsumerStateError, match="make another"):
+        await producer.start()
+    await producer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"transactional_id": ""}, "transactional_id"),
+        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0"),
+        ({"compression": "brotli"}, "compression='brotli'.*zstd"),
+        ({"max_batch_bytes": 0}, "max_batch_bytes=0"),
+    ],
+)
+async def test_an_option_that_will_not_do_is_refused(options, words):
+    """It is named before anything is asked of a broker."""
+    with pytest.raises(ConfigurationError, match=words):
+        TransactionalProducer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {}), **{"transactional_id": "x", **options})
+
+
+async def test_a_timeout_that_the_broker_does_not_grant_is_told(ledger):
+    """A transaction may not be open for longer than the broker allows; the start says so."""
+    with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
+        await ledger.producer(transaction_timeout_ms=2_000_000_000).start()
+
+
+async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
+    """What the producer knows of a topic may be old: it looks again before it says that there is no such partition."""
+    topic = ledger.topic()
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        await producer.send(topic, b"0")
+        await producer.commit()
+        kafka_server.add_partitions(topic, 2)
+        ledger._partitions[topic] = 2
+        await producer.begin()
+        await producer.send(topic, b"1", partition=1)
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"0", b"1"]

@@ -1,0 +1,336 @@
+"""Transactions on the real broker: all of it or nothing, as readers of committed records see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+
+from tailrace import (
+    BrokerConnectionError,
+    CommitFailedError,
+    Consumer,
+    FencedMemberError,
+    OffsetAndMetadata,
+    ProducerFencedError,
+    TopicPartition,
+)
+from tailrace.config import resolve
+from tailrace.core.group.events import Identity
+from tailrace.core.producer.states import ProducerState
+from tailrace.net.cluster import Cluster
+from tailrace.producer.transactional.producer import TransactionalProducer
+from tests.support.committed_records import CommittedRecords
+from tests.support.manual_member import ManualMember
+
+
+@pytest.fixture
+def ledger(kafka_server) -> CommittedRecords:
+    return CommittedRecords(kafka_server)
+
+
+def offsets_of(topic: str, *numbers: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The next offset to read of each partition, from the first on."""
+    return {TopicPartition(topic, one): OffsetAndMetadata(number) for one, number in enumerate(numbers)}
+
+
+# ---- all or nothing --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_committed_is_there_once_and_what_is_aborted_never(ledger):
+    """Of transactions that end one way or the other, readers of committed records see the one kind, in order."""
+    topic, expected = ledger.topic(), []
+
+    async with ledger.producer() as producer:
+        for number in range(6):
+            await producer.begin()
+            values = [b"%d.%d" % (number, one) for one in range(10)]
+            for value in values:
+                await producer.send(topic, value)
+            if number % 2:
+                await producer.abort()
+            else:
+                await producer.commit()
+                expected += values
+
+    assert expected == await ledger.values(topic)
+
+
+async def test_a_record_is_as_it_was_sent(ledger):
+    """Key, value, headers, time and partition are as given; null and empty are kept apart."""
+    topic = ledger.topic(3)
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        headers = [("h", b"1"), ("h", None)]
+        places = [
+            await producer.send(topic, b"v", key=b"k", headers=headers, partition=2, timestamp_ms=1_700_000_000_000),
+            await producer.send(topic, None, key=b"", partition=2),
+        ]
+        await producer.commit()
+
+    first, second = await ledger.committed(topic)
+    assert places == [TopicPartition(topic, 2)] * 2
+    assert (first.partition(), first.key(), first.value(), first.headers()) == (2, b"k", b"v", headers)
+    assert first.timestamp()[1] == 1_700_000_000_000
+    assert (second.key(), second.value(), second.headers()) == (b"", None, None)
+
+
+async def test_a_key_goes_where_other_clients_put_it(ledger):
+    """Librdkafka with Kafka's own partitioner puts records of a key into the same partition."""
+    topic, keys = ledger.topic(7), [b"%d" % number * (number % 5 + 1) for number in range(100)]
+    theirs = Producer({"bootstrap.servers": ledger.server.bootstrap_servers, "partitioner": "murmur2"})
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        for key in keys:
+            await producer.send(topic, b"ours", key=key)
+            theirs.produce(topic, b"theirs", key=key)
+        await producer.commit()
+    assert theirs.flush(20) == 0
+
+    places: dict[bytes, set[int]] = {}
+    for record in await ledger.committed(topic):
+        places.setdefault(record.key(), set()).add(record.partition())
+    assert {len(partitions) for partitions in places.values()} == {1}
+    assert len(set().union(*places.values())) == 7
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+async def test_batches_may_be_compressed(ledger, compression):
+    """Every codec is read by others, and what is stored is small."""
+    topic, values = ledger.topic(), [b"%d" % number * 200 for number in range(100)]
+
+    async with ledger.producer(compression=compression) as producer:
+        await producer.begin()
+        for value in values:
+            await producer.send(topic, value)
+        await producer.commit()
+
+    assert values == await ledger.values(topic)
+
+
+async def test_a_transaction_may_be_larger_than_memory_should_be(ledger):
+    """What fills batches is written while the transaction is open, from several tasks, and seen when it is over."""
+    topic, value = ledger.topic(2), b"x" * 1_000
+
+    async with ledger.producer() as producer:
+        await producer.begin()
+        async with asyncio.TaskGroup() as tasks:
+            for task in range(4):
+                tasks.create_task(send_many(producer, topic, value, task % 2))
+        assert producer._outbox.closed_bytes < 2 << 20
+        assert await ledger.stable_end(topic) == 0
+        await producer.commit()
+
+    assert len(await ledger.values(topic)) == 6_000
+
+
+async def send_many(producer, topic, value, partition):
+    for _ in range(1_500):
+        await producer.send(topic, value, partition=partition)
+
+
+async def test_offsets_are_committed_with_the_records(ledger, group):
+    """Committed with the transaction, they are the group's; aborted with it, they never were."""
+    topic, out = ledger.topic(2), ledger.topic()
+
+    async with ledger.producer() as producer:
+        for number, end in ((1, producer.commit), (2, producer.abort), (3, producer.commit)):
+            await producer.begin()
+            await producer.send(out, b"%d" % number)
+            if end == producer.commit:
+                await producer.commit(offsets_of(topic, number, number * 10), group_id=group)
+                assert await ledger.group_offsets(group, topic, (0, 1)) == {0: number, 1: number * 10}
+            else:
+                await producer.abort()
+
+    assert await ledger.values(out) == [b"1", b"3"]
+
+
+async def test_offsets_alone_can_be_committed(ledger, group):
+    """A transaction without a record commits offsets, with their metadata."""
+    topic = ledger.topic()
+
+    async with ledger.producer(config={"group_id": group}) as producer:
+        await producer.begin()
+        await producer.commit({TopicPartition(topic, 0): OffsetAndMetadata(7, "mine", 0)})
+
+    async with Consumer(topic, bootstrap_servers=ledger.server.bootstrap_servers, group_id=group) as consumer:
+        assert await consumer.committed([TopicPartition(topic, 0)]) == {
+            TopicPartition(topic, 0): OffsetAndMetadata(7, "mine", 0)
+        }
+
+
+async def test_a_transaction_of_nothing_costs_nothing(ledger):
+    """Begun and ended without a record, it leaves no trace, and any number may follow."""
+    async with ledger.producer() as producer:
+        for end in (producer.commit, producer.abort) * 3:
+            await producer.begin()
+            await end()
+
+        assert producer.state is ProducerState.READY
+
+
+async def test_ten_thousand_records_in_transactions_of_a_hundred(ledger, group):
+    """A hundred transactions with records and offsets take a few seconds, and lose or repeat none."""
+    topic, source = ledger.topic(3), ledger.topic()
+
+    async with ledger.producer() as producer:
+        began = time.monotonic()
+        for number in range(100):
+            await producer.begin()
+            for one in range(100):
+                await producer.send(topic, b"%d" % (number * 100 + one), key=b"%d" % one)
+            await producer.commit(offsets_of(source, number + 1), group_id=group)
+        took_s = time.monotonic() - began
+
+    assert took_s < 40
+    assert sorted(map(int, await ledger.values(topic))) == list(range(10_000))
+    assert await ledger.group_offsets(group, source) == {0: 100}
+
+
+# ---- others ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["begin", "flush", "commit"])
+async def test_a_zombie_is_fenced(ledger, moment):
+    """Whoever starts with the same transactional id ends the transaction of the one before, who is told so for good."""
+    topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
+
+    async with ledger.producer(name) as zombie:
+        if moment != "begin":
+            await zombie.begin()
+            await zombie.send(topic, b"zombie")
+        if moment == "flush":
+            await ledger.flush(zombie)
+        async with ledger.producer(name) as successor:
+            with pytest.raises(ProducerFencedError, match=f"another process has the same transactional_id '{name}'"):
+                await go_on(zombie, topic)
+            with pytest.raises(ProducerFencedError):
+                await zombie.begin()
+            await zombie.abort()
+            await successor.begin()
+            await successor.send(topic, b"successor")
+            await successor.commit()
+
+    assert zombie.state is ProducerState.FENCED
+    assert await ledger.values(topic) == [b"successor"]
+
+
+async def go_on(zombie: TransactionalProducer, topic: str) -> None:
+    """As if nothing had happened."""
+    if zombie.state is ProducerState.READY:
+        await zombie.begin()
+        await zombie.send(topic, b"zombie")
+    await zombie.commit()
+
+
+async def test_a_member_of_the_group_commits_and_one_left_behind_does_not(ledger, group):
+    """Offsets of a generation that is over are refused, and with them the records; then things go on."""
+    source, out = ledger.topic(), ledger.topic()
+
+    config = {"group_id": group}
+    async with (
+        ManualMember(ledger.server.bootstrap_servers, group) as member,
+        ledger.producer(config=config) as producer,
+    ):
+        generation = (await member.join(source)).generation_id
+        await publish(producer, out, b"1", offsets_of(source, 1), Identity(member.member_id, generation))
+        # Its next join begins a new generation.
+        await member.join(source, "another")
+        with pytest.raises(CommitFailedError, match="the group has gone on without this member"):
+            await publish(producer, out, b"2", offsets_of(source, 2), Identity(member.member_id, generation))
+        with pytest.raises(CommitFailedError, match="UNKNOWN_MEMBER_ID"):
+            await publish(producer, out, b"3", offsets_of(source, 3), Identity("nobody", generation + 1))
+        await producer.abort()
+        assert await ledger.group_offsets(group, source) == {0: 1}
+        await publish(producer, out, b"4", offsets_of(source, 4), Identity(member.member_id, generation + 1))
+
+    assert await ledger.values(out) == [b"1", b"4"]
+    assert await ledger.group_offsets(group, source) == {0: 4}
+
+
+async def publish(producer, topic, value, offsets, identity):
+    """One transaction: a record, and how far its source was read."""
+    await producer.begin()
+    await producer.send(topic, value)
+    await producer.commit(offsets, identity)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
+    """Under both protocols a consumer's own identity is accepted; one that is older or another's is not."""
+    source, out = ledger.topic(), ledger.topic()
+    options = {"group_id": group, "group_protocol": protocol, "group_instance_id": "i", "enable_auto_commit": False}
+
+    async with (
+        Consumer(source, bootstrap_servers=ledger.server.bootstrap_servers, **options) as consumer,
+        ledger.producer(config={"group_id": group}) as producer,
+    ):
+        while not consumer.assignment():
+            await consumer.getone(timeout_ms=50)
+        me = consumer._started.coordinator.identity
+        await publish(producer, out, b"1", offsets_of(source, 1), me)
+        with pytest.raises(CommitFailedError, match="ILLEGAL_GENERATION"):
+            await publish(producer, out, b"2", offsets_of(source, 2), Identity(me.member_id, me.generation - 1, "i"))
+        with pytest.raises((FencedMemberError, CommitFailedError), match=r"FENCED_INSTANCE_ID|UNKNOWN_MEMBER_ID"):
+            await publish(producer, out, b"3", offsets_of(source, 3), Identity("another", me.generation, "i"))
+
+    assert await ledger.values(out) == [b"1"]
+    assert await ledger.group_offsets(group, source) == {0: 1}
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [None, ValueError])
+async def test_leaving_aborts_what_is_open(ledger, failure):
+    """Whether the block ends well or by an error, a transaction that nobody committed is taken back at once."""
+    topic = ledger.topic()
+
+    async def leave() -> None:
+        async with ledger.producer() as producer:
+            await producer.begin()
+            await producer.send(topic, b"x")
+            await ledger.flush(producer)
+            if failure is not None:
+                raise failure
+
+    if failure is None:
+        await leave()
+    else:
+        with pytest.raises(failure):
+            await leave()
+
+    assert await ledger.values(topic) == []
+
+
+async def test_brokers_may_be_shared(ledger):
+    """A producer on a cluster of somebody else's leaves that as it was, and no task behind."""
+    topic, before = ledger.topic(), asyncio.all_tasks()
+    cluster = Cluster(resolve({**ledger.server.client_options}, {}))
+    await cluster.bootstrap()
+
+    for value in (b"1", b"2"):
+        async with TransactionalProducer(cluster.config, transactional_id=topic, cluster=cluster) as producer:
+            await producer.begin()
+            await producer.send(topic, value)
+            await producer.commit()
+
+    assert asyncio.all_tasks() == before
+    await cluster.refresh()
+    assert topic not in cluster.topology.topics
+    cluster.close()
+    assert await ledger.values(topic) == [b"1", b"2"]
+
+
+async def test_no_broker_is_told_in_time():
+    """Starting without a broker is one error of ours, which names the address."""
+    config = resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 300}, {})
+
+    with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
+        await TransactionalProducer(config, transactional_id="x").start()

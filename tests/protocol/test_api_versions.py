@@ -1,0 +1,111 @@
+"""Which version of which API is spoken with whom."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import UnsupportedVersionError
+from tailrace.protocol.api_versions import APIS, CONSUMING, Offered, api_by_key, api_of
+from tailrace.protocol.layouts import classic_group as group
+from tailrace.protocol.layouts import committed_offsets as offsets
+from tailrace.protocol.layouts import fetch as log
+from tailrace.protocol.layouts import metadata as cluster
+from tailrace.protocol.layouts import topics
+from tailrace.protocol.messages import (
+    ApiVersionRange,
+    ApiVersionsResponse,
+    CommitOffset,
+    HeartbeatRequest,
+    OffsetCommitRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+)
+
+
+def offered(**ranges: tuple[int, int]) -> Offered:
+    """A broker that offers all we speak, but for what is named."""
+    rows = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | ranges
+    keys = {api.name: api.key for api in APIS}
+    return Offered(
+        ApiVersionsResponse(0, tuple(ApiVersionRange(keys[name], *row) for name, row in rows.items() if row))
+    )
+
+
+def test_each_message_and_each_number_has_one_api():
+    """A request finds its API by its class, a frame by its number."""
+    assert len(APIS) == len({api.key for api in APIS}) == len({api.message for api in APIS})
+    assert all(api_by_key(api.key) is api for api in APIS)
+    assert api_by_key(9999) is None
+    assert group.HEARTBEAT is api_of(HeartbeatRequest("g", 1, "m"))
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_the_newest_common_version_is_spoken(low, high):
+    """Both sides speak it and none newer is common to them; without a common one the API is not offered."""
+    ours = log.FETCH.versions
+    common = [version for version in ours if low <= version <= high]
+    broker = offered(Fetch=(low, high))
+
+    assert bool(common) == (log.FETCH in broker)
+    if common:
+        assert max(common) == broker.version_of(log.FETCH)
+    else:
+        with pytest.raises(UnsupportedVersionError):
+            broker.version_of(log.FETCH)
+
+
+def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
+    """Version 10 of OffsetCommit and OffsetFetch has no names, so one unknown id takes the whole request to 9."""
+    by_id, by_name = CommitOffset("a", 0, 5, topic_id=UUID(int=7)), CommitOffset("b", 0, 5)
+    broker = offered(OffsetCommit=(2, 10))
+
+    def spoken(*entries):
+        return broker.version_of(offsets.OFFSET_COMMIT, OffsetCommitRequest("g", entries).newest_version)
+
+    assert (spoken(by_id), spoken(by_id, by_name), spoken(by_name)) == (10, 9, 9)
+    assert OffsetFetchRequest("g", None).newest_version == 9
+    assert OffsetFetchRequest("g", (OffsetFetchPartition("a", 0, UUID(int=7)),)).newest_version is None
+
+
+def test_a_broker_that_does_not_offer_it_is_told_so():
+    """The error names the API, the versions we speak and what the broker has."""
+    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker offers 0 to 1$"):
+        offered(CreateTopics=(0, 1)).version_of(topics.CREATE_TOPICS)
+    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not offer it$"):
+        offered(Metadata=()).version_of(cluster.METADATA)
+    with pytest.raises(UnsupportedVersionError, match="the broker offers 99 to 100"):
+        offered(Metadata=(99, 100)).version_of(cluster.METADATA)
+
+
+def test_a_broker_that_a_consumer_can_work_with_is_accepted():
+    """What is for tools alone may be missing."""
+    broker = offered(CreateTopics=(), DeleteRecords=())
+
+    broker.check_consuming()
+
+    assert broker.version_of(log.FETCH) in log.FETCH.versions
+
+
+@pytest.mark.parametrize("api", [api for api in CONSUMING if api.versions[0]], ids=lambda api: api.name)
+def test_a_broker_too_old_is_refused(api):
+    """Each API that a consumer needs is missed by name, with our range, the broker's, and what to do."""
+    oldest = api.versions[0]
+
+    with pytest.raises(UnsupportedVersionError) as refused:
+        offered(**{api.name: (0, oldest - 1)}).check_consuming()
+
+    assert (
+        f"{api.name}: tailrace speaks versions {oldest} to {api.versions[-1]}, the broker offers 0 to {oldest - 1}"
+        in str(refused.value)
+    )
+    assert "upgrade the broker" in str(refused.value)
+
+
+def test_all_that_is_missing_is_named_at_once():
+    """One look at the error tells the whole of it."""
+    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not offer it"):
+        offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

@@ -1,0 +1,216 @@
+"""Bytes that nobody meant: each decoder gives a message or MalformedMessageError, in bounded time and memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.api_versions import APIS
+from tailrace.protocol.encoding.api import read_request_header
+from tailrace.protocol.encoding.frame_reader import write_uvarint
+from tailrace.protocol.encoding.schema import Array, ByTopic, Sole, Struct
+from tailrace.protocol.layouts import classic_group as group
+from tailrace.protocol.layouts import committed_offsets as offsets
+from tailrace.protocol.layouts import fetch as log
+from tailrace.protocol.layouts import metadata as cluster
+from tailrace.protocol.messages import FetchedPartition, FetchResponse
+from tests.support.protocol.message_strategies import requests, responses, table
+
+VERSIONS = [pytest.param(api, id=api.name) for api in APIS]
+
+some = settings(max_examples=5)
+
+
+def outcome(decode, data: bytes, version: int) -> object:
+    """The message that it is read as, or the one error that there may be in its place."""
+    try:
+        return decode(memoryview(data), version)
+    except MalformedMessageError as error:
+        return error
+
+
+def garbled(data: bytes, random: Random) -> bytes:
+    """A few bits changed."""
+    changed = bytearray(data)
+    for _ in range(random.choice((1, 1, 2, 8))):
+        changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("api", VERSIONS)
+def test_a_garbled_frame_is_a_message_or_malformed(api):
+    """Bits that changed on the way never give another error than MalformedMessageError."""
+
+    @some
+    @given(st.data(), st.sampled_from(api.versions), st.integers(0, 1 << 32))
+    def check(data, version, seed):
+        random = Random(seed)
+        asked = data.draw(requests(api, version))
+        answered = data.draw(responses(api, version))
+        request = bytes(api.encode_request(asked, version, correlation_id=1, client_id="c")[4:])
+        response = bytes(api.encode_response(answered, version, correlation_id=1)[4:])
+        for _ in range(40):
+            asks = outcome(api.decode_request, garbled(request, random), version)
+            answers = outcome(api.decode_response, garbled(response, random), version)
+            assert isinstance(asks, type(asked) | MalformedMessageError)
+            assert isinstance(answers, type(answered) | MalformedMessageError)
+
+    check()
+
+
+@pytest.mark.parametrize("api", VERSIONS)
+def test_a_frame_that_was_cut_off_is_malformed(api):
+    """No beginning of a message is taken for a whole one."""
+
+    @some
+    @given(st.data(), st.sampled_from(api.versions))
+    def check(data, version):
+        asked = data.draw(requests(api, version))
+        answered = data.draw(responses(api, version))
+        request = api.encode_request(asked, version, correlation_id=1, client_id="c")[4:]
+        response = api.encode_response(answered, version, correlation_id=1)[4:]
+        for decode, frame in ((api.decode_request, request), (api.decode_response, response)):
+            for end in range(len(frame)):
+                with pytest.raises(MalformedMessageError):
+                    decode(memoryview(frame)[:end], version)
+
+    check()
+
+
+@pytest.mark.parametrize("api", VERSIONS)
+def test_noise_is_a_message_or_malformed(api):
+    """Bytes of no meaning at all, in every version: the same two outcomes."""
+    random = Random(api.key)
+
+    for version in api.versions:
+        for size in (0, 1, 3, 4, 5, 9, 30, 30, 100, 1000):
+            noise = random.randbytes(size)
+            # Mostly zeros reads further before it fails.
+            sparse = bytes(byte if random.random() < 0.2 else 0 for byte in noise)
+            for data in (noise, sparse):
+                assert isinstance(outcome(api.decode_request, data, version), api.message | MalformedMessageError)
+                assert outcome(api.decode_response, data, version) is not None
+
+
+@given(st.binary(max_size=20))
+def test_noise_in_front_of_a_request(data):
+    """A frame that is too short for a header is malformed; any other has one."""
+    try:
+        header = read_request_header(memoryview(data))
+    except MalformedMessageError:
+        return
+    assert header.api_key == int.from_bytes(data[:2], "big", signed=True)
+
+
+HUGE = 0x7FFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "before"),
+    [
+        (group.JOIN_GROUP, 5, bytes(4) + bytes(2) + bytes(4) + bytes(2) * 3),
+        (cluster.METADATA, 5, bytes(4)),
+        (log.FETCH, 11, bytes(4) + bytes(2) + bytes(4)),
+        (offsets.OFFSET_FETCH, 5, bytes(4)),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_a_length_is_not_believed(api, version, before):
+    """An array of two thousand million elements in a frame of a hundred bytes takes no memory before it is refused."""
+    frame = bytes(4) + before + HUGE.to_bytes(4, "big") + bytes(100)
+
+    tracemalloc.start()
+    with pytest.raises(MalformedMessageError, match="array claims 2147483647 elements"):
+        api.decode_response(memoryview(frame), version)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 100_000
+
+
+def test_a_length_of_a_flexible_version_is_not_believed():
+    """The same where lengths are varints."""
+    frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2) + bytes(4))
+    write_uvarint(frame, HUGE)
+
+    with pytest.raises(MalformedMessageError, match="array claims"):
+        log.FETCH.decode_response(memoryview(bytes(frame) + bytes(100)), 12)
+
+
+def test_the_worst_frame_takes_memory_in_proportion():
+    """The smallest elements there are, as many as fit: what comes of them is a bounded multiple of the frame."""
+    members = 5_000
+    frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2))
+    write_uvarint(frame, members + 1)
+    # A member without id, instance id or tags, and its error code.
+    frame += (b"\x01\x00" + bytes(2) + b"\0") * members + b"\0"
+
+    tracemalloc.start()
+    answer = group.LEAVE_GROUP.decode_response(memoryview(frame), 4)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert members == len(answer.members)
+    assert peak < 100 * len(frame)
+
+
+@pytest.mark.parametrize("api", VERSIONS)
+def test_each_element_of_each_array_takes_a_byte(api):
+    """What bounds every array: it cannot have more elements than bytes, so none may be of no bytes."""
+    for version in api.versions:
+        for layouts in (api.request, api.response):
+            for struct in structs_in_arrays(table(layouts, version)):
+                plain = [f for f in struct.fields if f.exists_in(version) and f.tag is None]
+                assert plain or version >= api.flexible
+
+
+def structs_in_arrays(kind):
+    match kind:
+        case Struct():
+            for f in kind.fields:
+                yield from structs_in_arrays(f.type)
+        case Array(item):
+            if isinstance(item, Struct):
+                yield item
+            yield from structs_in_arrays(item)
+        case Sole(f):
+            yield from structs_in_arrays(f.type)
+        case ByTopic():
+            yield kind.entry
+            yield from structs_in_arrays(kind.entry)
+
+
+def test_records_share_the_frames_memory():
+    """A fetch answer's batches are not copied: they are views into the frame they came in."""
+    part = FetchedPartition(0, 0, 10, topic="t", records=memoryview(b"0123456789"))
+    frame = log.FETCH.encode_response(FetchResponse((part,)), 11, correlation_id=1)
+
+    (found,) = log.FETCH.decode_response(memoryview(frame)[4:], 11).partitions
+    frame[-10:] = b"abcdefghij"
+
+    assert found.records == b"abcdefghij"
+    assert frame is found.records.obj
+
+
+COORDINATOR = bytes.fromhex("026700000001010000000000000000")
+GROUP = bytes.fromhex("026701000000")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize(
+    ("api", "version", "one"), [(cluster.FIND_COORDINATOR, 4, COORDINATOR), (offsets.OFFSET_FETCH, 8, GROUP)]
+)
+def test_one_answer_was_asked_for(api, version, one, count):
+    """Where one key or group was asked for, an answer with none or several is malformed, not an answer."""
+
+    def frame(times: int) -> memoryview:
+        return memoryview(bytes(4) + b"\0" + bytes(4) + bytes([times + 1]) + one * times + b"\0")
+
+    assert api.decode_response(frame(1), version)
+    with pytest.raises(MalformedMessageError, match=f"{count} elements where one was asked for"):
+        api.decode_response(frame(count), version)

@@ -1,0 +1,322 @@
+"""Frames that others wrote, byte by byte: librdkafka's requests and the broker's answers, kept in ``frames.json``.
+
+``record_frames.py`` wrote that file. A table that only agreed with itself would not agree with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tailrace.batches.record_batch import split
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.api_versions import api_by_key
+from tailrace.protocol.encoding.api import Api, read_request_header
+from tailrace.protocol.encoding.member_metadata import (
+    decode_assignment,
+    decode_cooperative_data,
+    decode_sticky_data,
+    decode_subscription,
+)
+from tailrace.protocol.layouts import configs
+from tailrace.protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    JoinGroupRequest,
+    MemberAssignment,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+    OwnedPartitions,
+    ProduceRequest,
+    TopicIdPartitions,
+    TxnOffsetCommitRequest,
+)
+
+# With what librdkafka asks for besides, and messages have no name for: where each configuration comes from.
+SAYS_MORE = {configs.DESCRIBE_CONFIGS}
+
+
+class Recorded(NamedTuple):
+    """One frame, without its length."""
+
+    api: Api[Any]
+    version: int
+    direction: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"{self.api.name}-v{self.version}-{self.direction}"
+
+    @property
+    def message(self) -> Any:
+        """What it says."""
+        return self.decoded(self.data)
+
+    def decoded(self, data: bytes) -> Any:
+        """What other bytes would say in its place."""
+        decode = self.api.decode_request if self.direction == "request" else self.api.decode_response
+        return decode(memoryview(data), self.version)
+
+    def encoded(self, message: Any) -> bytes:
+        """A message as the one who wrote the frame would have written it."""
+        if self.direction == "request":
+            header = read_request_header(memoryview(self.data))
+            frame = self.api.encode_request(
+                message, self.version, correlation_id=header.correlation_id, client_id=header.client_id
+            )
+        else:
+            number = int.from_bytes(self.data[:4], "big")
+            frame = self.api.encode_response(message, self.version, correlation_id=number)
+        return bytes(frame[4:])
+
+
+@cache
+def recorded() -> tuple[Recorded, ...]:
+    rows = json.loads((Path(__file__).parents[1] / "support" / "protocol" / "frames.json").read_text(encoding="utf-8"))
+    return tuple(
+        Recorded(api_by_key(row["key"]), row["version"], row["direction"], bytes.fromhex(row["hex"])) for row in rows
+    )
+
+
+def said(kind: type, direction: str, *versions: int) -> list[Any]:
+    """All messages of one API that were recorded, of some versions or of all."""
+    return [
+        one.message
+        for one in recorded()
+        if one.api.message is kind and one.direction == direction and (not versions or one.version in versions)
+    ]
+
+
+def test_a_frame_comes_back():
+    """What others wrote is read to the last byte, and is what we would have written for it."""
+    for frame in recorded():
+        message = frame.message
+        written = frame.encoded(message)
+        if written != frame.data:
+            assert frame.api in SAYS_MORE, frame
+            assert message == frame.decoded(written), frame
+
+
+def test_every_version_was_answered_by_a_broker():
+    """Of an API that is recorded, each version that we speak is: a table that learns one has the frames made anew."""
+    answered = {(one.api.name, one.version) for one in recorded() if one.direction == "answer"}
+
+    missing = {(one.api.name, v) for one in recorded() for v in one.api.versions} - answered
+
+    assert not missing
+
+
+def test_a_frame_that_was_cut_off_is_malformed():
+    """No beginning of what a broker says is taken for the whole."""
+    for frame in recorded():
+        # Every length near both ends, and some between.
+        size = len(frame.data)
+        for end in {*range(min(size, 40)), *range(40, size, 37), size - 1}:
+            with pytest.raises(MalformedMessageError):
+                frame.decoded(frame.data[:end])
+
+
+def test_a_frame_that_was_garbled_is_a_message_or_malformed():
+    """Real frames with a bit changed: the same two outcomes."""
+    random, outcomes = Random(1), Counter()
+    for frame in recorded() * 10:
+        data = bytearray(frame.data)
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        try:
+            message = frame.decoded(bytes(data))
+        except MalformedMessageError:
+            outcomes["malformed"] += 1
+        else:
+            outcomes["a message"] += isinstance(message, type(frame.message))
+
+    assert outcomes.total() == 10 * len(recorded())
+    assert outcomes["malformed"] > 0
+
+
+# ---- what they say ---------------------------------------------------------------------------------------------
+
+TOPIC = "orders"
+ALL = (0, 1, 2)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_heartbeat_brings_an_assignment_once(version):
+    """A broker says what a member shall have when that changed, and null when it did not (KIP-848)."""
+    answers = said(ConsumerGroupHeartbeatRequest, "answer", version)
+
+    given = [one for one in answers if one.assignment]
+
+    assert any(one.assignment is None and one.error_code == 0 and one.member_epoch > 0 for one in answers)
+    assert ALL in {part.partitions for one in given for part in one.assignment}
+    assert all(one.member_epoch > 0 and one.heartbeat_interval_ms == 5000 for one in given)
+
+
+def test_an_assignment_may_be_nothing():
+    """A member that joins while another has all is told that it has none yet: an empty assignment is not null."""
+    assert () in {one.assignment for one in said(ConsumerGroupHeartbeatRequest, "answer")}
+
+
+def test_a_fenced_member_is_told_why():
+    """The answer to an epoch that is not the member's has code 110 and a sentence."""
+    (fenced,) = (one for one in said(ConsumerGroupHeartbeatRequest, "answer", 1) if one.error_code == 110)
+
+    assert "must abandon all its partitions and rejoin" in fenced.error_message
+    assert (fenced.member_id, fenced.member_epoch, fenced.assignment) == (None, 0, None)
+
+
+def test_a_heartbeat_says_what_changed():
+    """A member says all when it joins, nothing while nothing changes, and what it owns when it took it over."""
+    beats = said(ConsumerGroupHeartbeatRequest, "request")
+
+    joining = [one for one in beats if one.member_epoch == 0]
+    quiet = [one for one in beats if one.member_epoch > 0 and one.topic_partitions is None]
+    taken = [one for one in beats if one.topic_partitions]
+
+    assert all(one.topic_partitions == () and one.rebalance_timeout_ms == 300_000 for one in joining)
+    assert {("orders",), ()} == {one.subscribed_topic_names for one in joining}
+    assert "(^ord.*)" in {one.subscribed_topic_regex for one in joining}
+    assert {(None, -1)} == {(one.subscribed_topic_names, one.rebalance_timeout_ms) for one in quiet}
+    assert all(isinstance(part, TopicIdPartitions) for one in taken for part in one.topic_partitions)
+    assert any(one.member_epoch == -2 and one.instance_id == "first" for one in beats)
+
+
+def test_a_group_of_the_consumer_protocol_as_the_broker_sees_it():
+    """Epochs, assignor, members with what they have and shall have; a group that is not there has code 69."""
+    (answer,) = said(ConsumerGroupDescribeRequest, "answer", 1)
+
+    there, missing = answer.groups
+    (member,) = there.members
+
+    assert (there.group_state, there.assignor_name) == ("Stable", "uniform")
+    assert there.group_epoch == there.assignment_epoch == member.member_epoch
+    assert [(part.topic, part.partitions) for part in member.assignment] == [(TOPIC, ALL)]
+    assert member.assignment == member.target_assignment
+    assert (member.subscribed_topic_names, member.member_type) == ((TOPIC,), 1)
+    assert (missing.error_code, missing.group_id) == (69, "missing")
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_a_classic_group_as_the_broker_sees_it(version):
+    """Its state, its assignor, and what each member asked for and was given, as members say it."""
+    stable = [one for answer in said(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members]
+
+    ranged = next(one for one in stable if one.protocol_data == "range")
+    (member,) = ranged.members
+
+    assert (ranged.group_state, ranged.protocol_type) == ("Stable", "consumer")
+    assert decode_subscription(member.metadata).topics == (TOPIC,)
+    assert MemberAssignment((OwnedPartitions(TOPIC, ALL),)) == decode_assignment(member.assignment)
+
+
+def test_what_librdkafka_says_for_cooperative_sticky():
+    """Its user data is that of the sticky assignor, which both our readers take for what it is."""
+    subscriptions = [
+        decode_subscription(protocol.metadata)
+        for one in said(JoinGroupRequest, "request")
+        for protocol in one.protocols
+        if protocol.name == "cooperative-sticky"
+    ]
+
+    rejoining = [one for one in subscriptions if one.owned_partitions]
+
+    assert rejoining
+    for one in rejoining:
+        assert (one.owned_partitions, one.generation_id) == decode_sticky_data(one.user_data)
+        assert one.generation_id == decode_cooperative_data(one.user_data)
+    assert {-1} == {decode_cooperative_data(one.user_data) for one in subscriptions if not one.user_data}
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_topics_are_found_by_their_ids(version):
+    """An id that there is brings its name and partitions, one that there is not brings code 100 and no name."""
+    by_name = {one.topic_id for answer in said(MetadataRequest, "answer", version) for one in answer.topics if one.name}
+    (answer,) = (
+        one for one in said(MetadataRequest, "answer", version) if any(topic.name is None for topic in one.topics)
+    )
+
+    found, missing = sorted(answer.topics, key=lambda topic: topic.error_code)
+
+    assert (found.name, found.error_code, len(found.partitions)) == (TOPIC, 0, 3)
+    assert found.topic_id in by_name
+    assert (missing.name, missing.error_code, missing.partitions) == (None, 100, ())
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_where_an_epoch_ended(version):
+    """The broker gives the epoch's end, and says code 75 of an epoch that it does not know."""
+    (answer,) = said(OffsetForLeaderEpochRequest, "answer", version)
+
+    assert [(one.partition, one.error_code, one.leader_epoch, one.end_offset) for one in answer.partitions] == [
+        (0, 0, 0, 0),
+        (1, 75, -1, -1),
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_groups_configuration(version):
+    """What a group has of its own and what it has from elsewhere, by where it comes from."""
+    group = next(
+        result
+        for answer in said(DescribeConfigsRequest, "answer", version)
+        for result in answer.results
+        if result.resource_type == 32
+    )
+
+    found = {one.name: (one.value, one.config_source) for one in group.configs}
+
+    assert found == {"consumer.heartbeat.interval.ms": ("6000", 8), "consumer.session.timeout.ms": ("45000", 5)}
+
+
+def test_what_librdkafka_writes_in_a_transaction():
+    """Its batches are of the transactional id's producer, for all replicas, and read by us as they were sent."""
+    requests = said(ProduceRequest, "request")
+
+    batches = [split(one.records) for request in requests for one in request.partitions]
+
+    assert {(one.acks, one.transactional_id[:2]) for one in requests} == {(-1, "x-")}
+    assert {len(found) for found in batches} == {1}
+    for (batch,) in batches:
+        assert batch.checksum_holds()
+        (record,) = batch.decode("invoices", 0, 0).take(10)
+        assert batch.producer_id >= 0
+        assert (record.key, record.value) == (b"key", b"value" * 50)
+        assert list(record.headers) == [("header", b"1"), ("null", None)]
+
+
+def test_what_librdkafka_commits_in_a_transaction():
+    """It says as which member of which generation, as we do; and one end in two is an abort (KIP-447)."""
+    commits = said(TxnOffsetCommitRequest, "request")
+
+    assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}
+    assert {one.group_instance_id for one in commits} == {"first"}
+    # librdkafka sends the end of the C string too.
+    assert {(entry.offset, entry.metadata[:1]) for one in commits for entry in one.partitions} == {(0, "m")}
+    assert {one.committed for one in said(EndTxnRequest, "request")} == {True, False}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_producer_id_is_given_or_refused(version):
+    """Given, there is a producer; refused, there is none (not yet, or the epoch is not the newest)."""
+    answers = said(InitProducerIdRequest, "answer", version)
+
+    assert {True, False} == {one.producer_id >= 0 for one in answers}
+    assert all((one.producer_id >= 0) is (one.error_code == 0) for one in answers)
+    assert {one.error_code for one in answers} <= {0, 14, 15, 16, 47, 51, 90}
+
+
+@pytest.mark.parametrize("version", [8, 9, 10, 11])
+def test_a_batch_is_written_or_refused(version):
+    """An offset of the log, and code 45 for a place in the sequence that is not the next."""
+    answers = [part for one in said(ProduceRequest, "answer", version) for part in one.partitions]
+
+    assert {(one.error_code, one.base_offset >= 0) for one in answers} >= {(0, True), (45, False)}

@@ -1,0 +1,370 @@
+"""Kafka's types as bytes: numbers, lengths, nulls, tagged fields, topics and their partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import MalformedMessageError, UnsupportedVersionError
+from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
+from tailrace.protocol.encoding.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS
+from tailrace.protocol.encoding.schema import Array, ByTopic, Sole, Struct, field
+
+
+def encoded(kind, value, *, version=0, flexible=False, nullable=False) -> bytes:
+    out = bytearray()
+    kind.encoder(version, flexible=flexible, nullable=nullable)(out, value)
+    return bytes(out)
+
+
+def decoded(kind, data, *, version=0, flexible=False, nullable=False):
+    reader = FrameReader(data)
+    value = kind.decoder(version, flexible=flexible, nullable=nullable)(reader)
+    assert reader.remaining == 0
+    return value
+
+
+# ---- varints ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "data"),
+    [
+        (0, b"\x00"),
+        (1, b"\x01"),
+        (127, b"\x7f"),
+        (128, b"\x80\x01"),
+        (300, b"\xac\x02"),
+        (16_383, b"\xff\x7f"),
+        (16_384, b"\x80\x80\x01"),
+        (0xFFFF_FFFF, b"\xff\xff\xff\xff\x0f"),
+    ],
+)
+def test_unsigned_varints_are_those_of_the_protocol(number, data):
+    """Seven bits to a byte, the lowest first, the highest bit set on all but the last (KIP-482)."""
+    out = bytearray()
+
+    write_uvarint(out, number)
+
+    assert data == bytes(out)
+    assert number == FrameReader(data).uvarint()
+
+
+@given(st.integers(0, 0xFFFF_FFFF))
+def test_a_varint_comes_back(number):
+    """Each number of 32 bits is read as it was written."""
+    out = bytearray()
+
+    write_uvarint(out, number)
+
+    assert number == FrameReader(out).uvarint()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff\xff\xff\xff", b"\x80\x80\x80\x80\x80\x01", b"\xff" * 100])
+def test_a_varint_ends(data):
+    """One that is cut off, or goes on for more than five bytes, is malformed."""
+    with pytest.raises(MalformedMessageError):
+        FrameReader(data).uvarint()
+
+
+@pytest.mark.parametrize("number", [-1, 300])
+@pytest.mark.parametrize("kind", [INT16, INT32, INT64])
+def test_minus_one_and_three_hundred_come_back(kind, number):
+    """The two numbers that aiokafka's types write wrongly in some of their forms (B11)."""
+    assert number == decoded(kind, encoded(kind, number))
+    assert (number,) == decoded(Array(kind), encoded(Array(kind), (number,), flexible=True), flexible=True)
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "data"),
+    [
+        (BOOL, True, "01"),
+        (BOOL, False, "00"),
+        (INT8, -1, "ff"),
+        (INT16, 300, "012c"),
+        (INT32, -2, "fffffffe"),
+        (INT64, 1 << 40, "0000010000000000"),
+        (UUIDS, UUID(int=1), "00" * 15 + "01"),
+    ],
+)
+def test_numbers_are_big_endian(kind, value, data):
+    """Fixed sizes, highest byte first, two's complement."""
+    assert bytes.fromhex(data) == encoded(kind, value)
+    assert value == decoded(kind, bytes.fromhex(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(INT8, 128), (INT16, 1 << 15), (INT32, -(1 << 31) - 1), (INT64, 1 << 63), (INT32, "1")]
+)
+def test_a_number_that_does_not_fit_is_refused(kind, value):
+    """Nothing is cut to size."""
+    with pytest.raises(MalformedMessageError, match="does not fit int"):
+        encoded(kind, value)
+
+
+# ---- what has a length -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "flexible", "data"),
+    [
+        (STRING, "é", False, "0002c3a9"),
+        (STRING, "é", True, "03c3a9"),
+        (STRING, "", False, "0000"),
+        (STRING, "", True, "01"),
+        (STRING, None, False, "ffff"),
+        (STRING, None, True, "00"),
+        (BYTES, b"\x00", False, "0000000100"),
+        (BYTES, b"\x00", True, "0200"),
+        (BYTES, None, False, "ffffffff"),
+        (BYTES, None, True, "00"),
+        (Array(INT8), (1, 2), False, "000000020102"),
+        (Array(INT8), (1, 2), True, "030102"),
+        (Array(INT8), (), False, "00000000"),
+        (Array(INT8), (), True, "01"),
+        (Array(INT8), None, False, "ffffffff"),
+        (Array(INT8), None, True, "00"),
+    ],
+)
+def test_lengths_are_counted_as_the_version_has_it(kind, value, flexible, data):
+    """Two or four bytes before, -1 for null; a varint from the first flexible version on, one more, 0 for null."""
+    assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
+    assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
+
+
+@pytest.mark.parametrize("flexible", [False, True])
+@pytest.mark.parametrize("kind", [STRING, BYTES, Array(INT8)])
+def test_null_is_refused_where_there_is_none(kind, flexible):
+    """Null is neither written nor read where the protocol has none."""
+    null = encoded(kind, None, flexible=flexible, nullable=True)
+
+    with pytest.raises(MalformedMessageError):
+        encoded(kind, None, flexible=flexible)
+    with pytest.raises(MalformedMessageError):
+        decoded(kind, null, flexible=flexible)
+
+
+def test_a_string_longer_than_the_protocol_can_say_is_refused():
+    """A length of two bytes says at most 32767; a flexible version has no such bound."""
+    assert len(encoded(STRING, "x" * 32_767)) == 32_769
+    assert len(encoded(STRING, "x" * 32_768, flexible=True)) == 32_771
+    with pytest.raises(MalformedMessageError, match="32768"):
+        encoded(STRING, "x" * 32_768)
+
+
+def test_text_that_is_not_utf8_is_refused():
+    """Bytes that are no UTF-8 are malformed, and so is half a surrogate pair on its way out."""
+    with pytest.raises(MalformedMessageError, match="not UTF-8"):
+        decoded(STRING, b"\x00\x01\xff")
+    with pytest.raises(MalformedMessageError, match="UTF-8"):
+        encoded(STRING, "\ud800")
+
+
+def test_bytes_are_copied_and_records_are_not():
+    """Record batches share the memory of their frame; all else is free of it."""
+    frame = bytearray(encoded(BYTES, b"abc"))
+
+    copied, shared = decoded(BYTES, frame), decoded(RECORDS, frame)
+    frame[-1:] = b"!"
+
+    assert copied == b"abc"
+    assert isinstance(shared, memoryview)
+    assert bytes(shared) == b"ab!"
+
+
+# ---- structures and tagged fields ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leader:
+    node: int = -1
+
+
+@dataclass(frozen=True)
+class Part:
+    number: int
+    leader: Leader = Leader()
+    note: str | None = None
+
+
+OLD = Struct(Part, field("number", INT8))
+NEW = Struct(
+    Part,
+    field("number", INT8),
+    field("leader", Struct(Leader, field("node", INT8)), 0, tag=0),
+    field("note", STRING, 0, nullable=0, tag=300),
+)
+
+
+def test_a_tagged_field_has_its_tag_its_size_and_its_value():
+    """Tag 0 and tags above 127 too, in the order of their tags (B11: aiokafka writes no size and refuses tag 0)."""
+    data = bytes.fromhex("050200020700ac0203036869")
+
+    assert data == encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
+    assert Part(5, Leader(7), "hi") == decoded(NEW, data, flexible=True)
+
+
+def test_a_tagged_field_at_its_default_is_not_written():
+    """What a message leaves as it is takes no byte but the count of tags."""
+    assert bytes.fromhex("0500") == encoded(NEW, Part(5), flexible=True)
+    assert Part(5) == decoded(NEW, bytes.fromhex("0500"), flexible=True)
+
+
+def test_unknown_tags_are_passed_over():
+    """A newer peer may say more: what is known is read, the rest is skipped, wherever it stands."""
+    data = encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
+    unknown_between = bytes.fromhex("0503000207000502ffffac0203036869")
+
+    assert Part(5) == decoded(OLD, data, flexible=True)
+    assert Part(5, Leader(7), "hi") == decoded(NEW, unknown_between, flexible=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "05",  # no count of tags
+        "0501",  # no tag
+        "050100",  # no size
+        "05010005",  # more than there is
+        "05ff7f",  # more tags than there are bytes
+        "0501000100",  # a size too small for what is in it
+    ],
+)
+def test_tagged_fields_that_lie_are_malformed(data):
+    """Sizes and counts of tags are checked as all lengths are."""
+    with pytest.raises(MalformedMessageError):
+        decoded(NEW, bytes.fromhex(data), flexible=True)
+
+
+VERSIONED = Struct(
+    Part,
+    field("number", INT8),
+    field("leader", Struct(Leader, field("node", INT8, 2)), 1, ignorable=True),
+    field("note", STRING, 1, 2, nullable=1),
+)
+
+
+def test_a_value_that_a_version_cannot_carry_is_refused():
+    """An option that would be lost raises, naming what it is and what would carry it; a default is no loss."""
+    assert encoded(VERSIONED, Part(5), version=0) == b"\x05"
+    with pytest.raises(UnsupportedVersionError, match=r"version 0 .* note='hi'; it needs version 1"):
+        encoded(VERSIONED, Part(5, note="hi"), version=0)
+    with pytest.raises(UnsupportedVersionError, match="node=7"):
+        encoded(VERSIONED, Part(5, Leader(7)), version=1)
+
+
+def test_a_value_that_may_be_lost_is_left_out():
+    """A field marked ignorable is dropped by versions that lack it, as Kafka's definitions say."""
+    assert encoded(VERSIONED, Part(5, Leader(7)), version=0) == b"\x05"
+
+
+def test_a_field_exists_from_one_version_to_another():
+    """Both ends of a field's life are obeyed, reading and writing."""
+    assert encoded(VERSIONED, Part(5), version=1) == b"\x05\xff\xff"
+    assert encoded(VERSIONED, Part(5), version=2) == b"\x05\xff\xff\xff"
+    assert encoded(VERSIONED, Part(5), version=3) == b"\x05\xff"
+    assert Part(5, Leader(9)) == decoded(VERSIONED, b"\x05\x09", version=3)
+
+
+# ---- structures that may be null -------------------------------------------------------------------------------
+
+NODES = Sole(field("nodes", Array(INT8)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "flexible", "data"),
+    [
+        (OLD, Part(5), False, "0105"),
+        (OLD, Part(5), True, "010500"),
+        (OLD, None, False, "ff"),
+        (OLD, None, True, "ff"),
+        (NODES, (1, 2), False, "01000000020102"),
+        (NODES, (1, 2), True, "0103010200"),
+        (NODES, (), True, "010100"),
+        (NODES, None, True, "ff"),
+    ],
+)
+def test_a_structure_may_be_null(kind, value, flexible, data):
+    """One byte says so, 1 or -1, in all versions alike (KIP-893); tags follow only what is there."""
+    assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
+    assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
+
+
+@pytest.mark.parametrize("mark", [0x00, 0x02, 0x7F, 0x80, 0xFE])
+@pytest.mark.parametrize("kind", [OLD, NODES])
+def test_a_structure_is_there_or_null(kind, mark):
+    """Another byte before it says that the message was misread."""
+    with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a structure"):
+        decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
+
+
+@pytest.mark.parametrize("data", ["", "01", "0103", "010301", "01030102"])
+def test_a_structure_that_was_cut_off_is_malformed(data):
+    """What is said to be there has to be there, its tags too."""
+    with pytest.raises(MalformedMessageError):
+        decoded(NODES, bytes.fromhex(data), flexible=True, nullable=True)
+
+
+def test_a_sole_field_stands_for_its_structure():
+    """Nothing is before it where null is not allowed; tags that follow it are passed over."""
+    assert encoded(NODES, (1,), flexible=True) == bytes.fromhex("020100")
+    assert decoded(NODES, bytes.fromhex("0201" + "01050163"), flexible=True) == (1,)
+    with pytest.raises(MalformedMessageError):
+        encoded(NODES, None, flexible=True)
+
+
+# ---- topics and their partitions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    topic: str
+    partition: int
+    offset: int = -1
+
+
+TOPICS = ByTopic(
+    (field("name", STRING, attribute="topic"),),
+    "partitions",
+    Struct(Entry, field("index", INT8, attribute="partition"), field("offset", INT8)),
+)
+BARE = ByTopic(
+    (field("name", STRING, attribute="topic"),),
+    "partitions",
+    Struct(Entry, field("partitions", INT8, attribute="partition")),
+    bare=True,
+)
+
+
+def test_entries_are_gathered_by_topic():
+    """Flat in a message, nested on the wire; a topic comes where it was first named."""
+    entries = (Entry("b", 1, 5), Entry("a", 2, 6), Entry("b", 3, 7))
+
+    data = encoded(TOPICS, entries)
+
+    assert bytes.fromhex("000000020001620000000201050307000161000000010206") == data
+    assert (Entry("b", 1, 5), Entry("b", 3, 7), Entry("a", 2, 6)) == decoded(TOPICS, data)
+
+
+def test_bare_partition_numbers():
+    """Where an entry is nothing but its partition, the wire has an array of numbers."""
+    data = encoded(BARE, (Entry("b", 1), Entry("b", 3)), flexible=True)
+
+    assert bytes.fromhex("02026203010300") == data
+    assert (Entry("b", 1), Entry("b", 3)) == decoded(BARE, data, flexible=True)
+
+
+def test_topics_may_be_null_or_without_partitions():
+    """Null, none, and a topic that has nothing to say are three things on the wire; the last two read alike."""
+    assert decoded(TOPICS, b"\xff\xff\xff\xff", nullable=True) is None
+    assert decoded(TOPICS, b"\x00\x00\x00\x00") == ()
+    assert decoded(TOPICS, bytes.fromhex("0000000100016100000000")) == ()
+    with pytest.raises(MalformedMessageError):
+        encoded(TOPICS, None)

@@ -1,0 +1,98 @@
+"""Offset logs of Spark's checkpoint in each format, and one that nobody can read."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace import CorruptCheckpointError, TopicPartition
+from tailrace.observe.events import CheckpointAbandoned
+from tailrace.spark.offsets.checkpoint import ends_in_log
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.slow
+def test_a_stream_continues_from_either_format_of_the_offset_log(world, version):
+    """A stopped stream continues after its last batch, in the same generation, whatever format Spark writes."""
+    name = "spark.sql.streaming.offsetLog.formatVersion"
+    world.make_topic(2)
+    world.produce([b"a"] * 5, partition=0)
+    before = world.spark.conf.get(name, None)
+    world.spark.conf.set(name, version)
+    try:
+        world.run_to_the_end()
+        world.produce([b"b"] * 5, partition=1)
+        world.run_to_the_end()
+    finally:
+        world.spark.conf.unset(name) if before is None else world.spark.conf.set(name, before)
+    assert world.ledger.counts() == {(p, n): 1 for p in range(2) for n in range(5)}
+    assert world.committed == {0: 5, 1: 5}
+    assert not (world.folder / "checkpoint" / "generation-2").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'v1\n{"batchWatermarkMs":0}\n{"t":{"0":5,"1":7}}',
+        'v2\n{"batchWatermarkMs":0}\n0:{"t":{"0":5,"1":7}}',
+        'v2\n{"batchWatermarkMs":0}\norders:{"t":{"0":5,"1":7}}\n',
+    ],
+)
+def test_both_formats_of_the_offset_log_are_read(text):
+    """Format 2 puts a source's number or name before its offsets."""
+    assert ends_in_log(text) == {TopicPartition("t", 0): 5, TopicPartition("t", 1): 7}
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "v1\n{}\n-", "v1\n{}\n{", 'v3\n{}\n{"t":{"0":5}}', "v1\n{}\n[1]"])
+def test_an_entry_that_is_cut_off_or_unknown_is_refused(text):
+    """Nothing is guessed from a torn file or a later format."""
+    with pytest.raises(ValueError, match=r"."):
+        ends_in_log(text)
+
+
+class Events(list):
+    """A hook that keeps all events."""
+
+    on_event = list.append
+
+
+@pytest.mark.parametrize(("file", "content"), [("offsets/1", "v1\n{}\n"), ("commits/1", ""), ("metadata", "{")])
+def test_a_damaged_checkpoint_begins_a_new_generation_at_the_groups_offsets(world, file, content):
+    """The damage is one event, and the stream continues after the last committed record, wherever the damage is."""
+    world.make_topic()
+    for value in (b"a", b"b"):
+        world.produce([value] * 5)
+        world.run_to_the_end()
+    damage(world, file, content)
+    world.produce([b"c"] * 5)
+    events = Events()
+    world.run_to_the_end(hooks=[events])
+
+    (told,) = [one for one in events if isinstance(one, CheckpointAbandoned)]
+    assert f"generation-1/{file} cannot be read" in told.reason
+    assert world.ledger.counts() == {(0, n): 1 for n in range(15)}
+    assert world.committed == {0: 15}
+
+
+def test_a_damaged_checkpoint_of_a_forgotten_group_is_refused(world):
+    """Where neither knows how far the group has come, no record is skipped or repeated by a guess."""
+    world.make_topic()
+    world.produce([b"a"] * 5)
+    world.run_to_the_end()
+    damage(world, "offsets/0", "")
+    world.admin.delete_consumer_groups([world.group])[world.group].result(30)
+
+    with pytest.raises(
+        CorruptCheckpointError, match=r"offsets/0 cannot be read.* set them by `tailrace offsets reset`"
+    ):
+        world.run_to_the_end()
+
+    assert world.ledger.counts() == {(0, n): 1 for n in range(5)}
+
+
+def damage(world, file: str, content: str) -> None:
+    """Write other content into a file of the checkpoint, as a writer that was cut off leaves it."""
+    path = world.folder / "checkpoint" / "generation-1" / file
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    path.write_text(content)

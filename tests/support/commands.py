@@ -1,0 +1,77 @@
+"""`tailrace` as a user calls it: a process of its own, 80 columns wide, no option from our environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "tailrace"]
+
+SOON_OVER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for seconds: half of what it would do is to compile what it has no time to use."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    screen = {"COLUMNS": "80", "NO_COLOR": "1", "PYTHONWARNINGS": "default"}
+    return {**kept, **screen, "SPARK_SUBMIT_OPTS": SOON_OVER, **more}
+
+
+def tailrace(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What it says, and how it ends."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**variables),
+        check=False,
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """It runs; its stdout can be read line by line."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], label: str) -> str:
+    """The rest of the line that begins with ``label``."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(label):
+            return line.removeprefix(label).strip()
+    raise AssertionError(f"it ended without a line of {label!r}")
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+    """Its exit code and the rest of what it wrote, after a signal."""
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, out + errors
+
+
+def without_java(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """``variables`` as it is on a machine that has no Java; ``folder`` has what else stands beside one."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for home in ("/bin", "/usr/bin"):
+        for command in Path(home).iterdir():
+            if command.name != "java" and not (commands / command.name).is_symlink():
+                (commands / command.name).symlink_to(command)
+    places = [one for one in variables["PATH"].split(os.pathsep) if not Path(one, "java").exists()]
+    changed = {**variables, "PATH": os.pathsep.join([*places, str(commands)])}
+    changed.pop("JAVA_HOME", None)
+    return changed

@@ -1,0 +1,97 @@
+"""Several members of one group, each reading in a task of its own, and the ledger of what they handled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Self
+
+from tailrace import Consumer, Record
+
+
+class Member:
+    """A consumer and the task that reads it until it is stopped."""
+
+    def __init__(self, consumer: Consumer, note: Callable[[Record], None]) -> None:
+        self.consumer = consumer
+        self.records: list[Record] = []
+        self._note = note
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.consumer.start()
+        self._reading = asyncio.create_task(self._read())
+
+    async def stop(self) -> None:
+        if self.records:
+            # It is handled, though nobody has asked for the next one yet.
+            self.consumer.ack(self.records[-1])
+        await self.consumer.stop()
+        if self._reading is not None:
+            await self._reading
+
+    async def _read(self) -> None:
+        async for record in self.consumer:
+            self.records.append(record)
+            self._note(record)
+            await asyncio.sleep(0)
+
+
+class ConsumerGroup:
+    """``async with Crew(new_consumer, topic, group_id=…) as crew``: members come and go, the ledger stays."""
+
+    def __init__(self, new_consumer: Callable[..., Consumer], topic: str, **options: object) -> None:
+        self._new_consumer, self._topic, self._options = new_consumer, topic, options
+        self.members: list[Member] = []
+        self.handled: Counter[tuple[int, int]] = Counter()
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(member.stop() for member in self.members))
+
+    async def join(self, **options: object) -> Member:
+        """A new member; its partitions come later."""
+        member = Member(self._new_consumer(self._topic, **{**self._options, **options}), self._note)
+        self.members.append(member)
+        await member.start()
+        return member
+
+    async def leave(self, member: Member) -> None:
+        """Stop one, cleanly."""
+        self.members.remove(member)
+        await member.stop()
+
+    async def shares(self, *sizes: int, timeout_s: float = 30) -> None:
+        """Wait until the members have that many partitions each, in any order."""
+        await until(
+            lambda: sorted(len(member.consumer.assignment()) for member in self.members) == sorted(sizes), timeout_s
+        )
+
+    async def handle(self, count: int, timeout_s: float = 60) -> None:
+        """Wait until so many different records are handled."""
+        async with asyncio.timeout(timeout_s):
+            while len(self.handled) < count:
+                self._news.clear()
+                await self._news.wait()
+
+    def _note(self, record: Record) -> None:
+        self.handled[record.partition, record.offset] += 1
+        self._news.set()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Wait for what no event tells of."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a look from outside has nothing else to wait for
+            await asyncio.sleep(0.02)
+
+
+async def kill(topic: str) -> None:
+    """End the consumer of a topic as SIGKILL would: no commit, no word to anybody."""
+    (task,) = (one for one in asyncio.all_tasks() if one.get_name() == f"tailrace consumer {topic}")
+    task.cancel()
+    await asyncio.wait({task})

@@ -1,0 +1,98 @@
+"""A broker behind a fault proxy whose groups beat several times a second, and what passed of KIP-848."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tailrace import Consumer
+from tailrace.config import resolve
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.messages import (
+    ConfigAlteration,
+    ConfigsToAlter,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    IncrementalAlterConfigsRequest,
+    OffsetCommitRequest,
+)
+from tailrace.testing import FaultProxy
+from tests.support.consumer_group import ConsumerGroup
+from tests.support.proxied_broker import ProxiedBroker
+
+__all__ = ["QUICK", "Kip848Broker", "is_full", "says_nothing"]
+
+QUICK: Mapping[str, object] = {
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.min.session.timeout.ms": 500,
+    "group.consumer.session.timeout.ms": 30_000,
+    "log.cleaner.backoff.ms": 200,
+    # The group's next assignment is not put off, so that a test need not wait for it.
+    "group.consumer.assignment.interval.ms": 0,
+}
+
+_GROUP_RESOURCE = 32
+
+
+class Kip848Broker(ProxiedBroker):
+    """Makes consumers of the consumer protocol, and knows what they and the broker said to each other."""
+
+    @property
+    def direct(self) -> str:
+        """The way to the broker that does not pass the proxy."""
+        return f"127.0.0.1:{self.server.node.ports.internal}"
+
+    def consumer(self, *topics: str, **options: object) -> Consumer:
+        return super().consumer(*topics, **{"group_protocol": "consumer", **options})
+
+    def said(self, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+        """The heartbeats of one client, in order."""
+        return said(self.proxy, client_id)
+
+    def heard(self, client_id: str) -> list[ConsumerGroupHeartbeatResponse]:
+        """What they were answered with."""
+        return [f.message for f in self.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=client_id)]
+
+    def commits(self, client_id: str) -> list[OffsetCommitRequest]:
+        """The commits of one client, in order."""
+        return [frame.message for frame in self.proxy.requests(OffsetCommitRequest, client_id=client_id)]
+
+    async def confirms(self, group: str, crew: ConsumerGroup) -> None:
+        """Wait until the broker says of every member's partitions what the members say."""
+        async with asyncio.timeout(20):
+            theirs = await self.members(group)
+            while {one.consumer.assignment() for one in crew.members} != set(theirs.values()):
+                theirs = await self.members(group)
+
+    async def configure(self, group: str, **config: int) -> None:
+        """Set a group's own configuration, such as ``consumer_session_timeout_ms=1000``."""
+        entries = tuple(ConfigAlteration(k.replace("_", "."), 0, str(v)) for k, v in config.items())
+        cluster = Cluster(resolve({"bootstrap_servers": self.direct}))
+        try:
+            await cluster.bootstrap()
+            request = IncrementalAlterConfigsRequest((ConfigsToAlter(_GROUP_RESOURCE, group, entries),))
+            answer = await cluster.send_to_any(request)
+        finally:
+            cluster.close()
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+        assert [one.error_code for one in answer.responses] == [0], answer
+
+
+def said(proxy: FaultProxy, client_id: str) -> list[ConsumerGroupHeartbeatRequest]:
+    """The heartbeats of one client, in order."""
+    return [frame.message for frame in proxy.requests(ConsumerGroupHeartbeatRequest, client_id=client_id)]
+
+
+def says_nothing(beat: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether it says only that the member lives."""
+    return beat == ConsumerGroupHeartbeatRequest(beat.group_id, beat.member_id, beat.member_epoch, beat.instance_id)
+
+
+def is_full(beat: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether it says all that a join has to say."""
+    return (
+        (beat.subscribed_topic_names is not None or beat.subscribed_topic_regex is not None)
+        and beat.rebalance_timeout_ms > 0
+        and beat.topic_partitions is not None
+    )

@@ -1,0 +1,94 @@
+"""A member of a group that is none of our consumers: it joins by hand, and does nothing that it is not told to."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from tailrace.config import resolve
+from tailrace.errors import broker_error
+from tailrace.net.broker import Broker
+from tailrace.net.cluster import Cluster
+from tailrace.protocol.encoding.member_metadata import encode_subscription
+from tailrace.protocol.messages import (
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    MemberSubscription,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    Request,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+
+ResponseT = TypeVar("ResponseT", bound=Any)
+
+
+class ManualMember:
+    """``async with Stranger(bootstrap_servers, group) as stranger``; its connections end with the block."""
+
+    def __init__(self, bootstrap_servers: str, group: str) -> None:
+        self._cluster = Cluster(resolve({"bootstrap_servers": bootstrap_servers, "client_id": "stranger"}))
+        self._group, self.member_id = group, ""
+
+    async def __aenter__(self) -> Self:
+        await self._cluster.bootstrap()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._cluster.close()
+        await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+
+    async def join(
+        self, *topics: str, protocol_type: str = "consumer", protocol: str = "range", session_s: float = 30
+    ) -> JoinGroupResponse:
+        """Become a member, and give everybody nothing; what it says it can do decides who else may join."""
+        offer = JoinGroupProtocol(protocol, encode_subscription(MemberSubscription(topics)))
+        session_ms = round(session_s * 1000)
+        for _ in range(2):  # the first is answered with an id
+            join = JoinGroupRequest(self._group, session_ms, 60_000, self.member_id, protocol_type, (offer,))
+            joined = await (await self._coordinator()).send(join, timeout_s=60)
+            self.member_id = joined.member_id
+        assert not joined.error_code, joined
+        nothing = (SyncGroupAssignment(self.member_id, b""),)
+        sync = SyncGroupRequest(
+            self._group, joined.generation_id, self.member_id, None, protocol_type, protocol, nothing
+        )
+        synced = await (await self._coordinator()).send(sync)
+        assert not synced.error_code, synced
+        return joined
+
+    async def coordinator_id(self) -> int:
+        """The number of the broker that coordinates the group."""
+        return (await self._coordinator()).id
+
+    async def committed(self, topic: str, partitions: int) -> dict[int, int]:
+        """The group's committed offsets, where the coordinator moves: librdkafka's question ends the process then."""
+        wanted = tuple(OffsetFetchPartition(topic, partition) for partition in range(partitions))
+        answer = await self._asked(OffsetFetchRequest(self._group, wanted))
+        return {one.partition: one.offset for one in answer.partitions if one.offset >= 0}
+
+    async def leave(self) -> None:
+        """Say good-bye to whoever coordinates the group now."""
+        await self._asked(LeaveGroupRequest(self._group, LeavingMember(self.member_id)))
+
+    async def _asked(self, request: Request[ResponseT]) -> ResponseT:
+        """The answer of whoever coordinates the group now, and knows it."""
+
+        async def attempt() -> ResponseT:
+            self._cluster.forget_coordinator(self._group, "it may have moved")
+            answer = await (await self._coordinator()).send(request, timeout_s=1)
+            if answer.error_code:
+                raise broker_error(answer.error_code)
+            return answer
+
+        return await self._cluster.retrying(attempt, timeout_s=30, what=f"asking {request}")
+
+    async def _coordinator(self) -> Broker:
+        return await self._cluster.retrying(
+            partial(self._cluster.coordinator, self._group), timeout_s=30, what="looking for the coordinator"
+        )

@@ -1,0 +1,1 @@
+"""Peers, secured brokers and sockets for tests of connections."""

@@ -1,0 +1,72 @@
+"""Connections, brokers and clusters that a test opens, closed with its ``async with`` block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tailrace.config import ConsumerConfig, resolve, split_address
+from tailrace.net.broker import Broker
+from tailrace.net.cluster import Cluster
+from tailrace.net.connection import Connection
+from tailrace.net.dialer import Dialer
+from tailrace.observe.hooks import Observer
+from tailrace.protocol.messages import BrokerMetadata, FindCoordinatorRequest, OffsetFetchRequest
+from tests.support.event_recorder import EventRecorder
+
+
+def configured(address: str, **options: Any) -> ConsumerConfig:
+    """Options for whoever listens at ``address``; nothing from the environment."""
+    return resolve({"bootstrap_servers": address, **options}, {})
+
+
+@asynccontextmanager
+async def dialled(address: str, **options: Any) -> AsyncIterator[Connection]:
+    """One open connection."""
+    connection = await Dialer(configured(address, **options)).dial(*split_address(address))
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await _let_transports_go()
+
+
+@asynccontextmanager
+async def broker_at(address: str, *, events: EventRecorder | None = None, **options: Any) -> AsyncIterator[Broker]:
+    """One broker by itself, not connected yet."""
+    host, port = split_address(address)
+    observer = Observer([events] if events is not None else [])
+    broker = Broker.from_metadata(BrokerMetadata(1, host, port), configured(address, **options), observer)
+    try:
+        yield broker
+    finally:
+        broker.close()
+        await _let_transports_go()
+
+
+@asynccontextmanager
+async def cluster_at(address: str, *, events: EventRecorder | None = None, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster, not bootstrapped yet."""
+    cluster = Cluster(configured(address, **options), Observer([events] if events is not None else []))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+        await _let_transports_go()
+
+
+async def coordinated(broker: Broker, group: str) -> None:
+    """Wait until the broker, the only one there is, coordinates the group: a new one makes a topic for that first."""
+    async with asyncio.timeout(20):
+        while (await broker.send(FindCoordinatorRequest(group))).only.error_code:  # noqa: ASYNC110 - asked anew each time
+            await asyncio.sleep(0.05)
+        while (await broker.send(OffsetFetchRequest(group, None))).error_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def _let_transports_go() -> None:
+    # An aborted transport closes its socket in the next turn of the loop, one with TLS in the one after.
+    for _ in range(3):
+        await asyncio.sleep(0)

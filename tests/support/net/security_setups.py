@@ -1,0 +1,60 @@
+"""The ways in that a broker may have, what gets in by each, and what keeping out looks like."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import pytest
+
+from tailrace.errors import TailraceError
+from tailrace.testing import KafkaServer
+from tests.support.net.open_connections import cluster_at
+
+PASSWORD, WRONG = "alice-secret", "not-the-s3cret"
+
+
+class Way(NamedTuple):
+    """A broker with one way in."""
+
+    security: str
+    tls: bool = False
+    config: tuple[tuple[str, object], ...] = ()
+    proxied: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.security} over TLS" if self.tls else self.security
+
+
+SSL, MTLS, PLAIN, OAUTH = Way("SSL"), Way("MTLS"), Way("PLAIN"), Way("OAUTHBEARER")
+LIFETIME_S = 1.2
+"""How long a session of SCRAM_256 lasts (KIP-368); a broker renews none that is younger than a second.
+
+It refuses what comes to it behind the end, but for a renewal: tests ask when a session is young, or when it is over.
+"""
+SCRAM_256 = Way("SCRAM-SHA-256", config=(("connections.max.reauth.ms", int(LIFETIME_S * 1000)),), proxied=True)
+SCRAM_512_TLS = Way("SCRAM-SHA-512", tls=True)
+
+
+def by(*ways: Way) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("secured", ways, indirect=True, ids=str)
+
+
+def reached(server: KafkaServer, **changed: Any):
+    """A cluster with the options that get in, but for those that are changed."""
+    options = {**server.client_options, "socket_connection_setup_timeout_ms": 60_000, **changed}
+    return cluster_at(options.pop("bootstrap_servers"), **options)
+
+
+async def refusal(server: KafkaServer, **changed: Any) -> TailraceError:
+    """The error that reaching the cluster with wrong options ends with, long before the time for it is over."""
+    began = time.monotonic()
+    with pytest.raises(TailraceError) as caught:
+        async with reached(server, **changed) as cluster:
+            await cluster.bootstrap()
+    assert time.monotonic() - began < 20
+    return caught.value
+
+
+def holds_a_secret(text: str) -> bool:
+    return PASSWORD in text or WRONG in text

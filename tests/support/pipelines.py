@@ -1,0 +1,112 @@
+"""Apps that pass records on, and whether what came out is what went in, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tailrace import App, Message, Record
+from tailrace.testing import KafkaServer
+from tests.support.committed_records import CommittedRecords
+from tests.support.witness import Witness
+
+# So that what is lost is missed soon.
+IMPATIENT: dict[str, Any] = {"fetch_max_wait_ms": 50, "retry_backoff_ms": 20, "request_timeout_ms": 2_000}
+
+# Of a broker whose members and transactions do not keep a test waiting.
+QUICK_BROKER = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 300,
+    "group.consumer.min.session.timeout.ms": 1_000,
+    "group.consumer.session.timeout.ms": 2_000,
+    "group.consumer.assignment.interval.ms": 0,
+}
+
+
+def passing_on(
+    app: App,
+    source: str,
+    target: str,
+    *,
+    order_by: Any = "key",
+    first: Callable[[Record], Awaitable[None]] | None = None,
+) -> list[int]:
+    """Has an app pass records on; gives the numbers that its handler saw, as often as it did."""
+    seen: list[int] = []
+
+    @app.handler(source, publish=target, order_by=order_by, concurrency=16)
+    async def pass_on(record: Record) -> Message:
+        seen.append(int(record.value))
+        if first is not None:
+            await first(record)
+        return Message(record.value, key=record.key)
+
+    return seen
+
+
+def fill(witness: Witness, topic: str, numbers: range, keys: int = 20) -> None:
+    witness.produce(topic, (b"%d" % n for n in numbers), keys=(b"k%d" % (n % keys) for n in numbers))
+
+
+async def offsets_now(ledger: CommittedRecords, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """What the group has committed so far, by partition."""
+    with _asking(ledger, group) as committed:
+        return await committed(topic, partitions)
+
+
+async def until_committed(ledger: CommittedRecords, group: str, topic: str, count: int, partitions: int = 1) -> None:
+    """Wait until the group has committed so many records of a topic, which has nothing else in it."""
+    with _asking(ledger, group) as committed:
+        async with asyncio.timeout(30):
+            while sum((await committed(topic, partitions)).values()) < count:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.02)
+
+
+@contextmanager
+def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int], Awaitable[dict[int, int]]]]:
+    """By a consumer that never joins: librdkafka's admin ends the process when the coordinator cannot say yet."""
+    options = {"bootstrap.servers": ledger.server.bootstrap_servers, "isolation.level": "read_uncommitted"}
+    asking = Consumer({**options, "group.id": group}, logger=logging.getLogger("librdkafka"))
+
+    def ask(topic: str, partitions: int) -> dict[int, int]:
+        try:
+            found = asking.committed([TopicPartition(topic, one) for one in range(partitions)], 5)
+        except KafkaException:
+            # The broker is not there just now.
+            return {}
+        return {one.partition: one.offset for one in found if one.offset >= 0}
+
+    async def committed(topic: str, partitions: int) -> dict[int, int]:
+        return await asyncio.to_thread(ask, topic, partitions)
+
+    try:
+        yield committed
+    finally:
+        asking.close()
+
+
+def direct(server: KafkaServer) -> Any:
+    """The way to a broker that does not pass its proxy, for a Ledger."""
+    return SimpleNamespace(
+        bootstrap_servers=f"127.0.0.1:{server.node.ports.internal}",
+        client_options=server.client_options,
+        create_topic=server.create_topic,
+    )
+
+
+async def check(ledger: CommittedRecords, topic: str, numbers: Iterable[int]) -> None:
+    """Each number is there once, and those of each key in order."""
+    by_key = defaultdict(list)
+    for one in await ledger.committed(topic):
+        by_key[one.key()].append(int(one.value()))
+
+    assert {key: sorted(found) for key, found in by_key.items()} == by_key
+    assert Counter(n for found in by_key.values() for n in found) == Counter(numbers)

@@ -1,0 +1,1 @@
+"""Recorded frames, Kafka's own schemas, and strategies that generate messages."""

@@ -1,0 +1,91 @@
+"""Kafka's own message definitions, read out of the very jar that runs the broker: a witness that is not ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tailrace.embedded.jars import broker_class_path
+
+
+@dataclass(frozen=True)
+class SchemaField:
+    """One field as a version of a message has it."""
+
+    name: str
+    type: str
+    nullable: bool
+    tag: int | None
+    fields: tuple[SchemaField, ...]
+
+
+@cache
+def definition(name: str) -> dict[str, Any]:
+    """The definition called ``name``, such as ``JoinGroupRequest``."""
+    text = _texts()[f"common/message/{name}.json"].decode()
+    return json.loads("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//")))
+
+
+@cache
+def _texts() -> dict[str, bytes]:
+    """All of them: to open so large an archive takes longer than to read them."""
+    (jar,) = (path for path in broker_class_path() if path.name.startswith("kafka-clients"))
+    with zipfile.ZipFile(jar) as archive:
+        names = [name for name in archive.namelist() if name.startswith("common/message/") and name.endswith(".json")]
+        return {name: archive.read(name) for name in names}
+
+
+def is_flexible(name: str, version: int) -> bool:
+    """Whether that version has varint lengths and tagged fields."""
+    flexible = definition(name)["flexibleVersions"]
+    return flexible != "none" and _contains(flexible, version)
+
+
+def fields_of(name: str, version: int) -> tuple[SchemaField, ...]:
+    """What stands on the wire in that version, in order; tagged fields last, by tag."""
+    whole = definition(name)
+    shared = {one["name"]: one["fields"] for one in whole.get("commonStructs", ())}
+    return _fields(whole["fields"], shared, version)
+
+
+def _fields(rows: list[dict[str, Any]], shared: dict[str, Any], version: int) -> tuple[SchemaField, ...]:
+    found = []
+    for row in rows:
+        if not _contains(row["versions"], version):
+            continue
+        tagged = "tag" in row and _contains(row["taggedVersions"], version)
+        kind = row["type"]
+        # A structure is written where it stands, or, when it stands in several places, once at the end.
+        inner = _fields(row.get("fields") or shared.get(kind.removeprefix("[]"), []), shared, version)
+        if inner:
+            kind = "[]struct" if kind.startswith("[]") else "struct"
+        found.append(
+            SchemaField(
+                _snake(row["name"]),
+                kind,
+                "nullableVersions" in row and _contains(row["nullableVersions"], version),
+                row["tag"] if tagged else None,
+                inner,
+            )
+        )
+    return tuple(f for f in found if f.tag is None) + tuple(sorted((f for f in found if f.tag is not None), key=_tag))
+
+
+def _tag(found: SchemaField) -> int:
+    assert found.tag is not None
+    return found.tag
+
+
+def _contains(versions: str, version: int) -> bool:
+    first, plus, last = re.fullmatch(r"(\d+)(\+?)(?:-(\d+))?", versions).groups()
+    if plus:
+        return version >= int(first)
+    return int(first) <= version <= int(last or first)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[0].lower() + name[1:]).lower()

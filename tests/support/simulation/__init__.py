@@ -1,0 +1,1 @@
+"""Models of coordinators and brokers, and simulated members, for tests of core."""

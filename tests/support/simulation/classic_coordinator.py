@@ -1,0 +1,186 @@
+"""A coordinator of one classic group, as simple as it can be: a model of the broker to test members against.
+
+It differs from the real one where that makes it stricter: every join begins a new generation, and nobody is left
+behind for joining late. As with the real one, a heartbeat or sync of a generation that is over keeps nobody alive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tailrace.error_codes import ErrorCode
+from tailrace.protocol.messages import MemberAssignment, MemberSubscription
+
+NOTHING = MemberAssignment(())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said to one request; ``token`` says to which."""
+
+    token: object
+    error_code: int = 0
+    member_id: str = ""
+    generation: int = -1
+    protocol: str = ""
+    members: Mapping[str, MemberSubscription] | None = None
+    """Of the leader's answer to a join."""
+    assignment: MemberAssignment = NOTHING
+
+
+@dataclass
+class Member:
+    """One member, as the coordinator knows it."""
+
+    offers: Mapping[str, MemberSubscription]
+    """By strategy, most preferred first."""
+    heard_at: float
+    join: object = None
+    """The token of its join, while that is held."""
+    sync: object = None
+
+
+@dataclass
+class Coordinator:
+    """The group; answers are put into ``answers`` when there are any."""
+
+    session_timeout_s: float
+    members: dict[str, Member] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    """Ids that somebody was told to join with (KIP-394)."""
+    ids: int = 0
+    """How many there were so far; none is given again."""
+    generation: int = 0
+    phase: str = "empty"
+    leader: str = ""
+    protocol: str = ""
+    assignments: Mapping[str, MemberAssignment] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+
+    def join(self, token: object, member_id: str, offers: Mapping[str, MemberSubscription], now: float) -> None:
+        """Held until all known members have joined."""
+        if not member_id:
+            member_id = f"m{self.ids}"
+            self.ids += 1
+            self.given.add(member_id)
+            self.answers.append(Answer(token, ErrorCode.MEMBER_ID_REQUIRED, member_id))
+        elif member_id not in self.given:
+            self.answers.append(Answer(token, ErrorCode.UNKNOWN_MEMBER_ID))
+        else:
+            self.members[member_id] = Member(offers, now, join=token)
+            self._begin_rebalance(now)
+
+    def sync(
+        self,
+        token: object,
+        member_id: str,
+        generation: int,
+        assignments: Mapping[str, MemberAssignment],
+        now: float,
+    ) -> None:
+        """Held until the leader has dealt."""
+        if code := self._refusal(member_id, generation):
+            self.answers.append(Answer(token, code))
+        elif self.phase == "joining":
+            self.answers.append(Answer(token, ErrorCode.REBALANCE_IN_PROGRESS))
+        else:
+            self.members[member_id].sync = token
+            if self.phase == "stable":
+                self._hand_out(member_id, now)
+            elif member_id == self.leader:
+                self.assignments, self.phase = assignments, "stable"
+                for one in self.members:
+                    self._hand_out(one, now)
+
+    def heartbeat(self, token: object, member_id: str, generation: int, now: float) -> None:
+        """The session begins anew, in whatever phase."""
+        code = self._refusal(member_id, generation)
+        if not code:
+            self.members[member_id].heard_at = now
+            code = ErrorCode.REBALANCE_IN_PROGRESS if self.phase == "joining" else ErrorCode.NONE
+        self.answers.append(Answer(token, code))
+
+    def commit(self, token: object, member_id: str, generation: int, now: float) -> None:
+        """Taken in the generation that lasts, also while the next one gathers; not before all of it has been dealt."""
+        code = self._refusal(member_id, generation)
+        if not code and self.phase == "syncing":
+            code = ErrorCode.REBALANCE_IN_PROGRESS
+        if not code:
+            self.members[member_id].heard_at = now
+        self.answers.append(Answer(token, code))
+
+    def leave(self, token: object, member_id: str, now: float) -> None:
+        """The others share what is left."""
+        self._remove(member_id, now)
+        self.answers.append(Answer(token))
+
+    def next_expiry(self) -> float | None:
+        """When the next session ends."""
+        ends = [one.heard_at + self.session_timeout_s for one in self.members.values() if one.join is None]
+        return min(ends, default=None)
+
+    def expire(self, now: float) -> list[str]:
+        """Sessions without a heartbeat end; who waits for its join is alive. Returns whose did."""
+        gone = [
+            member_id
+            for member_id, one in self.members.items()
+            if one.join is None and now >= one.heard_at + self.session_timeout_s
+        ]
+        for member_id in gone:
+            self._remove(member_id, now)
+        return gone
+
+    def move(self, now: float) -> None:
+        """Another broker takes over: it knows the group, and those who waited are told to look it up."""
+        for one in self.members.values():
+            for token in (one.join, one.sync):
+                if token is not None:
+                    self.answers.append(Answer(token, ErrorCode.NOT_COORDINATOR))
+            one.join = one.sync = None
+            one.heard_at = now
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _refusal(self, member_id: str, generation: int) -> int:
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _remove(self, member_id: str, now: float) -> None:
+        self.given.discard(member_id)
+        if self.members.pop(member_id, None) is not None:
+            self._begin_rebalance(now)
+
+    def _begin_rebalance(self, now: float) -> None:
+        for one in self.members.values() if self.phase == "syncing" else ():
+            if one.sync is not None:
+                self.answers.append(Answer(one.sync, ErrorCode.REBALANCE_IN_PROGRESS))
+                one.sync = None
+        self.phase = "joining" if self.members else "empty"
+        if self.members and all(one.join is not None for one in self.members.values()):
+            self._begin_generation(now)
+
+    def _begin_generation(self, now: float) -> None:
+        self.generation += 1
+        self.phase, self.assignments = "syncing", {}
+        self.protocol = self._elected()
+        self.leader = self.leader if self.leader in self.members else next(iter(self.members))
+        subscriptions = {member_id: one.offers[self.protocol] for member_id, one in self.members.items()}
+        for member_id, one in self.members.items():
+            told = subscriptions if member_id == self.leader else None
+            self.answers.append(Answer(one.join, 0, member_id, self.generation, self.protocol, told))
+            one.join, one.heard_at = None, now
+
+    def _elected(self) -> str:
+        """The strategy that most members like best of those that all of them have."""
+        common = frozenset.intersection(*(frozenset(one.offers) for one in self.members.values()))
+        votes = Counter(next(name for name in one.offers if name in common) for one in self.members.values())
+        return max(votes, key=lambda name: (votes[name], name))
+
+    def _hand_out(self, member_id: str, now: float) -> None:
+        one = self.members[member_id]
+        if one.sync is not None:
+            self.answers.append(Answer(one.sync, assignment=self.assignments.get(member_id, NOTHING)))
+            one.sync, one.heard_at = None, now

@@ -1,0 +1,378 @@
+"""A group of members, a coordinator, and what is on its way between them: a world, and the laws that hold in it.
+
+Rule of this file: nothing happens by itself. Whoever drives it says what arrives, what is lost, what is finished and
+when. Each time a member has been told something, the laws are looked at: a partition has one owner, and nobody else may
+commit for it (A); who has not been heard for a session owns nothing (Z); what is kept is read all along, and what is
+taken over was not read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from tailrace.core.group.assignors.strategies import are_cooperative, strategies_of
+from tailrace.core.group.classic.member import ClassicMember
+from tailrace.core.group.effects import (
+    Effect,
+    EmitGroupEvent,
+    FailMembership,
+    FindPartitions,
+    ForgetCoordinator,
+    Release,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
+    TakeOver,
+)
+from tailrace.core.group.error_reactions import GroupRequestKind, event_of
+from tailrace.core.group.events import (
+    Beat,
+    CoordinatorGone,
+    GenerationLost,
+    GroupEvent,
+    HeartbeatAnswered,
+    Identity,
+    JoinedAsFollower,
+    JoinedAsLeader,
+    LeaveAnswered,
+    MemberIdGiven,
+    MemberLost,
+    MembershipFailed,
+    PartitionsChanged,
+    PartitionsFound,
+    RebalanceCalled,
+    Released,
+    Resubscribed,
+    Returned,
+    Stalled,
+    StartMembership,
+    StopMembership,
+    Synced,
+    TakenOver,
+)
+from tailrace.core.group.membership import MemberSettings
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import RebalanceError
+from tailrace.records import TopicPartition
+from tests.support.simulation.classic_coordinator import Answer, Coordinator
+
+LOST = CoordinatorGone("the connection broke")
+FAULT = MembershipFailed(RebalanceError("the callback raised"))
+UNREAD = Stalled(RebalanceError("nobody reads"))
+
+AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembership, FindPartitions, SendSync)
+"""All that a member still does when it was stopped: give back, say good-bye, and play its part until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a consumer asks besides its membership: take these offsets, in the generation that it is in."""
+
+    identity: Identity
+    partitions: frozenset[TopicPartition]
+
+
+ASKED = {
+    SendJoin: GroupRequestKind.JOIN,
+    SendSync: GroupRequestKind.SYNC,
+    SendHeartbeat: GroupRequestKind.HEARTBEAT,
+    SendLeave: GroupRequestKind.LEAVE,
+    Commit: GroupRequestKind.COMMIT,
+}
+
+
+@dataclass(eq=False)
+class Consumer:
+    """A member and what the coroutines around it do, one thing at a time."""
+
+    machine: ClassicMember
+    topics: frozenset[str]
+    is_cooperative: bool
+    work: TakeOver | Release | None = None
+    consuming: set[TopicPartition] = field(default_factory=set)
+    """The partitions that it hands records out of: from the end of a takeover to that of a release."""
+    owned: frozenset[TopicPartition] = frozenset()
+    """What was the machine's when last looked at."""
+    heard_at: float = 0.0
+    """When the last thing was sent that the coordinator has acknowledged."""
+    beats: set[Identity] = field(default_factory=set)
+    """As whom it has sent a heartbeat that is not answered yet."""
+    is_stopped: bool = False
+    is_dead: bool = False
+    """Whether its process is gone, with all that it had and without a word."""
+    is_cut_off: bool = False
+    """Whether nothing that it sends arrives."""
+    is_slow: bool = False
+    """Whether its takeovers and releases take their time."""
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_stopped and not self.is_dead
+
+
+@dataclass(eq=False)
+class Letter:
+    """A request on its way, or the answer to it."""
+
+    sender: Consumer
+    effect: Effect | Commit
+    sent_at: float
+    is_under_way: bool = True
+    answer: GroupEvent | None = None
+    is_late: bool = False
+    """Whether it, or its answer, waits while others arrive."""
+
+
+def nobody(_: object) -> None:
+    """Is told."""
+
+
+@dataclass(eq=False)
+class World:
+    """One group, from its first member on.
+
+    ``on_letter`` is told of each request that is sent and of each that is answered, ``on_work`` of each consumer that
+    begins to take over or to give back, ``on_told`` of each that may have something else to do at another time.
+    """
+
+    topics: dict[str, int]
+    session_s: float
+    interval_s: float
+    on_letter: Callable[[Letter], None] = nobody
+    on_work: Callable[[Consumer], None] = nobody
+    on_told: Callable[[Consumer], None] = nobody
+    now: float = 0.0
+    consumers: list[Consumer] = field(default_factory=list)
+    letters: dict[Letter, None] = field(default_factory=dict)
+    """In the order in which they were sent."""
+    owner_of: dict[TopicPartition, Consumer] = field(default_factory=dict)
+    joins: int = 0
+    """How many were sent."""
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator(self.session_s)
+
+    @property
+    def running(self) -> list[Consumer]:
+        return [one for one in self.consumers if one.is_running]
+
+    # ---- what consumers do -------------------------------------------------------------------------------------
+
+    def start(self, topics: frozenset[str], offers: Collection[str]) -> Consumer:
+        """Another member."""
+        settings = MemberSettings(
+            group_id="g",
+            topics=topics,
+            session_timeout_s=self.session_s,
+            heartbeat_interval_s=self.interval_s,
+            rebalance_timeout_s=60,
+            request_timeout_s=30,
+            retry_first_s=0.1,
+            retry_longest_s=1,
+            leaves_on_stop=True,
+            stop_max_wait_s=self.session_s,
+        )
+        strategies = strategies_of(offers)
+        consumer = Consumer(ClassicMember(settings, strategies, lambda: 0.5), topics, are_cooperative(strategies))
+        self.consumers.append(consumer)
+        self.tell(consumer, StartMembership())
+        return consumer
+
+    def stop(self, consumer: Consumer) -> None:
+        """It has had enough."""
+        consumer.is_stopped = True
+        self.tell(consumer, StopMembership())
+
+    def kill(self, consumer: Consumer) -> None:
+        """Its process is gone; what it has sent may still arrive."""
+        consumer.is_dead, consumer.work = True, None
+        consumer.consuming.clear()
+        self._settle(consumer, frozenset())
+
+    def resubscribe(self, consumer: Consumer, topics: frozenset[str]) -> None:
+        """It wants other topics, or the same."""
+        consumer.topics = topics
+        self.tell(consumer, Resubscribed(topics))
+
+    def stall(self, consumer: Consumer) -> None:
+        """Nobody reads from it."""
+        self.tell(consumer, UNREAD)
+
+    def resume(self, consumer: Consumer) -> None:
+        """Somebody does again."""
+        self.tell(consumer, Returned())
+
+    def refresh(self) -> None:
+        """Everybody sees the cluster as it is."""
+        for consumer in self.consumers:
+            self.tell(consumer, PartitionsChanged(dict(self.topics)))
+
+    def commit(self, consumer: Consumer) -> None:
+        """It commits what it reads, if the group counts it in a generation."""
+        if consumer.machine.is_member:
+            self._send(consumer, Commit(consumer.machine.identity, frozenset(consumer.consuming)))
+
+    def finish(self, consumer: Consumer) -> None:
+        """A takeover or a release is through."""
+        work, consumer.work = consumer.work, None
+        if isinstance(work, TakeOver):
+            consumer.consuming |= work.added
+        else:
+            consumer.consuming -= work.partitions
+        if consumer.machine.awaits(work):
+            self.tell(consumer, TakenOver() if isinstance(work, TakeOver) else Released())
+
+    def fail(self, consumer: Consumer) -> None:
+        """The user's callback raised in the middle of a takeover or release."""
+        consumer.work, consumer.is_stopped = None, True
+        self.tell(consumer, FAULT)
+
+    def tell(self, consumer: Consumer, event: GroupEvent) -> None:
+        """It is told, and does what follows from it."""
+        if not consumer.is_dead:
+            consumer.machine.receive(event, self.now)
+            self.look_at_clock(consumer)
+
+    def look_at_clock(self, consumer: Consumer) -> None:
+        """It does what is due."""
+        if not consumer.is_dead:
+            consumer.machine.handle_timer(self.now)
+            self._perform(consumer)
+            self.check(consumer)
+            self.on_told(consumer)
+
+    # ---- what the network does ---------------------------------------------------------------------------------
+
+    def deliver(self, letter: Letter) -> None:
+        """A request has come to the coordinator, which may hold it."""
+        letter.is_under_way = False
+        match letter.effect:
+            case SendJoin(member_id, offers):
+                self.coordinator.join(letter, member_id, dict(offers), self.now)
+            case SendSync(identity, _, assignments):
+                self.coordinator.sync(letter, identity.member_id, identity.generation, assignments, self.now)
+            case SendHeartbeat(identity):
+                self.coordinator.heartbeat(letter, identity.member_id, identity.generation, self.now)
+            case Commit(identity, partitions):
+                self.coordinator.commit(letter, identity.member_id, identity.generation, self.now)
+                if not self.coordinator.answers[-1].error_code:
+                    assert all(self.owner_of.get(one, letter.sender) is letter.sender for one in partitions)
+            case SendLeave(identity):
+                self.coordinator.leave(letter, identity.member_id, self.now)
+            case FindPartitions(topics):
+                letter.answer = PartitionsFound({topic: self.topics[topic] for topic in topics})
+                self.on_letter(letter)
+        self._collect()
+
+    def report(self, letter: Letter, event: GroupEvent) -> None:
+        """What came of a request is told if it is still waited for; what came of a heartbeat is, in any case."""
+        del self.letters[letter]
+        sender, effect = letter.sender, letter.effect
+        if isinstance(effect, SendHeartbeat):
+            sender.beats.remove(effect.identity)
+            if isinstance(event, HeartbeatAnswered | RebalanceCalled):
+                self._heard(letter)
+            self.tell(sender, Beat(effect.identity, event))
+        elif isinstance(effect, Commit):
+            # Anything else is a reason to commit again, and none to do anything else.
+            if isinstance(event, GenerationLost | MemberLost) and sender.machine.is_current(effect.identity):
+                self.tell(sender, event)
+        elif sender.machine.awaits(effect):
+            if isinstance(event, Synced):
+                self._heard(letter)
+            self.tell(sender, LeaveAnswered() if isinstance(effect, SendLeave) else event)
+
+    def move(self) -> None:
+        """Another broker coordinates the group."""
+        self.coordinator.move(self.now)
+        self._collect()
+
+    def expire(self) -> None:
+        """The coordinator gives up whom it has not heard for a session; nothing is left to them by then."""
+        gone = self.coordinator.expire(self.now)
+        for consumer in self.consumers if gone else ():
+            assert consumer.machine.identity.member_id not in gone or not consumer.owned
+        self._collect()
+
+    # ---- the laws ----------------------------------------------------------------------------------------------
+
+    def check(self, consumer: Consumer) -> None:
+        """A, Z, and nobody reads what is not its own."""
+        if consumer.machine.owned is not consumer.owned:
+            self._settle(consumer, consumer.machine.owned)
+        assert consumer.consuming <= consumer.owned
+        assert not consumer.owned or self.now < consumer.heard_at + self.session_s
+        assert not consumer.owned or not consumer.machine.is_over
+
+    def _settle(self, consumer: Consumer, owned: frozenset[TopicPartition]) -> None:
+        for partition in consumer.owned - owned:
+            del self.owner_of[partition]
+        for partition in owned - consumer.owned:
+            assert partition not in self.owner_of
+            self.owner_of[partition] = consumer
+        consumer.owned = owned
+
+    def _check_effect(self, consumer: Consumer, effect: Effect) -> None:
+        assert not consumer.is_stopped or isinstance(effect, AFTER_STOP)
+        match effect:
+            case TakeOver(added, kept):
+                assert kept <= consumer.consuming
+                assert consumer.consuming.isdisjoint(added)
+                assert consumer.is_cooperative or not kept
+            case SendJoin(_, offers):
+                told = {owned for _, said in offers for owned in said.owned_partitions}
+                assert consumer.is_cooperative or not told
+            case SendHeartbeat(identity):
+                # The next one waits for the answer to the last.
+                assert identity not in consumer.beats
+                consumer.beats.add(identity)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _perform(self, consumer: Consumer) -> None:
+        for effect in consumer.machine.effects():
+            self._check_effect(consumer, effect)
+            match effect:
+                case TakeOver() | Release():
+                    # What goes on is cut short by what comes.
+                    consumer.work = effect
+                    if isinstance(effect, Release) and effect.is_lost:
+                        consumer.consuming.clear()
+                    self.on_work(consumer)
+                case ForgetCoordinator() | FailMembership() | EmitGroupEvent():
+                    pass
+                case _:
+                    self.joins += isinstance(effect, SendJoin)
+                    self._send(consumer, effect)
+
+    def _send(self, consumer: Consumer, effect: Effect | Commit) -> None:
+        letter = Letter(consumer, effect, self.now)
+        self.letters[letter] = None
+        self.on_letter(letter)
+
+    def _collect(self) -> None:
+        """The coordinator's answers are on their way."""
+        for answer in self.coordinator.answers:
+            answer.token.answer = event_for(answer)
+            self.on_letter(answer.token)
+        self.coordinator.answers.clear()
+
+    def _heard(self, letter: Letter) -> None:
+        letter.sender.heard_at = max(letter.sender.heard_at, letter.sent_at)
+
+
+def event_for(answer: Answer) -> GroupEvent:
+    """What an answer means to the one who asked."""
+    effect = answer.token.effect
+    if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+        return MemberIdGiven(answer.member_id)
+    if answer.error_code:
+        return event_of(answer.error_code, ASKED[type(effect)])
+    if isinstance(effect, SendJoin):
+        joined = answer.member_id, answer.generation, answer.protocol
+        return JoinedAsFollower(*joined) if answer.members is None else JoinedAsLeader(*joined, answer.members, {})
+    if isinstance(effect, SendSync):
+        return Synced(answer.assignment)
+    return HeartbeatAnswered()

@@ -1,0 +1,107 @@
+"""A member of a classic group in a test's hand: how to make one, all that it can be told, and what it wants done."""
+
+from __future__ import annotations
+
+from tailrace.core.group.assignors.strategies import UserAssignor, strategies_of
+from tailrace.core.group.classic.member import ClassicMember
+from tailrace.core.group.classic.states import ClassicState
+from tailrace.core.group.events import (
+    Beat,
+    CoordinatorGone,
+    GenerationLost,
+    GroupEvent,
+    GroupHeartbeatAnswered,
+    HeartbeatAnswered,
+    Identity,
+    InstanceReleased,
+    JoinDue,
+    JoinedAsFollower,
+    JoinedAsLeader,
+    LeaveAnswered,
+    MemberIdGiven,
+    MemberLost,
+    MembershipFailed,
+    NotNow,
+    PartitionsChanged,
+    PartitionsFound,
+    RebalanceCalled,
+    Released,
+    Resubscribed,
+    Returned,
+    SessionKnown,
+    SessionOver,
+    Stalled,
+    StartMembership,
+    StopDue,
+    StopMembership,
+    Synced,
+    TakenOver,
+    TopicsNamed,
+)
+from tailrace.core.group.membership import MemberSettings
+from tailrace.errors import FencedMemberError, RebalanceError
+from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.records import TopicPartition
+
+SESSION_S, INTERVAL_S, PATIENCE_S = 10.0, 3.0, 5.0
+MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
+ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
+ME = Identity("me", 7)
+UNREAD = RebalanceError("nobody reads")
+FENCED = MembershipFailed(FencedMemberError("fenced"))
+
+EVENTS: dict[type[GroupEvent], GroupEvent] = {
+    type(one): one
+    for one in (
+        StartMembership(),
+        Resubscribed(frozenset("u")),
+        JoinDue(),
+        MemberIdGiven("me"),
+        JoinedAsFollower("me", 7, "range"),
+        JoinedAsLeader("me", 7, "range", {"me": MemberSubscription(("t",))}, {}),
+        PartitionsFound({"t": 2}),
+        Synced(ASSIGNMENT),
+        TakenOver(),
+        Released(),
+        PartitionsChanged({"t": 2}),
+        Beat(ME, HeartbeatAnswered()),
+        HeartbeatAnswered(),
+        LeaveAnswered(),
+        RebalanceCalled(),
+        NotNow("loading"),
+        CoordinatorGone("gone"),
+        GenerationLost("lost"),
+        MemberLost("lost"),
+        SessionOver("over"),
+        FENCED,
+        Stalled(UNREAD),
+        Returned(),
+        StopMembership(),
+        StopDue(),
+        # Of the other protocol.
+        GroupHeartbeatAnswered("me", 7, 3.0),
+        InstanceReleased(),
+        SessionKnown(45.0),
+        TopicsNamed({}),
+    )
+}
+
+REJOINING = [ClassicState.WAITING, ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING]
+
+
+def member(*strategies: str | UserAssignor, **changes) -> ClassicMember:
+    """One that has not started."""
+    settings = {
+        "group_id": "g",
+        "topics": frozenset("t"),
+        "session_timeout_s": SESSION_S,
+        "heartbeat_interval_s": INTERVAL_S,
+        "rebalance_timeout_s": 60.0,
+        "request_timeout_s": 30.0,
+        "retry_first_s": 0.1,
+        "retry_longest_s": 1.0,
+        "leaves_on_stop": True,
+        "stop_max_wait_s": PATIENCE_S,
+    }
+    offered = strategies_of(strategies or ("range", "roundrobin"))
+    return ClassicMember(MemberSettings(**settings | changes), offered, lambda: 0.5)

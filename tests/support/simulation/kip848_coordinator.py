@@ -1,0 +1,181 @@
+"""A coordinator of one group under KIP-848, as simple as it can be: a model of the broker to test members against.
+
+It goes from step to step as the broker does: a member first has to give back what it shall not have, then goes to the
+group's epoch and is given what nobody else holds. It differs where that makes it stricter: its round robin moves more
+partitions than it has to, and it waits for what is to be given back until the member is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from tailrace.error_codes import ErrorCode
+
+Places = frozenset[tuple[UUID, int]]
+
+NOTHING: Places = frozenset()
+
+_WILL_BE_BACK = -2
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said to a heartbeat."""
+
+    error_code: int = 0
+    epoch: int = 0
+    assigned: Places | None = None
+
+
+@dataclass
+class Member:
+    """One member, as the coordinator knows it."""
+
+    heard_at: float
+    topics: frozenset[str] = frozenset()
+    epoch: int = 0
+    previous_epoch: int = -1
+    assigned: Places = NOTHING
+    revoked: Places = NOTHING
+    """What it has yet to give back."""
+    is_away: bool = False
+    """Whether a static one has said that it will be back; its place is kept until its session is over."""
+
+    @property
+    def held(self) -> Places:
+        """What nobody else may be given."""
+        return self.assigned | self.revoked
+
+
+@dataclass
+class Coordinator:
+    """The group.
+
+    Attributes:
+        takes_back: whether a member that it knows may join again (Kafka 4.3); older ones have to be forgotten first.
+    """
+
+    session_timeout_s: float
+    topics: dict[str, tuple[UUID, int]]
+    """Ids and numbers of partitions, by name."""
+    takes_back: bool = True
+    members: dict[str, Member] = field(default_factory=dict)
+    epoch: int = 0
+    """Of the group; each change of it is another one."""
+    targets: Mapping[str, Places] = field(default_factory=dict)
+    _target_epoch: int = 0
+
+    def heartbeat(
+        self,
+        member_id: str,
+        epoch: int,
+        topics: frozenset[str] | None,
+        owned: Places | None,
+        now: float,
+        *,
+        is_full: bool,
+        is_static: bool = False,
+    ) -> Answer:
+        """The session begins anew, and the member goes a step towards its target."""
+        if code := self._refusal(member_id, epoch, owned, is_static=is_static):
+            return Answer(code)
+        if epoch == _WILL_BE_BACK:
+            self.members[member_id].is_away = True
+            return Answer(0, _WILL_BE_BACK)
+        if member_id not in self.members:
+            self.members[member_id] = Member(now)
+            self.epoch += 1
+        one = self.members[member_id]
+        one.heard_at, one.is_away = now, False
+        if topics is not None and topics != one.topics:
+            one.topics = topics
+            self.epoch += 1
+        if self.epoch > self._target_epoch:
+            self._deal()
+        before = one.assigned
+        self._reconcile(member_id, one, owned)
+        return Answer(0, one.epoch, one.assigned if is_full or one.assigned != before else None)
+
+    def leave(self, member_id: str) -> None:
+        """The others share what is left, at once."""
+        if self.members.pop(member_id, None) is not None:
+            self.epoch += 1
+
+    def step_away(self, member_id: str) -> None:
+        """What a static member held stays its own."""
+        if member_id in self.members:
+            self.members[member_id].is_away = True
+
+    def commit(self, member_id: str, epoch: int) -> int:
+        """What a commit of that epoch is answered with."""
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if epoch == self.members[member_id].epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def grow(self, topic: str) -> None:
+        """One partition more."""
+        topic_id, count = self.topics[topic]
+        self.topics[topic] = topic_id, count + 1
+        self.epoch += 1
+
+    def next_expiry(self) -> float | None:
+        """When the next session ends."""
+        return min((one.heard_at + self.session_timeout_s for one in self.members.values()), default=None)
+
+    def expire(self, now: float) -> None:
+        """Sessions without a heartbeat end."""
+        for member_id in [m for m, one in self.members.items() if now >= one.heard_at + self.session_timeout_s]:
+            self.leave(member_id)
+
+    def move(self, now: float) -> None:
+        """Another broker takes over: it knows what was written down, and lets every session begin anew."""
+        for one in self.members.values():
+            one.heard_at = now
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _refusal(self, member_id: str, epoch: int, owned: Places | None, *, is_static: bool) -> int:
+        if (one := self.members.get(member_id)) is None:
+            return ErrorCode.NONE if epoch == 0 else ErrorCode.UNKNOWN_MEMBER_ID
+        if is_static and epoch in {0, _WILL_BE_BACK}:
+            # The name is given to who joins when its holder has let go of it, be that who joins or another.
+            is_free = one.is_away or epoch == _WILL_BE_BACK
+            return ErrorCode.NONE if is_free else ErrorCode.UNRELEASED_INSTANCE_ID
+        if one.is_away:
+            return ErrorCode.FENCED_MEMBER_EPOCH
+        if epoch == one.epoch or (epoch == 0 and self.takes_back):
+            return ErrorCode.NONE
+        # The answer with the newer epoch may not have arrived.
+        may_lag = epoch == one.previous_epoch and owned is not None and owned <= one.assigned
+        return ErrorCode.NONE if may_lag else ErrorCode.FENCED_MEMBER_EPOCH
+
+    def _deal(self) -> None:
+        """Round robin over those who want a topic, beginning with another one each time."""
+        dealt: dict[str, set[tuple[UUID, int]]] = {member_id: set() for member_id in self.members}
+        for name, (topic_id, count) in self.topics.items():
+            wanting = sorted(member_id for member_id, one in self.members.items() if name in one.topics)
+            for n in range(count if wanting else 0):
+                dealt[wanting[(n + self.epoch) % len(wanting)]].add((topic_id, n))
+        self.targets = {member_id: frozenset(given) for member_id, given in dealt.items()}
+        self._target_epoch = self.epoch
+
+    def _reconcile(self, member_id: str, one: Member, owned: Places | None) -> None:
+        if one.revoked:
+            if owned is None or owned & one.revoked:
+                return
+            self._reach(one, one.epoch + 1)
+        target = self.targets[member_id]
+        one.revoked = one.assigned - target
+        one.assigned &= target
+        if one.revoked and (owned is None or owned & one.revoked):
+            return
+        one.revoked = NOTHING
+        self._reach(one, self._target_epoch)
+        held = frozenset(place for other in self.members.values() for place in other.held)
+        one.assigned |= target - held
+
+    def _reach(self, one: Member, epoch: int) -> None:
+        if epoch != one.epoch:
+            one.previous_epoch, one.epoch = one.epoch, epoch

@@ -1,0 +1,23 @@
+"""Makes transactional producers for the tests of this room."""
+
+from __future__ import annotations
+
+from tailrace.core.producer.events import TransactionSettings
+from tailrace.core.producer.transactional import TransactionMachine
+from tailrace.records import TopicPartition
+
+NOW = 1_000.0
+FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def member(**changes: float) -> TransactionMachine:
+    """One whose pauses have no jitter."""
+    given = {
+        "transaction_timeout_s": 60.0,
+        "request_timeout_s": 20.0,
+        "abort_s": 5.0,
+        "retry_first_s": 0.1,
+        "retry_longest_s": 1.0,
+        **changes,
+    }
+    return TransactionMachine(TransactionSettings("me", **given), lambda: 0.5)

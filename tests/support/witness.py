@@ -1,0 +1,161 @@
+"""Witnesses that are not ours: confluent-kafka (librdkafka) and aiokafka produce, read what is committed, and look."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+
+from aiokafka import TopicPartition as AioTopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata as AioOffsetAndMetadata
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka import TopicPartition as ConfluentTopicPartition
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+
+from tailrace import Record, TopicPartition
+from tailrace.error_codes import ErrorCode
+
+_NOT_YET = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
+
+
+class Witness:
+    """What the broker says when somebody else asks."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+
+    def produce(
+        self,
+        topic: str,
+        values: Iterable[bytes | None],
+        *,
+        partition: int = -1,
+        compression: str = "none",
+        batch_bytes: int = 1_000_000,
+        keys: Iterable[bytes] | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> int:
+        """Produce and wait until all is acknowledged; gives how many."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "linger.ms": 5,
+                "compression.type": compression,
+                "batch.size": batch_bytes,
+                "queue.buffering.max.messages": 1_000_000,
+            },
+            logger=logging.getLogger("librdkafka"),
+        )
+        count = 0
+        for value, key in zip(values, keys or iter(lambda: None, 0), strict=False):
+            producer.produce(topic, value, key=key, partition=partition, headers=headers)
+            count += 1
+            if count % 10_000 == 0:
+                producer.poll(0)
+        assert producer.flush(30) == 0
+        return count
+
+    def fill(self, topic: str, partitions: int, count: int) -> None:
+        """Produce so many numbers to each partition."""
+        for partition in range(partitions):
+            self.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
+
+    async def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
+        """The group's committed offsets, by partition; a partition without one is absent."""
+        found = await self._committed(group, [AioTopicPartition(topic, partition) for partition in range(partitions)])
+        return {at.partition: one.offset for at, one in found.items() if one.offset >= 0}
+
+    async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
+        """The text beside the committed offset, as it stands at the broker."""
+        wanted = AioTopicPartition(topic, partition)
+        found = await self._committed(group, [wanted])
+        return found[wanted].metadata.rstrip("\0")  # which librdkafka writes behind a text
+
+    async def _committed(
+        self, group: str, wanted: list[AioTopicPartition]
+    ) -> dict[AioTopicPartition, AioOffsetAndMetadata]:
+        """Ask aiokafka, until the coordinator answers.
+
+        librdkafka's admin client reads the text past its end, and its process may end by that.
+        """
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(KafkaError):
+                    admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+                    try:
+                        await admin.start()
+                        found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+                    finally:
+                        await admin.close()
+                    # A coordinator that loads leaves partitions out.
+                    if found.keys() >= set(wanted):
+                        return found
+                await asyncio.sleep(0.05)
+
+    async def commit(self, group: str, topic: str, offset: int, metadata: str, partition: int = 0) -> None:
+        """Commit for a group that has no members, as another client does."""
+
+        def commit() -> None:
+            consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": group})
+            try:
+                place = ConfluentTopicPartition(topic, partition, offset, metadata=metadata)
+                consumer.commit(offsets=[place], asynchronous=False)
+            finally:
+                consumer.close()
+
+        await asyncio.to_thread(commit)
+
+    async def members(self, group: str) -> dict[str, frozenset[TopicPartition]]:
+        """The group's members, by id, and what each has."""
+        found = await self.described(group)
+        return {
+            member.member_id: frozenset(
+                TopicPartition(one.topic, one.partition) for one in member.assignment.topic_partitions
+            )
+            for member in found.members
+        }
+
+    async def state(self, group: str) -> str:
+        """Such as STABLE or EMPTY."""
+        return (await self.described(group)).state.name
+
+    async def described(self, group: str) -> ConsumerGroupDescription:
+        """All that the broker says of a group, as soon as it knows its groups: a new broker has to load them first."""
+        async with asyncio.timeout(30):
+            while True:
+                asked = self.admin.describe_consumer_groups([group])
+                try:
+                    return await asyncio.to_thread(asked[group].result, 20)
+                except KafkaException as error:
+                    if error.args[0].code() not in _NOT_YET:
+                        raise
+                await asyncio.sleep(0.02)
+
+    async def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """The end of each partition."""
+
+        def ask() -> dict[int, int]:
+            consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "witness"})
+            try:
+                return {
+                    p: consumer.get_watermark_offsets(ConfluentTopicPartition(topic, p), 20)[1]
+                    for p in range(partitions)
+                }
+            finally:
+                consumer.close()
+
+        return await asyncio.to_thread(ask)
+
+
+def offsets(records: Iterable[Record]) -> list[tuple[int, int]]:
+    """Where records were, in the order in which they came."""
+    return [(record.partition, record.offset) for record in records]
