@@ -39,13 +39,16 @@ def commit(world: World, offset: int, known: OffsetMap) -> None:
         store.commit({TopicPartition(world.topic, 0): PartitionCommit(offset, known)}, "")
 
 
-def cut_log(folder: Path, batches: int) -> None:
-    """Leave so many record batches in a partition's log, as its leader had them when it died."""
+def cut_log(folder: Path, offset: int) -> None:
+    """Leave a partition's log with the records below `offset`, where a batch must begin."""
     log = folder / f"{0:020}.log"
     data, end = log.read_bytes(), 0
-    for _ in range(batches):
-        end += 12 + struct.unpack_from(">qi", data, end)[1]
-    assert end < len(data)
+    while True:
+        base, length = struct.unpack_from(">qi", data, end)
+        if base >= offset:
+            break
+        end += 12 + length
+    assert base == offset
     log.write_bytes(data[:end])
 
 
@@ -85,7 +88,7 @@ def test_a_log_that_is_truncated_meanwhile_ends_the_backfill(world):
     def truncate(progress) -> None:
         if progress.done == 10:
             world.server.kill()
-            cut_log(world.server.node.data / f"{world.topic}-0", 2)
+            cut_log(world.server.node.data / f"{world.topic}-0", 20)
             world.server.restart()
             world.produce([b"new"] * 30, partition=0)
 
