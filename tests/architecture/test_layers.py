@@ -224,6 +224,33 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     assert not wrong, "\n".join(wrong)
 
 
+# Positions of their own, without a consumer's reset policy.
+OTHER_POSITIONS = {"tailrace/spark/worker/arrow_source.py", "tailrace/testing/log_source.py"}
+
+
+def test_one_module_of_the_consumer_begins_and_resets_positions(modules):
+    """Where reading begins is decided once, and a position is placed there by ``StartPositions`` alone."""
+    placing = "tailrace/consumer/positions/start_positions.py"
+    calls: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(ast.Attribute(owner, "begin" | "reset" | "refuse")) if is_position(owner, module):
+                    calls[module.where].append(f"{module.where}:{node.lineno}: {ast.unparse(node)}")
+    wrong = [call for where in calls.keys() - OTHER_POSITIONS - {placing} for call in calls[where]]
+
+    assert placing in calls
+    assert not wrong, "\n".join(wrong)
+
+
+def is_position(node: ast.expr, module) -> bool:
+    """Whether it is a position: by its name, and where nothing else in the consumer has such methods, by that."""
+    name = ast.unparse(node).rpartition(".")[2]
+    if module.name.startswith("tailrace.consumer.") and not module.name.startswith("tailrace.consumer.delivery."):
+        return not name.endswith("_callback")  # a context variable
+    return "position" in name
+
+
 def is_loop(node: ast.expr) -> bool:
     """Whether it is asyncio itself or an event loop, by its name; a task group may make tasks."""
     return ast.unparse(node).removesuffix("()").rpartition(".")[2].endswith(("asyncio", "loop"))

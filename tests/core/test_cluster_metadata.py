@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.cluster_metadata import ClusterMetadata, Leadership
+from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.messages import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
@@ -49,6 +49,16 @@ def test_what_is_not_known_is_none():
     assert topology.leader(TopicPartition("t", 7)) is None
     assert topology.leader(TopicPartition("other", 0)) is None
     assert topology.topic_id("other") == UUID(int=0)
+
+
+def test_only_a_topic_that_is_known_can_have_been_recreated():
+    """A topic that metadata lack may have been deleted, or the broker has not heard of it yet."""
+    topology = ClusterMetadata().updated(answer((1, 5)))
+
+    assert is_other_log(SECOND_ID, ONE, topology)
+    assert not is_other_log(FIRST_ID, ONE, topology)
+    assert not is_other_log(SECOND_ID, TopicPartition("other", 0), topology)
+    assert not is_other_log(None, ONE, topology)
 
 
 def test_an_older_epoch_never_wins():

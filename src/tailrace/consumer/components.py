@@ -13,15 +13,15 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
-from tailrace.consumer.positions.reset_policy import ResetPolicy
 from tailrace.consumer.positions.seek import Seek
 from tailrace.consumer.positions.start_points import now_ms, start_by_policy
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.progress import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.core.positions.start_policy import StartPolicy
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.observe.hooks import Observer
-from tailrace.records import TopicPartition
 
 __all__ = ["Components"]
 
@@ -47,7 +47,6 @@ class Components:
     ) -> None:
         self.config, self.observer = config, observer
         self.cluster, self.is_shared = shared or Cluster(config, observer), shared is not None
-        self.policy = ResetPolicy.of_option(config.begins_at, whole)
         self.positions = Positions()
         self.buffer: FetchBuffer[BufferedBatch] = FetchBuffer(config.max_buffered_bytes)
         self.metadata_refresher = MetadataRefresher(self.cluster, on_metadata)
@@ -60,8 +59,12 @@ class Components:
             on_room=self._room_made,
             gaps=None if config.allow_offset_gaps else OffsetGaps(),
         )
+        self.policy = StartPolicy(start_by_policy(config.begins_at), whole)
+        self.start_positions = StartPositions(
+            self.cluster, self.positions, self.reader, self.policy, self.positions_changed
+        )
         self.offset_resetter = OffsetResetter(
-            config, self.cluster, self.positions, self.reader, self.metadata_refresher, observer, self.positions_changed
+            config, self.cluster, self.positions, self.reader, self.start_positions, self.metadata_refresher, observer
         )
         self._members: list[str] = []
         self._name = self._new_name()
@@ -73,7 +76,7 @@ class Components:
             self.reader,
             self.metadata_refresher,
             observer,
-            self.policy,
+            self.start_positions,
             self.offset_resetter.wake,
             self._name if self.is_shared else "",
         )
@@ -81,7 +84,7 @@ class Components:
         self.offset_queries = OffsetQueries(
             self.cluster, timeout_s, lambda: int(self.config.isolation_level == "read_committed"), now_ms
         )
-        self.seek = Seek(self.positions, self.reader, self.offset_resetter, self.positions_changed, timeout_s)
+        self.seek = Seek(self.positions, self.reader, self.start_positions, self.offset_resetter, timeout_s)
 
     def new_member(self) -> str:
         """A name for the connections of another membership."""
@@ -119,13 +122,6 @@ class Components:
                 self.cluster.forget_member(connection_name(self._name, number, is_for_added=is_for_added))
         for name in self._members:
             self.cluster.forget_member(name)
-
-    def restart(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read recreated topics: drop fetched records of the old ones and look for the position in the new ones."""
-        for position in self.positions.of(partitions):
-            self.reader.drop([position.partition])
-            position.reset(self.policy.of_added(position.partition), position.delivered)
-        self.positions_changed()
 
     # ---- who has to know what ----------------------------------------------------------------------------------
 

@@ -12,9 +12,7 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.core.delivery.progress import Position
-from tailrace.core.fetch.plan import is_other_log
 from tailrace.core.group.events import Identity
-from tailrace.core.offset_map import decode_metadata
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["MemberView"]
@@ -83,17 +81,4 @@ class MemberView:
 
         An offset of a topic's former self is none of the recreated topic, which is read by the reset policy.
         """
-        topic_id = position.fetched_topic_id
-        if is_other_log(topic_id, position.partition, self._engine.cluster.topology):
-            self._engine.restart(position)
-            return
-        self._engine.reader.drop([position.partition])
-        position.begin(
-            at.offset,
-            -1 if at.leader_epoch is None else at.leader_epoch,
-            decode_metadata(at.metadata, at.offset).offset_map,
-        )
-        # Metadata may be old: with the id, the next fetch finds out whether the offset is of the same topic.
-        position.fetched_topic_id = topic_id
-        position.note_committed(at.offset)
-        self._engine.positions_changed()
+        self._engine.start_positions.read_again(position, at)

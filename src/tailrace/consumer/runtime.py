@@ -21,7 +21,6 @@ from tailrace.consumer.subscription_state import SubscriptionState
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.consumer.topic_patterns import TopicPattern
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.progress import Position
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConsumerStateError, TailraceError
 from tailrace.net.cluster import Cluster
@@ -59,7 +58,8 @@ class ConsumerRuntime:
         self._components = components = Components(config, self._observer, shared, whole, self._metadata_changed)
         self.subject = SubscriptionState(components, consumer, topics, pattern, optional, self.fail)
         self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
-        self.offset_queries, self.seek, self.positions_changed = (
+        self.start_positions, self.offset_queries, self.seek, self.positions_changed = (
+            components.start_positions,
             components.offset_queries,
             components.seek,
             components.positions_changed,
@@ -151,10 +151,6 @@ class ConsumerRuntime:
                 break
             await self.subject.news.wait()
         await self.subject.commit_assigned()
-
-    def restart(self, position: Position) -> None:
-        """Drop fetched records of a recreated topic's former self, and look for the position in the new one."""
-        self._components.restart([position.partition])
 
     def fail(self, error: TailraceError) -> None:
         """The consumer cannot go on; the next call raises ``error``."""

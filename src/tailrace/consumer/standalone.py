@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.consumer.topic_patterns import TopicChoice
 from tailrace.core.delivery.progress import Positions
 from tailrace.net.cluster import Cluster
@@ -20,16 +19,16 @@ class StandaloneAssignment:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
         self,
-        policy: ResetPolicy,
+        start_positions: StartPositions,
         cluster: Cluster,
         positions: Positions,
         reader: Reader,
         topics: frozenset[str],
         pattern: re.Pattern[str] | TopicChoice | None,
-        on_taken: Callable[[], None],
     ) -> None:
-        self._policy, self._cluster, self._positions, self._reader = policy, cluster, positions, reader
-        self.topics, self._pattern, self._on_taken = topics, pattern, on_taken
+        self._start_positions, self._cluster = start_positions, cluster
+        self._positions, self._reader = positions, reader
+        self.topics, self._pattern = topics, pattern
 
     def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicChoice | None) -> None:
         """Follow other topics; of those that stay nothing changes."""
@@ -38,7 +37,7 @@ class StandaloneAssignment:
         gone = {one for one in self._positions.partitions if one.topic not in self.topics}
         self._reader.drop(gone)
         self._positions.remove(gone)
-        self._on_taken()
+        self._start_positions.on_changed()
 
     def metadata_changed(self) -> None:
         """Take what is there and was not before."""
@@ -51,6 +50,7 @@ class StandaloneAssignment:
             for partition in sorted(topology.topics[name].partitions)
         )
         for position in self._positions.add(there):
-            position.reset(self._policy.of(position.partition, topology), None)
+            start = self._start_positions.policy.of_subscribed(position.partition, topology)
+            self._start_positions.place(position, start)
             position.is_fetchable = True
-        self._on_taken()
+        self._start_positions.on_changed()

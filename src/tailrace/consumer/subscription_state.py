@@ -62,9 +62,8 @@ class SubscriptionState:
             components.reader,
             components.offset_queries,
             components.offset_resetter,
-            components.policy,
+            components.start_positions,
             self.committer,
-            components.positions_changed,
         )
         self.news = AutoResetEvent()
         """Set when there is something else to be a member of, or it is time to end."""
@@ -83,7 +82,7 @@ class SubscriptionState:
             components.observer,
             self._committing_as,
             self._commit_refused,
-            components.restart,
+            components.start_positions.restart,
         )
 
     def _follow(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
@@ -95,13 +94,12 @@ class SubscriptionState:
         else:
             assert not isinstance(pattern, BrokerPattern), "there is no broker that deals without a group"
             self._solo = StandaloneAssignment(
-                components.policy,
+                components.start_positions,
                 self._cluster,
                 components.positions,
                 components.reader,
                 topics,
                 pattern,
-                components.positions_changed,
             )
 
     def _new_membership(self, committer: Committer) -> Coordinator:
@@ -113,10 +111,9 @@ class SubscriptionState:
             components.reader,
             committer,
             components.observer,
-            components.policy,
+            components.start_positions,
             components.offset_resetter,
             self._consumer,
-            components.positions_changed,
             is_first=self._is_first,
         )
         self._is_first = False

@@ -16,7 +16,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.protocol.messages import NO_TOPIC_ID, BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
-__all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo"]
+__all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo", "is_other_log"]
 
 
 class NamePattern(Protocol):
@@ -120,6 +120,13 @@ class ClusterMetadata:
         changed = replace(topic, partitions=MappingProxyType({**topic.partitions, partition.partition: newer}))
         topics = MappingProxyType({**self.topics, topic.name: changed})
         return replace(self, topics=topics)
+
+
+def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
+    """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
+    # Brokers of before Kafka 2.8 have no ids.
+    is_known = fetched_topic_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
+    return is_known and fetched_topic_id != topology.topic_id(partition.topic)
 
 
 def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:

@@ -19,7 +19,6 @@ from tailrace.core.fetch.plan import (
     FetcherSlot,
     FetchLimits,
     FetchWait,
-    is_other_log,
     make_plan,
     slot_of,
     source_of,
@@ -168,12 +167,6 @@ def test_a_new_beginning_knows_no_log():
 
     assert not plan(positions).remade
     assert {position.fetched_topic_id for position in positions} == {None}
-
-
-def test_nobody_is_another_one_than_a_topic_that_is_not_there():
-    """A topic that a picture lacks may have been deleted, or the broker that was asked has not heard of it yet."""
-    assert not is_other_log(UUID(int=9), TopicPartition("absent", 0), topology(1))
-    assert is_other_log(UUID(int=9), A, topology(1))
 
 
 def test_a_pause_after_a_failure_is_kept():

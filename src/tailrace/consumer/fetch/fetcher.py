@@ -26,7 +26,7 @@ from tailrace.consumer.delivery.deserializers import deserializing
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.batch_limits import forbidden
 from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
-from tailrace.consumer.positions.reset_policy import ResetPolicy
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.fetch.buffer import FetchBuffer
@@ -85,11 +85,11 @@ class Fetcher:
         reader: Reader,
         metadata_refresher: MetadataRefresher,
         observer: Observer,
-        policy: ResetPolicy,
+        start_positions: StartPositions,
         on_reset: Callable[[], None],
         name: str = "",
     ) -> None:
-        self._policy, self._on_reset = policy, on_reset
+        self._start_positions, self._policy, self._on_reset = start_positions, start_positions.policy, on_reset
         self._cluster, self._positions = cluster, positions
         self._buffer, self._reader = buffer, reader
         self._metadata_refresher, self._observer = metadata_refresher, observer
@@ -378,7 +378,7 @@ class Fetcher:
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return
-        position.reset(at, position.fetched)
+        self._start_positions.place(position, at, before=position.fetched)
         self._on_reset()
 
     def _go_back(self, position: Position, end_offset: int) -> None:
@@ -391,8 +391,7 @@ class Fetcher:
             )
             position.fetched = None
             return
-        self._reader.drop([position.partition])
-        position.begin(after)
+        self._start_positions.move(position, after)
         if lost:
             self._observer.tell(LogTruncated(position.partition, before, after, lost))
         self.wake()

@@ -23,11 +23,9 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.requests import committed_offsets, is_offset
-from tailrace.consumer.positions.manual_assignment import take_up
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
-from tailrace.consumer.positions.reset_policy import ResetPolicy
-from tailrace.core.delivery.progress import Position, Positions
-from tailrace.core.fetch.plan import is_other_log
+from tailrace.consumer.positions.start_positions import StartPositions
+from tailrace.core.delivery.progress import Positions
 from tailrace.errors import RebalanceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
@@ -38,7 +36,7 @@ from tailrace.observe.events import (
     PartitionsRevoked,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.records import TopicPartition
 
 __all__ = ["AssignmentReconciler", "called_back", "in_callback"]
 
@@ -83,7 +81,6 @@ class AssignmentReconciler:
 
     Args:
         consumer: what callbacks are given.
-        on_taken: called when positions are good and fetching may begin.
         is_first: whether there was no membership before, in this consumer's life.
     """
 
@@ -95,10 +92,9 @@ class AssignmentReconciler:
         reader: Reader,
         committer: Committer,
         observer: Observer,
-        policy: ResetPolicy,
+        start_positions: StartPositions,
         offset_resetter: OffsetResetter,
         consumer: object,
-        on_taken: Callable[[], None],
         *,
         is_first: bool,
     ) -> None:
@@ -106,8 +102,8 @@ class AssignmentReconciler:
         self._group_id = config.group_id
         self._config, self._cluster, self._positions = config, cluster, positions
         self._reader, self._committer, self._observer = reader, committer, observer
-        self._policy, self._offset_resetter = policy, offset_resetter
-        self._consumer, self._on_taken = consumer, on_taken
+        self._start_positions, self._offset_resetter = start_positions, offset_resetter
+        self._consumer = consumer
         self._starts_anew = config.reset_offset_on_start and is_first
         self._before: dict[TopicPartition, int | None] = {}
         """What was owned before the rebalance that is going on, and where each partition stood."""
@@ -115,8 +111,8 @@ class AssignmentReconciler:
         """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
         self._unsought: dict[TopicPartition, int] = {}
         """The epoch that a partition has for as long as nobody has sought it."""
-        self._left: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
-        """Of what went, which log it was read from, and what was committed of that."""
+        self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
+        """Topic id and committed offset of each partition when it was released."""
 
     # ---- taking over -------------------------------------------------------------------------------------------
 
@@ -139,7 +135,14 @@ class AssignmentReconciler:
         for position in self._positions.of(news):
             # Who sought a partition as soon as it was assigned has said where to begin.
             if position.epoch == self._unsought[position.partition]:
-                self._place(position, self._of_its_log(position.partition, committed))
+                start = self._start_positions.policy.of_subscribed(
+                    position.partition,
+                    self._cluster.topology,
+                    committed.get(position.partition),
+                    self._released.pop(position.partition, (None, None)),
+                    ignores_committed=self._starts_anew,
+                )
+                self._start_positions.place(position, start)
                 self._unsought[position.partition] = position.epoch
         if self._starts_anew and news:
             await self._start_anew(news)
@@ -149,21 +152,7 @@ class AssignmentReconciler:
         for position in self._positions.of(added):
             position.is_fetchable = True
         self._before.clear()
-        self._on_taken()
-
-    def _of_its_log(
-        self, partition: TopicPartition, committed: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> OffsetAndMetadata | None:
-        """What is committed, but for what we committed of a topic that has been made anew since: it has that name."""
-        found = committed.get(partition)
-        fetched_topic_id, offset = self._left.pop(partition, (None, None))
-        if (
-            found is None
-            or found.offset != offset
-            or not is_other_log(fetched_topic_id, partition, self._cluster.topology)
-        ):
-            return found
-        return None
+        self._start_positions.on_changed()
 
     async def _announce(self, news: Partitions) -> None:
         self._announced |= news
@@ -174,21 +163,10 @@ class AssignmentReconciler:
             self._announced -= news
             raise
 
-    def _place(self, position: Position, committed: OffsetAndMetadata | None) -> None:
-        if self._starts_anew and self._policy.speaks_of(position.partition):
-            position.reset(self._policy.reset, None)
-        elif committed is None:
-            position.reset(self._policy.of(position.partition, self._cluster.topology), None)
-        else:
-            take_up(position, committed, self._reader)
-
     async def _start_anew(self, added: Partitions) -> None:
         """Overrule what is committed, for once: at the first assignment, before anything of it is read."""
-        self._on_taken()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
-                for position in self._positions.of(added):
-                    await self._offset_resetter.found(position)
+        self._start_positions.on_changed()
+        await self._offset_resetter.found(self._positions.of(added), self._config.max_poll_interval_ms / 1000)
         await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
         self._starts_anew = False
 
@@ -216,8 +194,7 @@ class AssignmentReconciler:
             self._refuse(partition, offset, "an offset is a whole number, 0 or more")
         else:
             # On a kept partition this is a seek.
-            self._reader.drop([partition])
-            position.begin(offset)
+            self._start_positions.move(position, offset)
 
     def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
         self._observer.tell(OverrideRefused(partition, offset, reason))
@@ -312,9 +289,11 @@ class AssignmentReconciler:
 
     def _remove(self, partitions: Partitions) -> None:
         self._reader.drop(partitions)
-        self._left |= {one.partition: (one.fetched_topic_id, one.committed) for one in self._positions.of(partitions)}
+        self._released |= {
+            one.partition: (one.fetched_topic_id, one.committed) for one in self._positions.of(partitions)
+        }
         self._positions.remove(partitions)
-        self._on_taken()
+        self._start_positions.on_changed()
 
     # ---- the user's code ---------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.requests import coordinator_timeout_s, outdated_topics, with_topic_ids
-from tailrace.core.fetch.plan import is_other_log
+from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, error_of
 from tailrace.core.group.membership import Identity
 from tailrace.core.offsets.auto_commit import CommitClock

@@ -6,9 +6,7 @@ is dropped before it is known that the new one is good.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from tailrace.config import ConsumerConfig
@@ -17,23 +15,13 @@ from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
-from tailrace.consumer.positions.reset_policy import ResetPolicy
-from tailrace.core.delivery.progress import Position, Positions
-from tailrace.core.offset_map import decode_metadata
+from tailrace.consumer.positions.start_positions import StartPositions
+from tailrace.core.delivery.progress import Positions
 from tailrace.core.positions.partition_spec import PartitionSpec, Wished
 from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["ManualAssignment", "take_up"]
-
-
-def take_up(position: Position, committed: OffsetAndMetadata, reader: Reader) -> None:
-    """Go on where the group has committed."""
-    leader_epoch = -1 if committed.leader_epoch is None else committed.leader_epoch
-    said = decode_metadata(committed.metadata, committed.offset)
-    position.begin(committed.offset, leader_epoch, said.offset_map)
-    position.note_committed(committed.offset, said.user_text, said.offset_map)
-    reader.maps.found(position, said)
+__all__ = ["ManualAssignment"]
 
 
 class ManualAssignment:
@@ -47,18 +35,12 @@ class ManualAssignment:
         reader: Reader,
         offset_queries: OffsetQueries,
         offset_resetter: OffsetResetter,
-        policy: ResetPolicy,
+        start_positions: StartPositions,
         committer: Committer | None,
-        on_taken: Callable[[], None],
     ) -> None:
         self._config, self._cluster, self._positions, self._reader = config, cluster, positions, reader
-        self._offset_queries, self._offset_resetter, self._policy, self._committer = (
-            offset_queries,
-            offset_resetter,
-            policy,
-            committer,
-        )
-        self._on_taken = on_taken
+        self._offset_queries, self._offset_resetter = offset_queries, offset_resetter
+        self._start_positions, self._committer = start_positions, committer
         self._is_first = True
 
     async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, Wished]:
@@ -95,14 +77,12 @@ class ManualAssignment:
         starts_anew = self._starts_anew
         self.clear()
         for position in self._positions.add(chosen):
-            self._place(position, chosen[position.partition], committed.get(position.partition))
+            wished, offset = chosen[position.partition], committed.get(position.partition)
+            self._start_positions.place(position, self._start_positions.policy.of_chosen(wished, offset))
             position.is_fetchable = True
-        self._on_taken()
+        self._start_positions.on_changed()
         if starts_anew and chosen and self._committer is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s):
-                    for position in self._positions.of(chosen):
-                        await self._offset_resetter.found(position)
+            await self._offset_resetter.found(self._positions.of(chosen), self._timeout_s)
             await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=True)
         self._is_first = self._is_first and not chosen
 
@@ -111,7 +91,7 @@ class ManualAssignment:
         before = self._positions.partitions
         self._reader.drop(before)
         self._positions.remove(before)
-        self._on_taken()
+        self._start_positions.on_changed()
 
     async def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._config.group_id is None or not partitions:
@@ -121,16 +101,6 @@ class ManualAssignment:
             timeout_s=self._timeout_s,
             what=f"reading the committed offsets of group {self._config.group_id!r}",
         )
-
-    def _place(self, position: Position, begin: Wished, committed: OffsetAndMetadata | None) -> None:
-        if committed is not None:
-            take_up(position, committed, self._reader)
-        elif begin is None:
-            position.reset(self._policy.reset, None)
-        elif isinstance(begin, int):
-            position.begin(begin)
-        else:
-            position.reset(begin, None)
 
     @property
     def _starts_anew(self) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import anyio
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.requests import by_leader, list_offsets
 from tailrace.consumer.positions.start_points import now_ms
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.positions.start_point import StartFrom, StartPoint
-from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, OffsetOutOfRangeError
+from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.observe.events import OffsetReset
@@ -56,12 +57,12 @@ class OffsetResetter:
         cluster: Cluster,
         positions: Positions,
         reader: Reader,
+        start_positions: StartPositions,
         metadata_refresher: MetadataRefresher,
         observer: Observer,
-        on_found: Callable[[], None],
     ) -> None:
         self._cluster, self._positions, self._reader = cluster, positions, reader
-        self._metadata_refresher, self._observer, self._on_found = metadata_refresher, observer, on_found
+        self._start_positions, self._metadata_refresher, self._observer = start_positions, metadata_refresher, observer
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self.reconfigure(config)
         self._news = AutoResetEvent()
@@ -84,14 +85,15 @@ class OffsetResetter:
         self._round.set()
         self._round = asyncio.Event()
 
-    async def found(self, position: Position) -> None:
-        """Wait until a position is good again, or gone, or left to the user."""
-        # Callbacks of a takeover ask before it is over, when nothing else has started the look-up.
-        self._news.set()
-        while position.delivered is None and not position.is_refused:
-            if self._positions.get(position.partition) is not position:
-                return
-            await self._round.wait()
+    async def found(self, positions: Iterable[Position], timeout_s: float) -> None:
+        """Wait until each position is known, released or left to the user, for ``timeout_s`` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for one in positions:
+                    # Callbacks of a takeover ask before it is over, when nothing else has started the look-up.
+                    self._news.set()
+                    while self._positions.get(one.partition) is one and one.delivered is None and not one.is_refused:
+                        await self._round.wait()
 
     async def run_resets(self) -> None:
         """Find beginnings, for ever; a leader that hangs keeps nobody but its own partitions waiting."""
@@ -100,7 +102,8 @@ class OffsetResetter:
                 waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
                 for position in waiting.values():
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
-                        self._refuse(position)
+                        self._start_positions.leave_to_user(position)
+                        self._tell_who_waits()
                 led, leaderless = by_leader(self._cluster, (p for p, at in waiting.items() if at.reset_to is not None))
                 if leaderless:
                     self._metadata_refresher.ask()
@@ -108,14 +111,6 @@ class OffsetResetter:
                     self._busy.add(leader_id)
                     tasks.start_soon(self._look_up, leader_id, [waiting[partition] for partition in led[leader_id]])
                 await self._news.wait()
-
-    def _refuse(self, position: Position) -> None:
-        """The policy is to ask the user, who is told in place of the next record, and again, until he seeks."""
-        topic, partition = position.partition
-        error = OffsetOutOfRangeError(topic, partition, position.reset_from)
-        self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
-        position.refuse()
-        self._tell_who_waits()
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
         """Ask one leader, question after question; after a failure, not again before a pause."""
@@ -137,7 +132,7 @@ class OffsetResetter:
                     self._begin(search)
                     is_found = True
         if is_found:
-            self._on_found()
+            self._start_positions.on_changed()
         if refused or not is_answered:
             await self._try_later(leader_id, refused)
         else:
@@ -156,7 +151,7 @@ class OffsetResetter:
     def _begin(self, search: _Search) -> None:
         position, (offset, leader_epoch) = search.position, search.start.place(search.known)
         before, policy = position.reset_from, str(position.reset_to)
-        position.begin(offset, leader_epoch)
+        self._start_positions.place(position, offset, leader_epoch=leader_epoch)
         if before is not None:
             lost = offset - before if offset > before else None
             self._observer.tell(OffsetReset(position.partition, before, offset, policy, lost))

@@ -6,12 +6,11 @@ has answered nothing of the partition is handed out; a call that is cancelled or
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.positions.seek import seeks
 from tailrace.core.positions.start_point import StartPoint
@@ -32,12 +31,12 @@ class Seek:
         self,
         positions: Positions,
         reader: Reader,
+        start_positions: StartPositions,
         offset_resetter: OffsetResetter,
-        on_changed: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        self._positions, self._reader, self._offset_resetter = positions, reader, offset_resetter
-        self._on_changed, self._timeout_s = on_changed, timeout_s
+        self._positions, self._reader, self._timeout_s = positions, reader, timeout_s
+        self._start_positions, self._offset_resetter = start_positions, offset_resetter
 
     def assigned(self, partition: TopicPartition) -> Position:
         """The position of a partition.
@@ -74,16 +73,10 @@ class Seek:
         self._reader.sync()
         among = [one for one in partitions if one in self._positions or not may_go]
         wanted = [self.assigned(partition) for partition in among]
-        await self._look_for(wanted)
+        await self._offset_resetter.found(wanted, self._timeout_s)
         if may_go:
             among = [one.partition for one in wanted if self._positions.get(one.partition) is one]
         return {partition: _known(self.assigned(partition)) for partition in among}
-
-    async def _look_for(self, positions: Iterable[Position]) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
-                for position in list(positions):
-                    await self._offset_resetter.found(position)
 
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
@@ -109,14 +102,10 @@ class Seek:
             RequestTimedOutError: a leader does not say in time where its log begins and ends.
         """
         moved = {partition: self.assigned(partition) for partition in to}
-        self._reader.drop(to)
-        for partition, place in to.items():
-            if isinstance(place, int):
-                moved[partition].begin(place)
-            else:
-                moved[partition].reset(place, None)
-        self._on_changed()
-        await self._look_for(moved.values())
+        for partition, position in moved.items():
+            self._start_positions.move(position, to[partition])
+        self._start_positions.on_changed()
+        await self._offset_resetter.found(moved.values(), self._timeout_s)
         return {one: _known(position) for one, position in moved.items() if self._positions.get(one) is position}
 
 

@@ -13,11 +13,11 @@ from typing import Protocol
 from uuid import UUID
 from zlib import crc32
 
-from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.cluster_metadata import ClusterMetadata, is_other_log
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import NO_TOPIC_ID, FetchPartition
+from tailrace.protocol.messages import FetchPartition
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -165,13 +165,6 @@ def source_of(position: Position, topology: ClusterMetadata, now: float) -> int 
 def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
     """Whether the topic was deleted and made anew since it was fetched: its offsets mean other records now."""
     return is_other_log(position.fetched_topic_id, position.partition, topology)
-
-
-def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
-    """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
-    # Brokers of before Kafka 2.8 have no ids.
-    is_known = fetched_topic_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
-    return is_known and fetched_topic_id != topology.topic_id(partition.topic)
 
 
 def sources_change_at(positions: Positions, now: float) -> float | None:

@@ -1,0 +1,90 @@
+"""Where reading of a partition begins: at the user's choice, a committed offset, or by ``auto_offset_reset``."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import TypeAlias
+from uuid import UUID
+
+from tailrace.core.cluster_metadata import ClusterMetadata, TopicInfo, is_other_log
+from tailrace.core.positions.partition_spec import Wished
+from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+__all__ = ["Start", "StartPolicy"]
+
+_EARLIEST = StartPoint(StartFrom.EARLIEST)
+
+Start: TypeAlias = int | StartPoint | OffsetAndMetadata
+"""An offset, a place that only the leader can resolve, or a committed offset with its offset map."""
+
+
+class StartPolicy:
+    """Decides where reading of a partition begins.
+
+    Partitions added and topics recreated after the subscription are read from their first record where
+    ``auto_offset_reset`` is "latest", since their records were written while the consumer was subscribed.
+
+    Args:
+        reset: start point that ``auto_offset_reset`` names.
+        whole: topics to which a group sends records itself; the option does not apply to them, they are read whole.
+    """
+
+    def __init__(self, reset: StartPoint, whole: Container[str] = frozenset()) -> None:
+        self.reset, self._whole = reset, whole
+        self._seen: dict[str, tuple[UUID, int]] = {}
+        """Topic id and number of partitions of each topic when it was subscribed to."""
+        self._is_fixed = False
+
+    def saw(self, topics: Mapping[str, TopicInfo]) -> None:
+        """Remember the topics that exist at a subscription."""
+        self._is_fixed = True
+        self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
+
+    def of_chosen(self, wished: Wished, committed: OffsetAndMetadata | None) -> Start:
+        """Return where a partition begins that the user assigned."""
+        if wished is not None:
+            return wished
+        return self.reset if committed is None else committed
+
+    def of_subscribed(
+        self,
+        partition: TopicPartition,
+        topology: ClusterMetadata,
+        committed: OffsetAndMetadata | None = None,
+        released: tuple[UUID | None, int | None] = (None, None),
+        *,
+        ignores_committed: bool = False,
+    ) -> Start:
+        """Return where a partition of a subscribed topic begins.
+
+        Args:
+            partition: partition that is about to be read.
+            topology: newest metadata of the cluster.
+            committed: what the group has committed.
+            released: topic id and committed offset of the partition when this member released it last. A group's
+                offsets are stored by topic name, so those committed for a topic are found for the recreated one.
+            ignores_committed: ``reset_offset_on_start`` applies.
+        """
+        if ignores_committed and self._applies_to(partition):
+            return self.reset
+        topic_id, offset = released
+        if committed is None or (committed.offset == offset and is_other_log(topic_id, partition, topology)):
+            return self._by_option(partition, topology)
+        return committed
+
+    def of_added(self, partition: TopicPartition) -> StartPoint:
+        """Return where ``partition`` begins if it was added, or its topic recreated, after the subscription."""
+        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.again(partition)
+
+    def again(self, partition: TopicPartition) -> StartPoint:
+        """Return where ``partition`` is read on when its log no longer has the position."""
+        return self.reset if self._applies_to(partition) else _EARLIEST
+
+    def _by_option(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
+        topic_id, count = self._seen.get(partition.topic, (None, 0))
+        is_added = partition.partition >= count or is_other_log(topic_id, partition, topology)
+        return self.of_added(partition) if self._is_fixed and is_added else self.again(partition)
+
+    def _applies_to(self, partition: TopicPartition) -> bool:
+        return partition.topic not in self._whole

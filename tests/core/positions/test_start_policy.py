@@ -1,0 +1,100 @@
+"""Where reading of a partition begins: by the user's choice, a committed offset, or the reset policy."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.core.positions.start_policy import StartPolicy
+from tailrace.protocol.messages import MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.records import OffsetAndMetadata, TopicPartition
+
+EARLIEST, LATEST, NONE = (StartPoint(one) for one in (StartFrom.EARLIEST, StartFrom.LATEST, StartFrom.NONE))
+HOUR_AGO = StartPoint(StartFrom.AGO, 3_600_000)
+OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
+ONE, ADDED = TopicPartition("orders", 0), TopicPartition("orders", 1)
+COMMITTED = OffsetAndMetadata(7, "text", 3)
+
+
+def topology(topic_id: UUID = OLD_ID, partitions: int = 1) -> ClusterMetadata:
+    found = tuple(PartitionMetadata(0, number, 1, 0, (1,), (1,), ()) for number in range(partitions))
+    return ClusterMetadata().updated(MetadataResponse((), (TopicMetadata(0, "orders", topic_id, partitions=found),)))
+
+
+def subscribed(reset: StartPoint, whole: frozenset[str] = frozenset()) -> StartPolicy:
+    """A policy of a consumer that subscribed to the topic when it had one partition."""
+    policy = StartPolicy(reset, whole)
+    policy.saw(topology().topics)
+    return policy
+
+
+def test_a_committed_offset_comes_before_the_reset_policy():
+    """Whether the partition is assigned by the group or by the user."""
+    policy = subscribed(LATEST)
+
+    assert policy.of_subscribed(ONE, topology(), COMMITTED) == COMMITTED
+    assert policy.of_chosen(None, COMMITTED) == COMMITTED
+
+
+def test_without_a_committed_offset_the_reset_policy_decides():
+    """For partitions that existed when their topic was subscribed to, and for those that the user assigns."""
+    policy = subscribed(LATEST)
+
+    assert policy.of_subscribed(ONE, topology()) == LATEST
+    assert policy.of_chosen(None, None) == LATEST
+
+
+@pytest.mark.parametrize("wished", [0, 12, EARLIEST, HOUR_AGO], ids=str)
+def test_a_place_that_the_user_names_comes_first(wished):
+    """Offset 0 is a place as well."""
+    assert subscribed(LATEST).of_chosen(wished, COMMITTED) == wished
+
+
+def test_reset_offset_on_start_comes_before_a_committed_offset():
+    """The option is about the group's offsets, of partitions added since the subscription, too."""
+    policy = subscribed(LATEST)
+
+    for partition in (ONE, ADDED):
+        assert policy.of_subscribed(partition, topology(partitions=2), COMMITTED, ignores_committed=True) == LATEST
+
+
+@pytest.mark.parametrize(("reset", "start"), [(LATEST, EARLIEST), (EARLIEST, EARLIEST), (NONE, NONE), (HOUR_AGO,) * 2])
+def test_what_is_added_after_the_subscription_is_not_read_from_its_end(reset, start):
+    """Records of an added partition or a recreated topic were written while the consumer was subscribed."""
+    policy = subscribed(reset)
+
+    assert policy.of_subscribed(ADDED, topology(partitions=2)) == start
+    assert policy.of_subscribed(ONE, topology(NEW_ID)) == start
+    assert policy.of_added(ONE) == start
+
+
+def test_topics_that_are_read_whole_ignore_the_reset_policy():
+    """A group reads the records it sends to itself from the first one; what it has committed of them counts."""
+    policy = subscribed(LATEST, frozenset({"orders"}))
+
+    assert policy.of_subscribed(ONE, topology()) == EARLIEST
+    assert policy.of_subscribed(ONE, topology(), COMMITTED, ignores_committed=True) == COMMITTED
+    assert policy.again(ONE) == EARLIEST
+
+
+def test_an_offset_committed_for_a_deleted_topic_is_not_one_of_the_recreated_topic():
+    """Only the offset that this member committed is known to be of the deleted topic."""
+    policy, recreated = subscribed(LATEST), topology(NEW_ID)
+
+    assert policy.of_subscribed(ONE, recreated, COMMITTED, (OLD_ID, COMMITTED.offset)) == EARLIEST
+    assert policy.of_subscribed(ONE, recreated, COMMITTED, (OLD_ID, COMMITTED.offset - 1)) == COMMITTED
+    assert policy.of_subscribed(ONE, recreated, COMMITTED, (NEW_ID, COMMITTED.offset)) == COMMITTED
+    assert policy.of_subscribed(ONE, recreated, COMMITTED) == COMMITTED
+
+
+def test_a_position_that_the_log_lost_is_reset_by_the_policy():
+    """With "latest", too: the option names where to go on, and the partition is not new."""
+    assert subscribed(LATEST).again(ADDED) == LATEST
+
+
+def test_before_a_subscription_no_partition_counts_as_added():
+    """Nothing is known of the topics then."""
+    assert StartPolicy(LATEST).of_subscribed(ADDED, topology(partitions=2)) == LATEST
