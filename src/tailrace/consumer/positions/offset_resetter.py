@@ -1,4 +1,4 @@
-"""Where to begin when no position is good: by policy or by wish, from what the leaders say of their logs."""
+"""Looks up offsets of start points with the partitions' leaders: by ``auto_offset_reset``, or for a seek."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Search:
 
 
 class OffsetResetter:
-    """Finds beginnings for positions that wait for one (``Position.reset_to``)."""
+    """Finds the offset at which each position begins that waits for one (``Position.reset_to``)."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
         self,
@@ -96,7 +96,7 @@ class OffsetResetter:
                         await self._round.wait()
 
     async def run_resets(self) -> None:
-        """Find beginnings, for ever; a leader that hangs keeps nobody but its own partitions waiting."""
+        """Look up start points until canceled; a leader that hangs delays only its own partitions."""
         async with anyio.create_task_group() as tasks:
             while True:
                 waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
