@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.app.declare.batch_handler import prepare_batch
 from tailrace.app.declare.codecs import Codec, JsonCodec, RecordCodec
 from tailrace.app.declare.parameters import Key
-from tailrace.app.declare.record_handler import prepare
+from tailrace.app.declare.prepared_handler import prepare
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 
@@ -215,7 +214,7 @@ def test_a_type_that_json_has_not_is_refused_at_start(annotation, words):
     """Before any record is read, naming handler, parameter and type; in a batch and as a key no less."""
     for refused in (
         lambda: prepare(taking(annotation), CODEC),
-        lambda: prepare_batch(taking(list[annotation]), CODEC),
+        lambda: prepare(taking(list[annotation]), CODEC, is_batch=True),
     ):
         with pytest.raises(
             ConfigurationError, match=rf"^handler \S+charge: parameter 'it' cannot be a [^:]*: .*{words}"
@@ -343,8 +342,10 @@ async def test_a_codec_of_a_user_is_asked_with_type_and_record():
     assert await prepare(taking(Foreign | None), Reversing()).call(record(None)) is None
     assert await prepare(taking(bytes), Reversing()).call(record(b"ab")) == b"ab"
     assert await prepare(both, Reversing()).call(record(b"ab")) == ((dict, b"ba", "orders"), "k")
-    assert await prepare_batch(taking(list[int]), Reversing()).call([record(b"ab")]) == [(int, b"ba", "orders")]
-    assert not prepare(taking(dict), Reversing()).is_simple
+    assert await prepare(taking(list[int]), Reversing(), is_batch=True).call([record(b"ab")]) == [
+        (int, b"ba", "orders")
+    ]
+    assert not prepare(taking(dict), Reversing()).sees_values_only
     assert "the value is null" in str(await failure(dict, None, Reversing()))
 
 
@@ -353,13 +354,13 @@ async def test_what_a_codec_cannot_reach_is_not_the_fault_of_the_record():
     with pytest.raises(ConnectionRefusedError):
         await prepare(taking(dict), Registry()).call(record(b"ab"))
     with pytest.raises(ConnectionRefusedError):
-        await prepare_batch(taking(list[dict]), Registry()).call([record(b"ab")])
+        await prepare(taking(list[dict]), Registry(), is_batch=True).call([record(b"ab")])
 
 
 async def test_a_batch_of_a_users_codec_names_the_index():
     """As with JSON, and with the codec's own error as its cause."""
     with pytest.raises(DecodeError, match=r"^index 0 of the batch: orders\[3\] at offset 17: .*ab") as caught:
-        await prepare_batch(taking(list[dict]), Failing()).call([record(b"ab")])
+        await prepare(taking(list[dict]), Failing(), is_batch=True).call([record(b"ab")])
 
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -368,8 +369,8 @@ async def test_a_codec_may_make_a_decoder_a_type():
     """Then its handlers are as simple as those of JSON, it may refuse types at start, and it never sees a null."""
     prepared = prepare(taking(int), ByType())
 
-    assert prepared.is_simple
-    assert prepared.decode(b"1") == (int, b"1")
+    assert prepared.sees_values_only
+    assert await prepared.direct(record(b"1")) == (int, b"1")
     assert await prepare(taking(int | None), ByType()).call(record(None)) is None
     assert "the value is null" in str(await failure(int, None, ByType()))
     with pytest.raises(ConfigurationError, match=r"parameter 'it' cannot be a .*Foreign: .*no schema of that name"):

@@ -11,11 +11,10 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from tailrace.app.declare.batch_handler import prepare_batch
 from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.dependencies import open_dependencies
 from tailrace.app.declare.parameters import Depends, Header, Key
-from tailrace.app.declare.record_handler import prepare
+from tailrace.app.declare.prepared_handler import prepare
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 
@@ -361,12 +360,12 @@ async def test_a_batch_has_its_own():
         steps.append("handle")
         return values, bank
 
-    prepared = prepare_batch(handler, CODEC)
+    prepared = prepare(handler, CODEC, is_batch=True)
 
     values, bank = await prepared.call([RECORD, RECORD])
 
     assert (values, type(bank)) == ([b"v", b"v"], Bank)
-    assert not prepared.is_simple
+    assert prepared.direct is None
     assert steps == ["open bank", "handle", "close bank"]
 
 
@@ -510,4 +509,4 @@ async def test_providers_of_a_batch_have_no_record():
     async def handler(values: list[bytes], key: Annotated[str, Depends(with_key)]) -> None: ...
 
     with pytest.raises(ConfigurationError, match="with_key: parameter 'key' asks for one record, and a batch has many"):
-        prepare_batch(handler, CODEC)
+        prepare(handler, CODEC, is_batch=True)

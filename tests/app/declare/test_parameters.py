@@ -13,10 +13,9 @@ from typing import Annotated, Any, NewType
 import msgspec
 import pytest
 
-from tailrace.app.declare.batch_handler import PreparedBatch, prepare_batch
 from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Depends, Header, Key
-from tailrace.app.declare.record_handler import PreparedHandler, prepare
+from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
 from tailrace.app.publish.message import Message
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
@@ -73,44 +72,43 @@ async def test_a_handler_of_one_value_is_called_with_it():
 
     prepared = prepare(charge, CODEC)
 
-    assert prepared.is_simple
-    assert (prepared.is_async, prepared.takes_bytes, prepared.takes_null) == (True, False, False)
-    assert await prepared.function(prepared.decode(ANN)) == 5
+    assert (prepared.is_async, prepared.sees_values_only) == (True, True)
+    assert await prepared.direct(record(ANN)) == 5
     assert await prepared.call(record(ANN)) == 5
     assert prepared.bind(record(ANN), {}) == ([Order("ann", 5)], {})
 
 
 @pytest.mark.parametrize("annotation", [bytes, bytes | None, Raw])
-def test_bytes_are_not_looked_at(annotation):
+async def test_bytes_are_not_looked_at(annotation):
     """The very bytes of the record reach the handler, whatever they are."""
     value = b"\xff{"
 
     prepared = prepare(taking(annotation), CODEC)
 
-    assert prepared.takes_bytes
-    assert prepared.decode(value) is value
+    assert await prepared.direct(record(value)) is value
+    assert await prepared.call(record(value)) is value
 
 
 @pytest.mark.parametrize("annotation", [bytes, str, dict, Order, int, Any])
 async def test_a_null_value_reaches_only_who_takes_it(annotation):
     """A tombstone is None for handlers annotated so, and a DecodeError that says how to take it for all others."""
-    assert prepare(taking(annotation | None), CODEC).takes_null
     assert await got(annotation | None, record(None)) is None
 
     with pytest.raises(DecodeError, match=r"orders\[3\] at offset 17: handler .*handler: the value is null.*\| None"):
         await got(annotation, record(None))
 
 
-async def test_a_simple_handler_names_the_record_that_failed():
-    """decode() knows no record; decode_error() makes the same error of what it raises as call() does."""
+async def test_a_direct_call_names_the_record_that_failed():
+    """It raises the same error as call() does."""
     prepared = prepare(taking(Order), CODEC)
 
     for bad in (record(b'{"customer": 1}'), record(None)):
-        with pytest.raises((msgspec.ValidationError, TypeError)) as raised:
-            prepared.decode(bad.value)
+        with pytest.raises(DecodeError) as direct:
+            await prepared.direct(bad)
         with pytest.raises(DecodeError) as whole:
             await prepared.call(bad)
-        assert str(prepared.decode_error(bad, raised.value)) == str(whole.value)
+        assert isinstance(direct.value.__cause__, (msgspec.ValidationError, TypeError))
+        assert str(direct.value) == str(whole.value)
 
 
 # ---- keys, headers, the record --------------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ async def test_a_record_is_taken_apart():
     full = record(ANN, b"ann", [("trace", b"t-1"), ("attempt", b"4")])
     some = record(ANN, b"ann", [("trace", b"t-1")])
 
-    assert not prepared.is_simple
+    assert (prepared.sees_values_only, prepared.direct) == (False, None)
     assert await prepared.call(full) == ("t-1", full, Order("ann", 5), "ann", 4)
     assert await prepared.call(some) == ("t-1", some, Order("ann", 5), "ann", 1)
 
@@ -147,7 +145,8 @@ async def test_a_handler_may_do_without_the_value():
 
     prepared = prepare(handler, CODEC)
 
-    assert (prepared.is_simple, prepared.takes_null) == (False, True)
+    assert not prepared.sees_values_only
+    assert await prepared.direct(record(b"{")) == b"{"
     assert await prepared.call(record(b"{")) == b"{"
     assert await prepared.call(record(None)) is None
 
@@ -262,7 +261,7 @@ async def test_a_plain_function_is_bound_and_not_called():
 
     assert not prepared.is_async
     assert handler(*args, **kwargs) == "annk"
-    assert prepare(Shop.refund, CODEC).is_simple
+    assert prepare(Shop.refund, CODEC).sees_values_only
     with pytest.raises(ConsumerStateError, match="is a plain function"):
         await prepared.call(record(ANN))
 
@@ -278,15 +277,6 @@ async def test_other_parameters_with_defaults_stay_at_them():
 
     assert await prepare(by_position, CODEC).call(record(ANN)) == ("ann", 3, "k", 4)
     assert await prepare(by_keyword, CODEC).call(record(ANN)) == ("ann", 3, "k")
-
-
-def test_a_handler_that_takes_more_has_no_simple_call():
-    """decode() of one that is not simple says what to do instead."""
-
-    async def handler(order: Order, key: Annotated[str, Key]) -> None: ...
-
-    with pytest.raises(ConsumerStateError, match=r"call\(\) it"):
-        prepare(handler, CODEC).decode(ANN)
 
 
 def test_a_name_in_what_it_returns_need_not_exist():
@@ -376,12 +366,14 @@ def batch(*values: bytes | None) -> list[Record]:
 
 async def test_a_batch_is_a_list_of_values():
     """Each value decoded as the list says, null values where they are allowed."""
-    orders, numbers = prepare_batch(taking(list[Order]), CODEC), prepare_batch(taking(list[int | None]), CODEC)
+    orders, numbers = (
+        prepare(taking(list[Order]), CODEC, is_batch=True),
+        prepare(taking(list[int | None]), CODEC, is_batch=True),
+    )
 
-    assert isinstance(orders, PreparedBatch)
-    assert orders.is_simple
+    assert orders.sees_values_only
     assert await orders.call(batch(ANN, ANN)) == [Order("ann", 5)] * 2
-    assert await orders.function(orders.decode(batch(ANN))) == [Order("ann", 5)]
+    assert await orders.direct(batch(ANN)) == [Order("ann", 5)]
     assert await numbers.call(batch(b"1", None, b"3")) == [1, None, 3]
     assert await numbers.call([]) == []
 
@@ -390,10 +382,10 @@ async def test_a_batch_may_be_the_records():
     """``list[Record]`` is given as they are, with nothing decoded, in a list that is the handler's own."""
     records = batch(b"{", None)
 
-    prepared = prepare_batch(taking(list[Record]), CODEC)
+    prepared = prepare(taking(list[Record]), CODEC, is_batch=True)
     given = await prepared.call(records)
 
-    assert prepared.takes_records
+    assert not prepared.sees_values_only
     assert given == records
     assert given is not records
     assert prepared.decode_one(records[0]) is records[0]
@@ -402,7 +394,7 @@ async def test_a_batch_may_be_the_records():
 @pytest.mark.parametrize("bad", [b"{", None])
 async def test_the_error_of_a_batch_says_which_record_it_was(bad):
     """By its index and by its place; the others can be told from it one by one."""
-    prepared = prepare_batch(taking(list[Order]), CODEC)
+    prepared = prepare(taking(list[Order]), CODEC, is_batch=True)
     records = batch(ANN, ANN, bad, ANN)
 
     with pytest.raises(DecodeError, match=r"^index 2 of the batch: orders\[3\] at offset 102: handler"):
@@ -418,7 +410,7 @@ async def test_a_plain_function_takes_batches_too():
     def handler(orders: list[Order]) -> int:
         return len(orders)
 
-    prepared = prepare_batch(handler, CODEC)
+    prepared = prepare(handler, CODEC, is_batch=True)
     args, kwargs = prepared.bind(batch(ANN, ANN), {})
 
     assert not prepared.is_async
@@ -447,7 +439,7 @@ async def batch_of_nothing(bank: Annotated[Bank, Depends(Bank)]) -> None: ...
 def test_what_a_batch_has_not_is_refused(handler, words):
     """What belongs to one record is no parameter of a batch handler."""
     with pytest.raises(ConfigurationError, match=rf"^handler \S+:? {words}"):
-        prepare_batch(handler, CODEC)
+        prepare(handler, CODEC, is_batch=True)
 
 
 # ---- what a handler returns -----------------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.app.declare.batch_handler import PreparedBatch, prepare_batch
 from tailrace.app.declare.dependencies import Dependency, Overrides
-from tailrace.app.declare.record_handler import PreparedHandler, prepare
+from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
 from tailrace.app.declare.resolved_options import ResolvedOptions
 from tailrace.app.handlers import Handler, Handlers
 from tailrace.app.topics.routes import Routes
@@ -24,7 +23,7 @@ class BoundHandler:
     """A handler, its signature read, and what holds for it."""
 
     handler: Handler
-    prepared: PreparedHandler | PreparedBatch
+    prepared: PreparedHandler
     resolved: ResolvedOptions
 
 
@@ -62,8 +61,8 @@ def planned(handlers: Handlers, group_id: str | None, defaults: ResolvedOptions,
         if group is None:
             raise ConfigurationError(f"{handler.name} has no group - say App(group_id='billing')")
         resolved = defaults.of(handler)
-        make = prepare if handler.batches is None else prepare_batch
-        prepared = make(handler.function, resolved.codec, overrides=overrides)
+        is_batch = handler.batches is not None
+        prepared = prepare(handler.function, resolved.codec, overrides=overrides, is_batch=is_batch)
         by_group.setdefault(group, []).append(BoundHandler(handler, prepared, resolved))
     for group, ready in by_group.items():
         Routes(group, [(one.handler, one.resolved.dead_letter) for one in ready])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, 
 from typing import Any, cast
 
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.batch_handler import PreparedBatch
 from tailrace.app.declare.codecs import AnyCodec
+from tailrace.app.declare.prepared_handler import PreparedHandler
 from tailrace.app.dispatch.batch_run import Attempt, Failed
 from tailrace.app.dispatch.record_call import holds
 from tailrace.app.dispatch.threads import in_a_thread
@@ -37,7 +37,7 @@ _NONE: Failed = {}
 
 def batch_call(  # noqa: PLR0913 - what a call is made of
     handler: Handler,
-    prepared: PreparedBatch,
+    prepared: PreparedHandler,
     *,
     opened: Opened,
     publisher: Publisher,
@@ -69,8 +69,7 @@ def batch_call(  # noqa: PLR0913 - what a call is made of
     attempt = _telling_what_failed(call, prepared, handler.name)
     if handler.when is not None:
         attempt = _with_condition(attempt, handler.when)
-    sees_values_only = prepared.is_simple and not prepared.takes_records and not handler.batch_middleware
-    if handler.when is not None or not sees_values_only:
+    if handler.when is not None or handler.batch_middleware or not prepared.sees_values_only:
         attempt = _as_first_read(attempt, origins)
     return attempt
 
@@ -107,13 +106,10 @@ class _AllFailedError(Exception):
         self.failed = failed
 
 
-def _calling(prepared: PreparedBatch, opened: Opened, timeout_s: float | None) -> BatchHandle:
+def _calling(prepared: PreparedHandler, opened: Opened, timeout_s: float | None) -> BatchHandle:
     if not prepared.is_async:
         return in_a_thread(prepared, opened, timeout_s)
-    if not prepared.is_simple:
-        return lambda records: prepared.call(records, opened)
-    function, decode = prepared.function, prepared.decode
-    return lambda records: function(decode(records))
+    return prepared.direct or (lambda records: prepared.call(records, opened))
 
 
 def _settled(call: BatchHandle, where: str) -> Callable[[list[Record]], Coroutine[Any, Any, object]]:
@@ -142,7 +138,7 @@ def _publishing(call: BatchHandle, results: ResultPublisher) -> BatchHandle:
     return and_publish
 
 
-def _telling_what_failed(call: BatchHandle, prepared: PreparedBatch, where: str) -> Attempt:
+def _telling_what_failed(call: BatchHandle, prepared: PreparedHandler, where: str) -> Attempt:
     async def attempt(records: list[Record]) -> Failed:
         try:
             # They are given away: middleware and the handler may change their list.
@@ -172,7 +168,7 @@ def _telling_what_failed(call: BatchHandle, prepared: PreparedBatch, where: str)
     return attempt
 
 
-def _undecodable(prepared: PreparedBatch, records: Sequence[Record]) -> Iterator[tuple[int, Exception]]:
+def _undecodable(prepared: PreparedHandler, records: Sequence[Record]) -> Iterator[tuple[int, Exception]]:
     for index, record in enumerate(records):
         try:
             prepared.decode_one(record)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.batch_handler import PreparedBatch
 from tailrace.app.declare.plan import BoundHandler
-from tailrace.app.declare.record_handler import PreparedHandler
 from tailrace.app.dispatch.batch_call import batch_call, counting
 from tailrace.app.dispatch.batch_executor import BatchExecutor
 from tailrace.app.dispatch.batch_recovery import BatchRecovery
@@ -71,17 +69,15 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
         batches = ready.handler.batches
         share_ms = context.transactions.work_share_ms(0 if batches is None else batches.max_wait_ms)
         ready = replace(ready, handler=replace(ready.handler, timeout_ms=share_ms))
-    if isinstance(ready.prepared, PreparedBatch):
-        return _batch_runtime(ready, ready.prepared, context)
-    return _record_runtime(ready, ready.prepared, context)
+    return (_record_runtime if ready.handler.batches is None else _batch_runtime)(ready, context)
 
 
-def _record_runtime(ready: BoundHandler, prepared: PreparedHandler, context: HandlerContext) -> HandlerRuntime:
+def _record_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
     handler, resolved = ready.handler, ready.resolved
     overdue = Overdue(handler.name, context.observer)
     handle, finish = record_call(
         handler,
-        prepared,
+        ready.prepared,
         opened=context.opened,
         publisher=context.publisher,
         codec=resolved.codec,
@@ -90,7 +86,7 @@ def _record_runtime(ready: BoundHandler, prepared: PreparedHandler, context: Han
         is_in_transaction=context.transactions is not None,
     )
 
-    if not prepared.is_simple or resolved.middleware or handler.when is not None:
+    if not ready.prepared.sees_values_only or resolved.middleware or handler.when is not None:
         handle = _as_first_read(handle, context.origins)
     if context.transactions is not None:
         handle = context.transactions.around(handle)
@@ -109,13 +105,13 @@ def _record_runtime(ready: BoundHandler, prepared: PreparedHandler, context: Han
     return HandlerRuntime(handler, executor, failures, overdue)
 
 
-def _batch_runtime(ready: BoundHandler, prepared: PreparedBatch, context: HandlerContext) -> HandlerRuntime:
+def _batch_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
     handler = ready.handler
     assert handler.batches is not None
     overdue = Overdue(handler.name, context.observer)
     attempt = batch_call(
         handler,
-        prepared,
+        ready.prepared,
         opened=context.opened,
         publisher=context.publisher,
         codec=ready.resolved.codec,

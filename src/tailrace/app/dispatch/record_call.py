@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.codecs import AnyCodec
-from tailrace.app.declare.record_handler import PreparedHandler
+from tailrace.app.declare.prepared_handler import PreparedHandler
 from tailrace.app.declare.signature import returns_nothing
 from tailrace.app.dispatch.threads import in_a_thread
 from tailrace.app.dispatch.timeouts import Overdue, with_deadline
@@ -110,22 +110,8 @@ def holds(when: Callable[[Record], object], record: Record) -> bool:
 def _calling(prepared: PreparedHandler, opened: Opened, timeout_s: float | None) -> Handle:
     if not prepared.is_async:
         return in_a_thread(prepared, opened, timeout_s)
-    function, decode, call = prepared.function, prepared.decode, prepared.call
-    if prepared.takes_record:
-        return function
-    if not prepared.is_simple:
-        return lambda record: call(record, opened)
-
-    def simple(record: Record) -> Awaitable[object]:
-        try:
-            value = decode(record.value)
-        except Exception as error:
-            raise prepared.decode_error(record, error) from error
-        # Not awaited here: one coroutine less for each record.
-        called: Awaitable[object] = function(value)
-        return called
-
-    return simple
+    call = prepared.call
+    return prepared.direct or (lambda record: call(record, opened))
 
 
 def _finishing(results: ResultPublisher, where: str) -> Finish:

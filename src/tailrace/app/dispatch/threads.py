@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.batch_handler import PreparedBatch
-from tailrace.app.declare.record_handler import PreparedHandler
+from tailrace.app.declare.prepared_handler import PreparedHandler
 from tailrace.awaitables import settled
 
 __all__ = ["Threads", "in_a_thread"]
@@ -41,7 +40,7 @@ class _Call(NamedTuple):
 
 
 def in_a_thread(
-    prepared: PreparedHandler | PreparedBatch, opened: Opened, timeout_s: float | None
+    prepared: PreparedHandler, opened: Opened, timeout_s: float | None
 ) -> Callable[[Any], Awaitable[object]]:
     """Return the call of a plain handler; an awaitable that it returns is awaited until ``timeout_s`` is over."""
     threads = Threads()

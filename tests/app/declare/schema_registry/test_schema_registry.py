@@ -38,8 +38,7 @@ from tailrace import (
     SchemaRegistry,
     SchemaRegistryError,
 )
-from tailrace.app.declare.batch_handler import prepare_batch
-from tailrace.app.declare.record_handler import prepare
+from tailrace.app.declare.prepared_handler import prepare
 from tailrace.observe.events import BatchFailed, HandlerFailed, RecordBuried, RecordSkipped
 from tests.support.consumer_group import until
 from tests.support.schema_registry import Gate
@@ -557,12 +556,12 @@ async def test_a_batch_has_its_schemas_before_it_is_decoded(registry, new_topic)
     async def store(orders: list[Order]) -> None:
         got.extend(orders)
 
-    prepared = prepare_batch(store, SchemaRegistry(registry))
+    prepared = prepare(store, SchemaRegistry(registry), is_batch=True)
     records = [record_of(topic, n, data) for n, data in enumerate([first, second, first])]
     await prepared.call(records)
 
     assert got == [Order("a", 1), Order("b", 2), Order("a", 1)]
-    assert not prepared.is_simple
+    assert prepared.direct is None
     with pytest.raises(DecodeError, match="index 1 of the batch"):
         await prepared.call([records[0], record_of(topic, 1, b"nothing")])
 

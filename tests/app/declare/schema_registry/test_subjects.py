@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from tailrace import App, Consumer, DecodeError, Key, Record, Retry, SchemaRegistry, SchemaRegistryError
-from tailrace.app.declare.record_handler import prepare
+from tailrace.app.declare.prepared_handler import prepare
 from tailrace.app.declare.schema_registry import subjects
 from tailrace.observe.events import RecordBuried
 from tests.support.consumer_group import until
