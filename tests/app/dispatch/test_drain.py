@@ -9,7 +9,9 @@ import pytest
 
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
+from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.record_executor import RecordExecutor
+from tailrace.app.dispatch.record_run import Worker
 from tailrace.app.substitution import running_of
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.dispatch.batching import BatchLimits
@@ -238,11 +240,11 @@ async def test_what_goes_when_its_pause_ends_is_not_tried_again():
         tried.append(record.offset)
         raise ValueError("no")
 
-    async def recover(record: Record, _error: Exception) -> None:
+    async def recover(_line: RecordExecutor, work: Worker, _failed: Failed) -> None:
         loop.call_later(0.01, line.drop, PARTITION)
         # Nothing else has its turn before both are due.
         loop.call_soon(time.sleep, 0.1)
-        waited.append(await line.pause(record, 0.05))
+        waited.append(await line.pause_all(work, 0.05))
 
     line = RecordExecutor(
         fail, recover, finish=fail, order_by="key", concurrency=1, window=10, on_progress=lambda: None

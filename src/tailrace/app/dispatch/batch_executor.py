@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, TypeAlias
 
-from tailrace.app.dispatch.batch_run import Attempt, BatchPartition, BatchRun, Failed
+from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.batch_run import Attempt, BatchPartition, BatchRun
 from tailrace.app.dispatch.task_results import ended_by, no_end, stop_all
 from tailrace.core.delivery.progress import Position
 from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, HandlerBatch

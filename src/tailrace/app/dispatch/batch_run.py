@@ -6,21 +6,20 @@ Rule of this file: values that ``app.dispatch.batch_executor`` changes, and nobo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.publish.abandonment import HandlerTask
 from tailrace.core.delivery.offset_tracker import OffsetTracker
 from tailrace.core.delivery.progress import Position
 from tailrace.core.dispatch.batching import HandlerBatch
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Attempt", "BatchPartition", "BatchRun", "Failed"]
+__all__ = ["Attempt", "BatchPartition", "BatchRun"]
 
-Failed: TypeAlias = Mapping[int, Exception]
-"""What failed of a batch: indices, each with its error."""
 Attempt: TypeAlias = Callable[[list[Record]], Awaitable[Failed]]
 """Runs a batch, and gives what failed of it."""
 

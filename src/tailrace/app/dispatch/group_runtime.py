@@ -16,8 +16,9 @@ import anyio
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.plan import BoundHandler
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.handler_runtime import HandlerContext, HandlerRuntime, handler_runtime
-from tailrace.app.dispatch.record_call import wants
+from tailrace.app.dispatch.call import wants
+from tailrace.app.dispatch.handler_context import HandlerContext
+from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtime
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import first_read, handler_of

@@ -6,51 +6,19 @@ Rule of this file: it only joins; what the parts do is theirs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
-from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.plan import BoundHandler
-from tailrace.app.dispatch.batch_call import batch_call, counting
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.batch_recovery import BatchRecovery
-from tailrace.app.dispatch.record_call import record_call
+from tailrace.app.dispatch.call import handler_call
+from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.record_recovery import RecordRecovery
+from tailrace.app.dispatch.recovery import Recovery
 from tailrace.app.dispatch.timeouts import Overdue
-from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
-from tailrace.app.failures.dead_letters import first_read
 from tailrace.app.failures.policy import FailurePolicy
-from tailrace.app.handlers import Handle, Handler
-from tailrace.app.sources import Transactions
-from tailrace.observe.hooks import Observer
-from tailrace.producer.publisher import Publisher
-from tailrace.records import Record
+from tailrace.app.handlers import Handler
 
-__all__ = ["HandlerContext", "HandlerRuntime", "handler_runtime"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerContext:
-    """What a group has that all its handlers stand on."""
-
-    opened: Opened
-    """What dependencies of the app's scope have given."""
-    publisher: Publisher
-    """For results."""
-    letter_publisher: DeadLetterPublisher
-    transactions: Transactions | None
-    observer: Observer
-    origins: Container[str]
-    """The topics of the group's own, whose records are to look as they did in their first one."""
-    delay_of: Callable[[str], int | None]
-    """The delay of a retry topic in milliseconds; None of other topics."""
-    window: int
-    """How many records may wait in a line."""
-    on_progress: Callable[[], None]
-    """Told when something is done."""
-    on_full: Callable[[Handler, Record, int], None]
-    """Told of the last record that a lane or a partition takes, and how many wait there."""
+__all__ = ["HandlerRuntime", "handler_runtime"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +27,7 @@ class HandlerRuntime:
 
     handler: Handler
     executor: RecordExecutor | BatchExecutor
-    failures: RecordRecovery | BatchRecovery
+    failures: Recovery
     overdue: Overdue
 
 
@@ -73,27 +41,12 @@ def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
 
 
 def _record_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
-    handler, resolved = ready.handler, ready.resolved
-    overdue = Overdue(handler.name, context.observer)
-    handle, finish = record_call(
-        handler,
-        ready.prepared,
-        opened=context.opened,
-        publisher=context.publisher,
-        codec=resolved.codec,
-        overdue=overdue,
-        middleware=resolved.middleware,
-        is_in_transaction=context.transactions is not None,
-    )
-
-    if not ready.prepared.sees_values_only or resolved.middleware or handler.when is not None:
-        handle = _as_first_read(handle, context.origins)
-    if context.transactions is not None:
-        handle = context.transactions.around(handle)
-    failures = RecordRecovery(handler.name, _policy(ready, context), context.observer)
+    handler, overdue = ready.handler, Overdue(ready.handler.name, context.observer)
+    handle, finish = handler_call(ready, context, overdue)
+    failures = _recovery(ready, context)
     executor = RecordExecutor(
         handle,
-        lambda record, error: failures.recover(executor, record, error),
+        failures.recover,
         finish=finish,
         order_by=handler.order_by,
         concurrency=handler.concurrency,
@@ -106,23 +59,11 @@ def _record_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunt
 
 
 def _batch_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
-    handler = ready.handler
+    handler, overdue = ready.handler, Overdue(ready.handler.name, context.observer)
     assert handler.batches is not None
-    overdue = Overdue(handler.name, context.observer)
-    attempt = batch_call(
-        handler,
-        ready.prepared,
-        opened=context.opened,
-        publisher=context.publisher,
-        codec=ready.resolved.codec,
-        overdue=overdue,
-        origins=context.origins,
-    )
-    if context.transactions is not None:
-        attempt = counting(context.transactions, attempt)
-    failures = BatchRecovery(handler.name, _policy(ready, context), context.observer)
+    failures = _recovery(ready, context)
     executor = BatchExecutor(
-        attempt,
+        handler_call(ready, context, overdue).handle,
         failures.recover,
         order_by=handler.order_by,
         limits=handler.batches,
@@ -134,8 +75,8 @@ def _batch_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRunti
     return HandlerRuntime(handler, executor, failures, overdue)
 
 
-def _policy(ready: BoundHandler, context: HandlerContext) -> FailurePolicy:
-    return FailurePolicy(
+def _recovery(ready: BoundHandler, context: HandlerContext) -> Recovery:
+    policy = FailurePolicy(
         ready.handler,
         ready.resolved,
         letter_publisher=context.letter_publisher,
@@ -143,8 +84,4 @@ def _policy(ready: BoundHandler, context: HandlerContext) -> FailurePolicy:
         transactions=context.transactions,
         delay_of=context.delay_of,
     )
-
-
-def _as_first_read(handle: Handle, origins: Container[str]) -> Handle:
-    """For handlers that may see more of a record than its value: from a topic of the group's own it looks as before."""
-    return lambda record: handle(first_read(record) if record.topic in origins else record)
+    return Recovery(ready.handler.name, policy, context.observer, is_batch=ready.handler.batches is not None)

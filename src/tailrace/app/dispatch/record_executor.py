@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeAlias
 
-from tailrace.app.dispatch.record_call import Finish
+from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.call import Finish
 from tailrace.app.dispatch.record_run import RecordPartition, Worker
 from tailrace.app.dispatch.task_results import no_end
 from tailrace.app.dispatch.workers import Workers
@@ -25,7 +26,7 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RecordExecutor"]
 
 Handle = Callable[[Record], Awaitable[object]]
-Recover = Callable[[Record, Exception], Awaitable[None]]
+Recover: TypeAlias = "Callable[[RecordExecutor, Worker, Failed], Awaitable[None]]"
 
 _RECORDS_A_LOOK = 32
 """At most so many records are run between two looks at the clock; the first looks come sooner."""
@@ -202,16 +203,24 @@ class RecordExecutor:
             self._settle()
             await self._workers.end(cleaning_up_s)
 
-    async def attempt(self, record: Record) -> None:
-        """Run the handler once more on a record that failed; what it raises is a failure again."""
+    async def attempt(self, worker: Worker) -> Failed:
+        """Call the handler again for a record that failed."""
+        record = worker.record
+        assert record is not None
         try:
             if (returned := await self._handle(record)) is not None:
                 await self._finish(record, returned)
-        except (Exception, asyncio.CancelledError) as error:
-            failure = self._failure(error)
-            if failure is error:
-                raise
-            raise failure from error
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+            return {0: self._failure(error)}
+        return {}
+
+    def keep(self, _worker: Worker, _records: Sequence[Record]) -> None:
+        """Finish nothing yet: a record is finished as a whole, by its worker."""
+
+    async def pause_all(self, worker: Worker, seconds: float) -> bool:
+        """Wait before the next attempt at a record; return False if it may not be tried again here."""
+        assert worker.record is not None
+        return await self.pause(worker.record, seconds)
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait before the next attempt at a record, in nobody's way but its lane's; False when it is another's now."""
@@ -313,7 +322,7 @@ class RecordExecutor:
                 if (returned := await handle(work.record)) is not None:
                     await finish(work.record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(worker, work.record, error)
+                await self._go_on(worker, error)
             if not self._finish_begun(worker) and copy_context() == context:
                 await self._run_free(worker, began_at)
             worker.record = None
@@ -342,7 +351,7 @@ class RecordExecutor:
                 if (returned := await handle(record)) is not None:
                     await finish(record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
-                await self._go_on(worker, record, error)
+                await self._go_on(worker, error)
             if self._finish_begun(worker) or copy_context() != context:
                 break
             if count == look_at:
@@ -350,9 +359,9 @@ class RecordExecutor:
                     break
                 look_at += min(count, _RECORDS_A_LOOK)
 
-    async def _go_on(self, worker: Worker, record: Record, error: Exception | asyncio.CancelledError) -> None:
+    async def _go_on(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
         """See that a record that failed is done with."""
-        await self._recover(record, self._failure(error))
+        await self._recover(self, worker, {0: self._failure(error)})
         if worker.work is not None:
             self._lanes.recovered(worker.work)
 

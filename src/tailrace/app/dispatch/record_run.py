@@ -61,3 +61,8 @@ class Worker:
         """Whether the event loop has had its turn while the last record was suspended."""
         self.has_paused = False
         """Whether that one has waited for another attempt."""
+
+    @property
+    def records(self) -> list[Record]:
+        """The record that it runs, if any."""
+        return [] if self.record is None else [self.record]

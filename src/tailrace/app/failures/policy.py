@@ -119,18 +119,10 @@ class FailurePolicy:
             outages=_OUTAGES,
         )
 
-    async def wait(self, lane: RetryingLane, record: Record, decision: RetryDecision) -> bool:
-        """Wait before a record is tried again; False when that is not to be done here."""
-        if decision.step is FailureAction.PAUSE:
-            return await self._wait_given_up(lane, record, decision.pause_s)
-        return await self.wait_for_all([(record, decision)], lambda: lane.pause(record, decision.pause_s))
+    async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
+        """``pause`` before records are tried again together; return False if they are not tried again here.
 
-    async def wait_for_all(
-        self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]
-    ) -> bool:
-        """``pause`` before records are tried again together, in a transaction if it can wait for all of them.
-
-        Where it cannot, or is taken back meanwhile, each comes again when it is time.
+        A transaction that cannot wait for all of them, or is aborted meanwhile, delivers each again when it is due.
         """
         transactions = self._transactions
         if transactions is None:

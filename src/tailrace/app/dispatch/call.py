@@ -1,0 +1,192 @@
+"""Call path of a handler, from the outside in: conditions, publishing, deadline, middleware, decoding, the function.
+
+Middleware is inside the deadline and may change what is published; neither sees a record that the handler does not
+take. A record that fails raises; a batch has failed records, which ``batch_failures`` tells apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Container
+from typing import Any, NamedTuple, TypeAlias
+
+from tailrace.app.declare.plan import BoundHandler
+from tailrace.app.declare.signature import returns_nothing
+from tailrace.app.dispatch.batch_failures import Failed, failures_of, naming_failures, raising_if_all_fail
+from tailrace.app.dispatch.handler_context import HandlerContext
+from tailrace.app.dispatch.threads import in_a_thread
+from tailrace.app.dispatch.timeouts import Overdue, with_deadline
+from tailrace.app.dispatch.wrapping import wrapped_by
+from tailrace.app.failures.dead_letters import first_read
+from tailrace.app.failures.reject import Reject
+from tailrace.app.handlers import Handler
+from tailrace.app.publish.encoding import results_in
+from tailrace.app.publish.results import ResultPublisher, batch_span, carrying, noting_span, result_trace
+from tailrace.awaitables import settled
+from tailrace.errors import ConfigurationError
+from tailrace.records import Record
+
+__all__ = ["Finish", "HandlerCall", "UnitCall", "handler_call", "wants"]
+
+UnitCall: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""Calls a handler for a record, or for the list of records of a batch."""
+Finish: TypeAlias = Callable[[Record, object], Awaitable[None]]
+"""Awaits and publishes what a handler returned for a record."""
+
+
+class HandlerCall(NamedTuple):
+    """Call of a handler.
+
+    Attributes:
+        handle: calls the handler. A record has failed if this raises; of a batch it returns the failed records.
+        finish: takes the result of ``handle`` for a record, unless that is None.
+    """
+
+    handle: UnitCall
+    finish: Finish
+
+
+def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue) -> HandlerCall:
+    """Return the call of a handler; ``overdue`` counts the calls that do not end with ``timeout_ms``."""
+    handler, prepared, is_batch = ready.handler, ready.prepared, ready.handler.batches is not None
+    timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
+    middleware: tuple[Callable[..., UnitCall], ...]
+    middleware = handler.batch_middleware if is_batch else ready.resolved.middleware
+    call: UnitCall
+    if not prepared.is_async:
+        call = in_a_thread(prepared, context.opened, timeout_s)
+    else:
+        call = prepared.direct or (lambda unit: prepared.call(unit, context.opened))
+    if middleware:
+        call = wrapped_by(noting_span(call, prepared.name), middleware)
+    if timeout_s is not None:
+        call = with_deadline(call, timeout_s, prepared.name, overdue, is_async=prepared.is_async)
+        if prepared.ahead is not None:
+            # The deadline is the handler's, and not the schema registry's.
+            call = prepared.ahead.then(call)
+    results = ResultPublisher(context.publisher, ready.resolved.codec, handler.publish, handler.name)
+    finish = _finish(results, prepared.name)
+    if is_batch:
+        call = naming_failures(_published_together(call, results, prepared.name), prepared, handler.name)
+    else:
+        finished = _finished(call, finish)
+        # The executor finishes what a handler without a result returns: one coroutine less for each record.
+        is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
+        call = carrying(call if is_lean and context.transactions is None else finished, finished)
+    if handler.when is not None:
+        call = _those_wanted(call, handler.when) if is_batch else _if_wanted(call, handler.when)
+    if middleware or handler.when is not None or not prepared.sees_values_only:
+        call = _as_first_read(call, context.origins, is_batch=is_batch)
+    if context.transactions is not None:
+        call = context.transactions.around(raising_if_all_fail(call) if is_batch else call)
+    return HandlerCall(functools.partial(failures_of, call) if is_batch else call, finish)
+
+
+def wants(handler: Handler, record: Record) -> bool:
+    """Return True if a handler takes a record; a condition that raises takes it, so that the record fails there."""
+    try:
+        return handler.when is None or _holds(handler.when, record)
+    except Exception:  # noqa: BLE001 - it raises again where that is a failure of the record
+        return True
+
+
+def _finish(results: ResultPublisher, where: str) -> Finish:
+    async def finish(record: Record, returned: object) -> None:
+        returned = await settled(returned, where)
+        if returned is not None:
+            # Acknowledged before the record is finished, so that no commit is ahead of its results.
+            await results.publish([(returned, result_trace(record))])
+
+    return finish
+
+
+def _finished(call: UnitCall, finish: Finish) -> UnitCall:
+    async def finished(record: Record) -> None:
+        returned = await call(record)
+        if returned is not None:
+            await finish(record, returned)
+
+    return finished
+
+
+def _published_together(call: UnitCall, results: ResultPublisher, where: str) -> UnitCall:
+    async def and_publish(records: list[Record]) -> None:
+        # Middleware and the handler may change their list.
+        given = tuple(records)
+        with batch_span() as trace_of:
+            returned = await call(list(records))
+            if returned is None or (returned := await settled(returned, where)) is None:
+                return
+            items = results_in(returned)
+            # As many items as records: each belongs to its record. Otherwise no item belongs to a certain record.
+            is_one_each = len(items) == len(given)
+            headers = (record.headers for record in given) if is_one_each else itertools.repeat(())
+            # Acknowledged before the batch is finished, so that no commit is ahead of its results.
+            await results.publish(zip(items, map(trace_of, headers), strict=False))
+
+    return and_publish
+
+
+def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -> UnitCall:
+    """Return ``call`` for a handler that sees more of a record than its value."""
+
+    def seen(record: Record) -> Record:
+        return first_read(record) if record.topic in origins else record
+
+    if not is_batch:
+        return lambda record: call(seen(record))
+
+    def as_first_read(records: list[Record]) -> Awaitable[Any]:
+        return call([seen(record) for record in records] if any(one.topic in origins for one in records) else records)
+
+    return as_first_read
+
+
+def _if_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
+    """Return ``call`` that rejects a record of which the condition is false."""
+
+    async def called(record: Record) -> object:
+        _check(when, record)
+        return await call(record)
+
+    return called
+
+
+def _those_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
+    """Return ``call`` for the records of a batch of which the condition is true; the others have failed."""
+
+    async def called(records: list[Record]) -> Failed:
+        failed: dict[int, Exception] = {}
+        for index, record in enumerate(records):
+            try:
+                _check(when, record)
+            except Exception as error:  # noqa: BLE001 - the user's condition: that record has failed
+                failed[index] = error
+        wanted = [index for index in range(len(records)) if index not in failed]
+        if wanted:
+            of_wanted = await failures_of(call, [records[index] for index in wanted])
+            failed.update((wanted[index], one) for index, one in of_wanted.items())
+        return failed
+
+    return called
+
+
+def _check(when: Callable[[Record], object], record: Record) -> None:
+    if not _holds(when, record):
+        raise Reject("no handler's when= takes this record - say unmatched='skip' if it may be passed over")
+
+
+def _holds(when: Callable[[Record], object], record: Record) -> bool:
+    """Return the answer of a condition.
+
+    Raises:
+        ConfigurationError: the answer is an awaitable, which would always be true.
+    """
+    answer = when(record)
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ConfigurationError(f"when={when!r} returned an awaitable - write a plain function that returns a bool")
+    return bool(answer)

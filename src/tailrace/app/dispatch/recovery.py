@@ -1,0 +1,181 @@
+"""Recovery of failed work: attempts, pauses and dead letters, until each failed record is finished.
+
+``app.failures.policy`` decides about each record. Those of a batch that are tried again stay together as one smaller
+batch, in their order; the pause is the shortest that one of them is owed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.failures.policy import SAID, FailurePolicy, RetryingLane, is_given_up, is_outage, said
+from tailrace.app.publish.ordered_gather import gather_in_order
+from tailrace.app.stack_frames import where_raised, with_short_tracebacks
+from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
+from tailrace.core.failures.retry import FailureAction, RetryDecision
+from tailrace.observe.events import BatchFailed, BatchGaveUp, Event, HandlerFailed, HandlerGaveUp
+from tailrace.observe.hooks import Observer
+from tailrace.records import Record
+
+__all__ = ["FailedWork", "Recovery", "RetryingExecutor"]
+
+
+class FailedWork(Protocol):
+    """A record or a batch that is started and not finished."""
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """Records that are not finished."""
+
+
+WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
+
+
+class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
+    """Executor as recovery needs it."""
+
+    async def attempt(self, work: WorkT_contra) -> Failed:
+        """Call the handler again; return what failed."""
+
+    def keep(self, work: WorkT_contra, records: Sequence[Record]) -> None:
+        """Finish all records of ``work`` but these."""
+
+    async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
+        """Wait before the next attempt; return False if no record is left that may be tried again here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A failed record, and the decision about it."""
+
+    record: Record
+    error: Exception
+    so_far: FailureCount
+    decision: RetryDecision
+
+    @property
+    def is_kept(self) -> bool:
+        return self.decision.step in {FailureAction.RETRY, FailureAction.PAUSE}
+
+
+class Recovery:
+    """Recovers the failed work of one handler.
+
+    Args:
+        name: name of the handler.
+        policy: decides about each record, and gives up those that are not tried again.
+        is_batch: True if the handler takes batches; their events count records.
+        chance: returns a number in [0, 1), for the jitter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: FailurePolicy,
+        observer: Observer,
+        *,
+        is_batch: bool,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._name, self._policy, self._observer = name, policy, observer
+        self._is_batch, self._chance = is_batch, chance
+        self._failed: Callable[..., Event] = BatchFailed if is_batch else HandlerFailed
+        self._gave_up: Callable[..., Event] = BatchGaveUp if is_batch else HandlerGaveUp
+        self._parked = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that no topic takes, and which are tried again now and then."""
+        return self._parked + self._policy.waiting
+
+    async def recover(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: Failed) -> None:
+        """Return when all records of ``work`` are finished, or belong to another owner.
+
+        Raises:
+            HandlerFailedError: ``on_failure="stop"`` is set.
+            DeadLetterError: a record cannot be written to the dead letters, and ``on_failure="stop"`` is set.
+            ProducerFencedError: another process publishes in our place.
+        """
+        failure_counts, before, has_given_up = self._policy.failure_counts(), failed[min(failed)], False
+        while failed:
+            cases = self._cases(work.records, failure_counts, failed)
+            final = [
+                case for case in cases if is_given_up(case.decision, case.error) and not (case.is_kept and has_given_up)
+            ]
+            self._tell(len(work.records), cases, final)
+            has_given_up = has_given_up or bool(final)
+            # The finished records of a batch count from here on, whatever happens to the rest.
+            executor.keep(work, [case.record for case in cases])
+            await self._give_up(executor, [case for case in cases if not case.is_kept])
+            kept = [case for case in cases if case.is_kept]
+            executor.keep(work, [case.record for case in kept])
+            if not kept or not await self._wait(executor, work, kept):
+                return
+            failed = await executor.attempt(work)
+            for error in failed.values():
+                _detach(error, before)
+
+    def _cases(self, records: Sequence[Record], failure_counts: FailureCounts, failed: Failed) -> list[_Case]:
+        chance, cases = self._chance(), []
+        for at in sorted(failed):
+            record, error = records[at], failed[at]
+            so_far = failure_counts.failed(record.topic_partition, record.offset, is_outage=is_outage(error))
+            cases.append(_Case(record, error, so_far, self._policy.decide(record, so_far, error, chance)))
+        return cases
+
+    async def _give_up(self, executor: RetryingLane, cases: Sequence[_Case]) -> None:
+        # The new owner of a lost record handles it, and writes its dead letter.
+        ours = [case for case in cases if executor.is_ours(case.record)]
+        if ours:
+            await gather_in_order(
+                [
+                    self._policy.give_up(executor, case.record, case.so_far.failures, case.error, case.decision)
+                    for case in ours
+                ]
+            )
+
+    async def _wait(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, kept: Sequence[_Case]) -> bool:
+        parked = sum(case.decision.step is FailureAction.PAUSE for case in kept)
+        self._parked += parked
+        try:
+            pause_s = min(case.decision.pause_s for case in kept)
+            waiting = [(case.record, case.decision) for case in kept]
+            return await self._policy.wait(waiting, lambda: executor.pause_all(work, pause_s))
+        finally:
+            self._parked -= parked
+
+    def _tell(self, count: int, cases: Sequence[_Case], final: Sequence[_Case]) -> None:
+        first = (final or cases)[0]
+        options: dict[str, Any] = {"logged_exception": with_short_tracebacks(first.error)} if final else {}
+        counts: tuple[int, ...] = ()
+        then = SAID[first.decision.step]
+        if self._is_batch:
+            counts, steps = (len(cases), count), Counter(case.decision.step for case in cases)
+            then = ", ".join(f"{number} {SAID[step]}" for step, number in steps.items())
+        self._observer.tell(
+            (self._gave_up if final else self._failed)(
+                self._name,
+                first.record.topic_partition,
+                first.record.offset,
+                *counts,
+                max(case.so_far.all for case in cases),
+                said(first.error),
+                then,
+                where_raised(first.error),
+                first.error,
+                **options,
+            )
+        )
+
+
+def _detach(error: Exception, before: Exception) -> None:
+    """Take the first failure out of the context of a later one, which Python sets as it is raised in its wake."""
+    one: BaseException = error
+    while one.__context__ is not None and one.__context__ is not before:
+        one = one.__context__
+    one.__context__ = None
