@@ -201,7 +201,6 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     """
     makers = {
         "tailrace/app/closing.py": {"ensure_future"},
-        "tailrace/app/dispatch/batch_executor.py": {"create_task"},
         "tailrace/app/dispatch/workers.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
         "tailrace/runner.py": {"ensure_future"},

@@ -18,8 +18,7 @@ from typing_extensions import Unpack
 from tailrace.app.declare.codecs import AnyCodec, JsonCodec
 from tailrace.app.declare.plan import planned
 from tailrace.app.declare.resolved_options import ResolvedOptions
-from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.record_executor import RecordExecutor
+from tailrace.app.dispatch.executor import Executor
 from tailrace.app.given_objects import check_codec, check_middleware
 from tailrace.app.handlers import Handlers, Middleware
 from tailrace.app.health.checks import Health, Vitals, examine
@@ -376,7 +375,7 @@ class App(Handlers):
             raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
         return self._running
 
-    def _lines_of(self, handler: Callable[..., object]) -> list[RecordExecutor | BatchExecutor]:
+    def _lines_of(self, handler: Callable[..., object]) -> list[Executor[Any]]:
         executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} handles nothing in this app now - give the decorated function")

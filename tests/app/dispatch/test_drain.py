@@ -10,8 +10,10 @@ import pytest
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
 from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.call import HandlerCall
+from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.record_run import Worker
+from tailrace.app.dispatch.work import Worker
 from tailrace.app.substitution import running_of
 from tailrace.core.delivery.progress import Position, Positions
 from tailrace.core.dispatch.batching import BatchLimits
@@ -246,9 +248,8 @@ async def test_what_goes_when_its_pause_ends_is_not_tried_again():
         loop.call_soon(time.sleep, 0.1)
         waited.append(await line.pause_all(work, 0.05))
 
-    line = RecordExecutor(
-        fail, recover, finish=fail, order_by="key", concurrency=1, window=10, on_progress=lambda: None
-    )
+    options = ExecutorOptions(order_by="key", concurrency=1, window=10, on_progress=lambda: None)
+    line = RecordExecutor(HandlerCall(fail, fail), recover, options)
     running = asyncio.create_task(line.run(1))
     line.add(position := at_the_beginning(), [RECORD])
     await until(lambda: waited != [])
@@ -269,10 +270,8 @@ async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
 
     async def recover(*_: object) -> None: ...
 
-    limits = BatchLimits(max_records=1)
-    line = BatchExecutor(
-        attempt, recover, order_by="partition", limits=limits, concurrency=1, window=10, on_progress=lambda: None
-    )
+    options = ExecutorOptions(order_by="partition", concurrency=1, window=10, on_progress=lambda: None)
+    line = BatchExecutor(attempt, recover, options, BatchLimits(max_records=1))
     running = asyncio.create_task(line.run(1))
     line.add(at_the_beginning(), [RECORD])
     line.drop(PARTITION)

@@ -1,7 +1,7 @@
 """One consumer group of an app at work: its consumer, a line for each handler, and what goes from one to the other.
 
 Rule of this file: a record goes to the first handler that wants it, and is done when that line says so. The group
-decides nothing else; order is ``app.dispatch.record_executor``'s, failure ``app.failures.policy``'s, and when to try
+decides nothing else; order is ``app.dispatch.executor``'s, failure ``app.failures.policy``'s, and when to try
 again ``app.failures.delayed_records``'s.
 """
 
@@ -15,11 +15,10 @@ import anyio
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.plan import BoundHandler
-from tailrace.app.dispatch.batch_executor import BatchExecutor
 from tailrace.app.dispatch.call import wants
+from tailrace.app.dispatch.executor import Executor
 from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtime
-from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
@@ -75,7 +74,6 @@ class GroupRuntime:
             wall_clock=self.source.wall_clock,
         )
         self._runtimes: list[HandlerRuntime] = []
-        self._batch_lines: list[BatchExecutor] = []
         self._of_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
         self._full_at: dict[TopicPartition, float] = {}
@@ -106,7 +104,6 @@ class GroupRuntime:
             on_full=self._lane_is_full,
         )
         self._runtimes = [handler_runtime(one, context) for one in self._ready]
-        self._batch_lines = [one.executor for one in self._runtimes if isinstance(one.executor, BatchExecutor)]
 
     async def run(self, cleaning_up_s: float) -> None:
         """Handle records until cancelled; then handlers that run are cut short, and have so long to clean up.
@@ -150,7 +147,7 @@ class GroupRuntime:
             one.executor.at_work == one.failures.waiting and not one.executor.has_failed for one in self._runtimes
         )
 
-    def executors_of(self, function: Callable[..., object]) -> list[RecordExecutor | BatchExecutor]:
+    def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
         """Where a handler runs; several if it was declared more than once."""
         return [one.executor for one in self._runtimes if one.handler.function is function]
 
@@ -216,12 +213,12 @@ class GroupRuntime:
     @property
     def gathers(self) -> bool:
         """Whether records wait for others, to be handled with them as a batch."""
-        return any(executor.gathers for executor in self._batch_lines)
+        return any(one.executor.gathers for one in self._runtimes)
 
     def hurry(self) -> None:
         """Nothing more comes before all of it is done: what waits for others need not."""
-        for executor in self._batch_lines:
-            executor.hurry()
+        for one in self._runtimes:
+            one.executor.hurry()
 
     # ---- as the reader wants it --------------------------------------------------------------------------------
 
@@ -236,13 +233,13 @@ class GroupRuntime:
     def halt(self, partition: TopicPartition) -> int | None:
         """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
         held = next((found for one in self._runtimes if (found := one.executor.held_of(partition)) is not None), None)
-        end = None if held is None or held.position.tracker is not held.tracker else held.position.delivered
+        end = held.position.delivered if held is not None and held.is_current else None
         shelved = self._delays.drop(partition)
         # All of them are told.
         left = _lowest([shelved, *(one.executor.halt(partition) for one in self._runtimes)])
         if held is not None and end is not None and self._transactions is None:
             # Of all that is not done the tracker knows by now; what is done behind it gets into the last map.
-            held.tracker.advance(end if shelved is None else shelved)
+            held.advance(end if shelved is None else shelved)
         return left
 
     def drop(self, partition: TopicPartition) -> None:

@@ -1,98 +1,75 @@
-"""The workers of one line: tasks that are woken one by one, rest when there is nothing to do, and end together.
-
-Rule of this file: how many there are, and when one ends. What a worker does is ``app.dispatch.record_executor``'s.
-"""
+"""Tasks of an executor: how many there are, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextvars import copy_context
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context, copy_context
+from typing import Any, Generic, TypeVar
 
-from tailrace.app.dispatch.record_run import Worker
 from tailrace.app.dispatch.task_results import ended_by, stop_all
+from tailrace.app.dispatch.work import Work
 
 __all__ = ["Workers"]
 
+WorkT = TypeVar("WorkT", bound=Work)
 
-class Workers:
-    """Those of one line.
+
+class Workers(Generic[WorkT]):
+    """Tasks of one executor, each with a context of its own.
 
     Args:
-        most: how many there may be.
-        run: what one does that was woken, until it finds nothing to do.
-        has_more: whether there is something to do.
+        most: most tasks at once.
+        on_end: called when a task has ended.
 
     Attributes:
-        most: how many there may be; those beyond it end when they are through.
-        is_ending: whether no record is begun any more, and those that run are cut short.
-        has_abandoned: whether one went on after that; its record is not finished here any more.
-        failed: done when one of them has ended by an error.
+        most: most tasks at once; those beyond it end when they are through.
+        is_ending: True if nothing is started any more, and what runs is canceled.
+        has_abandoned: True if a task went on after that; its work is not finished here any more.
+        failed: done when a task has ended by an error.
     """
 
-    def __init__(self, most: int, run: Callable[[Worker], Awaitable[None]], has_more: Callable[[], int]) -> None:
-        self.most, self._run, self._has_more = most, run, has_more
+    def __init__(self, most: int, on_end: Callable[[WorkT], None]) -> None:
+        self.most, self._on_end = most, on_end
         self._context = copy_context()
         self.is_ending = self.has_abandoned = False
         self._loop = asyncio.get_running_loop()
-        self._of: dict[asyncio.Task[None], Worker] = {}
-        self._idle: list[Worker] = []
+        self._of: dict[asyncio.Task[None], WorkT] = {}
         self.failed: asyncio.Future[None] = self._loop.create_future()
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkT]:
         return iter(self._of.values())
 
-    @property
-    def are_too_many(self) -> bool:
-        """Whether those that are through have to end."""
-        return len(self._of) > self.most
+    def __len__(self) -> int:
+        return len(self._of)
 
-    @property
-    def at_work(self) -> int:
-        """How many do not rest."""
-        return len(self._of) - len(self._idle)
-
-    def of(self, task: asyncio.Task[Any] | None) -> Worker | None:
-        """The one that is ``task``. Any thread may ask."""
+    def of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
+        """Return the work of ``task``. Any thread may ask."""
         return self._of.get(task) if task is not None else None
 
-    def wake_one(self) -> None:
-        """Have one more look for something to do, if there is one that rests or room for a new one."""
-        if self.is_ending:
-            return
-        if self._idle:
-            rested = self._idle.pop().rested
-            if rested is not None and not rested.done():
-                rested.set_result(None)
-        elif len(self._of) < self.most:
-            context = self._context.copy()
-            worker = Worker(context)
-            task = self._loop.create_task(self._live(worker), context=context)
-            self._of[task] = worker
-            task.add_done_callback(self._ended)
+    @property
+    def may_start(self) -> bool:
+        """True until the executor ends, or its app does because of a failure."""
+        return not self.is_ending and not self.failed.done()
+
+    def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
+        """Start a task; there has to be room for one."""
+        context = self._context.copy()
+        work = make(context)
+        task = self._loop.create_task(run(work), context=context)
+        self._of[task] = work
+        task.add_done_callback(self._ended)
+        return work
 
     async def end(self, within_s: float) -> None:
-        """Cut short what runs, and wait until all have ended, for so long at most."""
+        """Cancel all tasks and wait until they have ended, for so long at most."""
         self.is_ending = True
         self.has_abandoned = not await stop_all(list(self._of), within_s)
-        for worker in self:
-            worker.publishing.is_abandoned = True
-
-    async def _live(self, worker: Worker) -> None:
-        while True:
-            await self._run(worker)
-            # A handler has changed the context: the next record begins in a new task.
-            if self.is_ending or copy_context() != worker.context or self.are_too_many:
-                return
-            worker.rested = self._loop.create_future()
-            self._idle.append(worker)
-            await worker.rested
+        for work in self:
+            work.publishing.is_abandoned = True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._of[task]
-        error = ended_by(task)
+        work, error = self._of.pop(task), ended_by(task)
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
-        elif self._has_more() and not self.failed.done():
-            self.wake_one()
+        self._on_end(work)

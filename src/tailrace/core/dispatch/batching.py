@@ -245,16 +245,19 @@ class BatchAssembler(Generic[SourceT]):
 
     # ---- letting go --------------------------------------------------------------------------------------------
 
-    def drop(self, partition: TopicPartition) -> None:
-        """Forget what is gathered of a partition; a batch that runs goes on, and those behind it wait for it."""
+    def drop(self, partition: TopicPartition) -> list[Record]:
+        """Forget the gathered records of a partition, and return them.
+
+        A batch that runs goes on, and those after it wait for it.
+        """
         pool = self._pools.get(self._name_of(partition))
         if pool is None:
-            return
-        for one in pool.slices:
-            if one.partition == partition:
-                self._grow(pool, -len(one.records), -self._size(one.records))
+            return []
+        dropped = [record for one in pool.slices if one.partition == partition for record in one.records]
+        self._grow(pool, -len(dropped), -self._size(dropped))
         pool.slices = deque(one for one in pool.slices if one.partition != partition)
         self._look_at(pool)
+        return dropped
 
     def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
         """Those from ``since`` on that are gathered and not in a batch, lowest first."""

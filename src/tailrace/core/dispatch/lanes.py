@@ -293,15 +293,16 @@ class Lanes(Generic[SourceT]):
         """The lowest offset that was handed in and neither taken nor parked; None when there is none."""
         return next(self.offsets(partition), None)
 
-    def offsets(self, partition: TopicPartition) -> Iterator[int]:
-        """Those that were handed in and neither taken nor parked, lowest first."""
+    def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
+        """Return the offsets from ``since`` on that were added and neither taken nor parked, lowest first."""
         stock = self._stocks.get(partition)
         if stock is None:
             return
         slices = [self._slice, *stock.slices] if self._slice is not None and self._is_current(stock) else stock.slices
         for one in slices:
             for place in range(len(one.records) - length_hint(one.left), len(one.records)):
-                yield one.records[place].offset
+                if one.records[place].offset >= since:
+                    yield one.records[place].offset
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,370 @@
+"""Executor of a handler: what records and batches have in common once they are added.
+
+Which work may start is decided in ``core.dispatch``. Whatever a handler does to its task touches no other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from tailrace.app.dispatch.batch_failures import Failed
+from tailrace.app.dispatch.task_results import no_end
+from tailrace.app.dispatch.work import HeldPartition, Work
+from tailrace.app.dispatch.workers import Workers
+from tailrace.core.delivery.progress import Position
+from tailrace.core.dispatch.batching import BatchAssembler
+from tailrace.core.dispatch.lanes import Lanes, OrderBy
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["Executor", "ExecutorOptions", "Recover"]
+
+WorkT = TypeVar("WorkT", bound=Work)
+
+Recover: TypeAlias = Callable[[Any, Any, Failed], Awaitable[None]]
+"""Given the executor, failed work and what of it failed: returns when that is finished. An error ends the app."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """Order and limits of a handler's work.
+
+    Attributes:
+        order_by: order in which records are handled.
+        concurrency: most records, or batches, that run at once.
+        window: most records that wait here to run, or for another attempt.
+        on_progress: called when work is finished, or there is room for more.
+        on_full: called with a record and the number that wait with it, when they hold up their whole partition.
+    """
+
+    order_by: OrderBy
+    concurrency: int
+    window: int
+    on_progress: Callable[[], None]
+    on_full: Callable[[Record, int], object] = lambda _record, _waiting: None
+
+
+class Executor(ABC, Generic[WorkT]):
+    """Runs the records or the batches of one handler.
+
+    Args:
+        queue: waiting records; decides which work starts next.
+        recover: finishes failed work.
+
+    Attributes:
+        is_held: True between ``hold`` and ``release``.
+    """
+
+    def __init__(
+        self,
+        queue: Lanes[HeldPartition] | BatchAssembler[HeldPartition],
+        recover: Recover,
+        options: ExecutorOptions,
+    ) -> None:
+        self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
+        self._held: dict[TopicPartition, HeldPartition] = {}
+        self._loop = asyncio.get_running_loop()
+        self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
+        self.is_held = self._may_not_start = False
+
+    # ---- partitions ----------------------------------------------------------------------------------------------
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """Return how many records of a partition may be added now."""
+        return 0 if self.is_held else self._queue.room_of(partition)
+
+    def add(self, position: Position, records: Sequence[Record]) -> None:
+        """Add the next records of a partition, to be started when their turn comes."""
+        held = self._held_at(position)
+        if held is None:
+            assert position.tracker is not None
+            held = self._held[position.partition] = HeldPartition(position, position.tracker)
+        self._enqueue(position.partition, records, held)
+        self._start_due()
+
+    def next_of(self, position: Position) -> int | None:
+        """Return the lowest offset here that the tracker does not know; None if there is none."""
+        self._settle()
+        held = self._held_at(position)
+        if held is None:
+            return None
+        lowest = held.left if held.is_halted else next(self._queue.offsets(position.partition, held.passed), None)
+        if not held.whole:
+            return lowest
+        first = min(held.whole.values())
+        return first if lowest is None else min(lowest, first)
+
+    def done_of(self, position: Position) -> int | None:
+        """Return the lowest offset here that is not finished; None if there is none."""
+        following, held = self.next_of(position), self._held_at(position)
+        if held is None:
+            return None
+        lowest = held.lowest
+        return following if lowest is None or (following is not None and following < lowest) else lowest
+
+    def unstarted(self, position: Position) -> tuple[int | None, list[int]]:
+        """Return the lowest offset from which nothing has started, and all offsets that have not, lowest first."""
+        self._settle()
+        held, partition = self._held_at(position), position.partition
+        if held is None or held.is_halted:
+            return None, []
+        return next(self._queue.offsets(partition, held.passed), None), list(self._queue.offsets(partition))
+
+    def halt(self, partition: TopicPartition) -> int | None:
+        """Start nothing more of a partition; return the lowest offset that was not started, None if there is none."""
+        self._settle()
+        held = self._held.get(partition)
+        if held is None:
+            return None
+        held.halt([record.offset for record in self._queue.drop(partition)])
+        self._leave_waiting(partition, held)
+        return held.left
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition: what runs of it counts for nothing, and failed records are not tried again."""
+        self._settle()
+        self._queue.drop(partition)
+        held = self._held.pop(partition, None)
+        if held is not None:
+            held.is_halted = True
+            self._leave_waiting(partition, held)
+
+    def held_of(self, partition: TopicPartition) -> HeldPartition | None:
+        """Return what is held of a partition; None if no record of it was added."""
+        return self._held.get(partition)
+
+    def _held_at(self, position: Position) -> HeldPartition | None:
+        held = self._held.get(position.partition)
+        return held if held is not None and held.tracker is position.tracker else None
+
+    # ---- starts --------------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Start nothing more until ``release``; what runs goes on."""
+        # The task that holds itself counts as suspended, so that it looks before it starts the next record.
+        self._settle()
+        self.is_held = True
+        self._start_due()
+        self._on_progress()
+
+    def release(self) -> None:
+        """Start records again."""
+        self.is_held = False
+        self._start_due()
+        self._on_progress()
+
+    def hold_starts(self) -> None:
+        """Start nothing until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
+        self._settle()
+        self._may_not_start = True
+        self._start_due()
+
+    def allow_starts(self) -> None:
+        """End ``hold_starts``."""
+        if self._may_not_start:
+            self._may_not_start = False
+            self._start_due()
+
+    @property
+    def gathers(self) -> bool:
+        """True while records wait for others of their batch."""
+        return False
+
+    def hurry(self) -> None:
+        """Start what waits for more records: none come before all of it is finished."""
+
+    @property
+    def _may_start(self) -> bool:
+        return not (self.is_held or self._may_not_start) and self._workers.may_start
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    async def run(self, cleaning_up_s: float) -> None:
+        """Run until canceled; then cancel handlers that run, which have so long to clean up.
+
+        Raises:
+            HandlerFailedError: a record failed, and ``on_failure="stop"`` is set.
+        """
+        try:
+            # When the event loop ends by SystemExit all is canceled, and the reason has to outlive that.
+            await asyncio.shield(self._workers.failed)
+        finally:
+            self._settle()
+            self._workers.is_ending = True
+            self._start_due()
+            await self._workers.end(cleaning_up_s)
+
+    @property
+    @abstractmethod
+    def at_work(self) -> int:
+        """Number of records that run, wait for their next attempt, or are about to start."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that were added and have not started."""
+        return self._queue.waiting
+
+    @property
+    def holds_back(self) -> bool:
+        """True if it is held, and records wait for that."""
+        return self.is_held and self._queue.waiting > 0
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds since the first of the handlers that run now was called; waits for an attempt do not count."""
+        since = [work.since for work in self._workers if work.since is not None]
+        return self._loop.time() - min(since) if since else 0.0
+
+    @property
+    def runs(self) -> bool:
+        """True if a handler runs, or waits for its next attempt."""
+        return any(work.records for work in self._workers)
+
+    @property
+    def runs_ours(self) -> bool:
+        """The same, of work with a partition that was not dropped since."""
+        self._settle()
+        running = (work.sources for work in self._workers if work.records)
+        return any(self._held.get(partition) is held for sources in running for partition, held in sources.items())
+
+    @property
+    def under_way(self) -> list[Record]:
+        """The first record of each work that is not finished."""
+        return [work.records[0] for work in self._workers if work.records]
+
+    def runs_in(self, task: asyncio.Task[Any]) -> bool:
+        """Return True if the handler runs in ``task``. Any thread may ask."""
+        work = self._workers.of(task)
+        return work is not None and bool(work.records)
+
+    @property
+    def has_failed(self) -> bool:
+        """True if failed work ends the app: that is not finished, and nothing else runs."""
+        return self._workers.failed.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ends the app."""
+        return self._workers.failed.exception() if self._workers.failed.done() else None
+
+    # ---- failed work ---------------------------------------------------------------------------------------------
+
+    async def attempt(self, work: WorkT) -> Failed:
+        """Call the handler; return what failed.
+
+        A cancellation is the handler's own failure, unless all ends: then nothing has failed, nor is it finished.
+        """
+        try:
+            failed = await self._call(work)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+            failed = dict.fromkeys(range(len(work.records)), self._failure(error))
+        if self._workers.has_abandoned or (failed and self._workers.is_ending):
+            raise asyncio.CancelledError
+        return failed
+
+    def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
+        """Return what a handler raised as its failure; raise CancelledError while all ends."""
+        if self._workers.is_ending:
+            raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
+        return error if isinstance(error, Exception) else no_end()
+
+    async def pause_all(self, work: WorkT, seconds: float) -> bool:
+        """Wait before the next attempt; return False if no record is left that may be tried again here."""
+        self._settle()
+        self._leave_halted(work)
+        if work.records:
+            await self._wait(work, None, seconds)
+        return bool(work.records)
+
+    async def pause(self, record: Record, seconds: float) -> bool:
+        """Wait before one record is given up again; return False if it belongs to another owner meanwhile."""
+        self._settle()
+        work, partition = self._work_of(record), record.topic_partition
+        if work is None:
+            return False
+        if work.sources[partition].is_halted:
+            self._leave(work, partition)
+            return False
+        await self._wait(work, partition, seconds)
+        return self.is_ours(record)
+
+    def is_ours(self, record: Record) -> bool:
+        """Return True if the partition of a started record was not dropped since."""
+        self._settle()
+        work, partition = self._work_of(record), record.topic_partition
+        return work is not None and self._held.get(partition) is work.sources[partition]
+
+    async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
+        """Wait without being in the way of other work."""
+        ended = self._loop.create_future()
+        self._queue.failed(work.queued)
+        self._workers.most += not work.waits
+        work.waits[ended] = partition
+        since, work.since = work.since, None
+        self._start_due()
+        self._on_progress()
+        try:
+            async with asyncio.timeout(seconds):
+                await ended
+        except TimeoutError:
+            pass
+        finally:
+            del work.waits[ended]
+            self._workers.most -= not work.waits
+            work.since = None if since is None else self._loop.time()
+
+    def _work_of(self, record: Record) -> WorkT | None:
+        """Return the work that has a record, and has not finished or left it."""
+        ours = self._workers.of(asyncio.current_task())
+        works = self._workers if ours is None else [ours]
+        return next((work for work in works if any(one is record for one in work.records)), None)
+
+    def _leave_halted(self, work: WorkT) -> None:
+        for partition, held in list(work.sources.items()):
+            if held.is_halted:
+                self._leave(work, partition)
+
+    def _leave_waiting(self, partition: TopicPartition, held: HeldPartition) -> None:
+        for work in self._workers:
+            if work.waits and work.sources.get(partition) is held:
+                self._leave(work, partition)
+
+    def _leave(self, work: WorkT, partition: TopicPartition) -> None:
+        """Leave the unfinished records of a partition to its next owner."""
+        self._shed(work, partition)
+        for wait, of in work.waits.items():
+            if not wait.done() and (of == partition or not work.records):
+                wait.set_result(None)
+
+    # ---- records or batches --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _enqueue(self, partition: TopicPartition, records: Sequence[Record], held: HeldPartition) -> None:
+        """Add records to the queue."""
+
+    @abstractmethod
+    def _start_due(self) -> None:
+        """Start the work whose turn has come, if any may start."""
+
+    @abstractmethod
+    async def _call(self, work: WorkT) -> Failed:
+        """Call the handler; return what failed, or raise if all of it did."""
+
+    @abstractmethod
+    def keep(self, work: WorkT, records: Sequence[Record]) -> None:
+        """Finish all records of failed work but these."""
+
+    @abstractmethod
+    def _shed(self, work: WorkT, partition: TopicPartition) -> None:
+        """Take the records of a partition out of ``work``, unfinished."""
+
+    def _settle(self) -> None:
+        """Note the record whose handler has suspended, before anything else happens."""
+
+    def _ended(self, _work: WorkT) -> None:
+        """React to the end of a task."""
+        self._start_due()
+        self._on_progress()
