@@ -93,7 +93,7 @@ class BatchExecutor(Executor[RunningBatch]):
 
     @property
     def _has_room(self) -> bool:
-        return self._may_start and len(self._workers) < self._workers.most
+        return self._may_start and len(self._workers.tasks) < self._workers.most
 
     def _start(self, batch: HandlerBatch[HeldPartition]) -> None:
         work = self._workers.start(lambda context: RunningBatch(context, batch), self._see_to_its_end)

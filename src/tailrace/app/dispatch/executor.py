@@ -178,7 +178,8 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def _may_start(self) -> bool:
-        return not (self.is_held or self._may_not_start) and self._workers.may_start
+        workers = self._workers
+        return not (self.is_held or self._may_not_start or workers.is_ending or workers.failed.done())
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import HeldPartition, Worker
 from tailrace.core.delivery.slice_size import is_too_long
-from tailrace.core.dispatch.lanes import Lanes, QueuedRecord
+from tailrace.core.dispatch.lanes import Lanes
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RecordExecutor"]
@@ -42,7 +42,7 @@ class RecordExecutor(Executor[Worker]):
         self._lanes: Lanes[HeldPartition] = Lanes(
             options.order_by,
             options.window,
-            on_parked=_begin,
+            on_parked=lambda queued: queued.source.begin(queued.record.offset),
             on_full=lambda queued, waiting: options.on_full(queued.record, waiting),
             is_shared=is_shared,
         )
@@ -54,7 +54,7 @@ class RecordExecutor(Executor[Worker]):
     @property
     def at_work(self) -> int:
         """Number of records that run, wait for their next attempt, or are about to start."""
-        return len(self._workers) - len(self._idle)
+        return len(self._workers.tasks) - len(self._idle)
 
     def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
         """Finish nothing: the worker finishes its record when that is recovered."""
@@ -63,14 +63,16 @@ class RecordExecutor(Executor[Worker]):
         self._lanes.add(partition, records, held)
 
     def _start_due(self) -> None:
-        """Wake one worker; when its handler suspends it wakes the next one."""
-        if self._running is not None or not self._lanes.waiting or not self._may_start:
-            return
+        if self._running is None and self._lanes.waiting and self._may_start:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Wake a worker; the event loop's turn after its handler suspends wakes the next one."""
         if self._idle:
             rested = self._idle.pop().rested
             if rested is not None and not rested.done():
                 rested.set_result(None)
-        elif len(self._workers) < self._workers.most:
+        elif len(self._workers.tasks) < self._workers.most:
             self._workers.start(Worker, self._live)
 
     async def _call(self, work: Worker) -> Failed:
@@ -103,7 +105,7 @@ class RecordExecutor(Executor[Worker]):
 
     @property
     def _are_too_many(self) -> bool:
-        return len(self._workers) > self._workers.most
+        return len(self._workers.tasks) > self._workers.most
 
     async def _run_until_nothing(self, worker: Worker) -> None:
         handle, finish, context, began_at = self._handle, self._finish, worker.context, self._loop.time()
@@ -174,7 +176,7 @@ class RecordExecutor(Executor[Worker]):
         self._is_looked_for = False
         self._settle()
         if self._lanes.waiting and self._may_start:
-            self._start_due()
+            self._wake_one()
         else:
             # The last record may be suspended for long, and would say so only when it is finished.
             self._on_progress()
@@ -186,7 +188,7 @@ class RecordExecutor(Executor[Worker]):
         running.queued = self._lanes.work_of(running.record)
         running.since = self._loop.time()
         self._lanes.suspended(running.queued)
-        _begin(running.queued)
+        running.queued.source.begin(running.record.offset)
 
     def _finish_begun(self, worker: Worker) -> bool:
         """Finish a record that was suspended or parked; return False if it was neither."""
@@ -205,7 +207,3 @@ class RecordExecutor(Executor[Worker]):
         if held.is_halted or self._lanes.waiting < self._lanes.lane_limit:
             self._on_progress()
         return True
-
-
-def _begin(queued: QueuedRecord[HeldPartition]) -> None:
-    queued.source.begin(queued.record.offset)

@@ -26,6 +26,7 @@ class Workers(Generic[WorkT]):
         most: most tasks at once; those beyond it end when they are through.
         is_ending: True if nothing is started any more, and what runs is canceled.
         has_abandoned: True if a task went on after that; its work is not finished here any more.
+        tasks: tasks that have not ended, each with its work.
         failed: done when a task has ended by an error.
     """
 
@@ -34,42 +35,34 @@ class Workers(Generic[WorkT]):
         self._context = copy_context()
         self.is_ending = self.has_abandoned = False
         self._loop = asyncio.get_running_loop()
-        self._of: dict[asyncio.Task[None], WorkT] = {}
+        self.tasks: dict[asyncio.Task[None], WorkT] = {}
         self.failed: asyncio.Future[None] = self._loop.create_future()
 
     def __iter__(self) -> Iterator[WorkT]:
-        return iter(self._of.values())
-
-    def __len__(self) -> int:
-        return len(self._of)
+        return iter(self.tasks.values())
 
     def of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
         """Return the work of ``task``. Any thread may ask."""
-        return self._of.get(task) if task is not None else None
-
-    @property
-    def may_start(self) -> bool:
-        """True until the executor ends, or its app does because of a failure."""
-        return not self.is_ending and not self.failed.done()
+        return self.tasks.get(task) if task is not None else None
 
     def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
         """Start a task; there has to be room for one."""
         context = self._context.copy()
         work = make(context)
         task = self._loop.create_task(run(work), context=context)
-        self._of[task] = work
+        self.tasks[task] = work
         task.add_done_callback(self._ended)
         return work
 
     async def end(self, within_s: float) -> None:
         """Cancel all tasks and wait until they have ended, for so long at most."""
         self.is_ending = True
-        self.has_abandoned = not await stop_all(list(self._of), within_s)
+        self.has_abandoned = not await stop_all(list(self.tasks), within_s)
         for work in self:
             work.publishing.is_abandoned = True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        work, error = self._of.pop(task), ended_by(task)
+        work, error = self.tasks.pop(task), ended_by(task)
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
         self._on_end(work)
