@@ -301,7 +301,7 @@ def test_a_partition_that_others_read_too_does_not_wait_as_a_whole():
     assert added > 4
     assert lanes.parked_of(P, b"b") == lanes.parked == added - 1
     assert full == [((P, 4), 4)]
-    assert (lanes.next_offset(P), lanes.room_of(Q)) == (None, 2)
+    assert (next(lanes.offsets(P), None), lanes.room_of(Q)) == (None, 2)
     lanes.finished(first)
     ran = [where(work := lanes.take())]
     while work is not None:
@@ -497,14 +497,14 @@ def test_a_lane_is_never_handed_out_twice(by_key):
 def test_what_is_next(by_key):
     """The lowest offset that nobody took and that is not parked, in this slice or in a later one."""
     by_key.add(P, records(P, "aab", 10), EPOCH)
-    assert (by_key.next_offset(P), by_key.next_offset(Q)) == (10, None)
+    assert (next(by_key.offsets(P), None), next(by_key.offsets(Q), None)) == (10, None)
 
     start(by_key)
-    assert by_key.next_offset(P) == 11
+    assert next(by_key.offsets(P), None) == 11
     assert where(by_key.take()) == (P, 12)
-    assert by_key.next_offset(P) is None
+    assert next(by_key.offsets(P), None) is None
     by_key.add(P, records(P, "c", 20), EPOCH)
-    assert by_key.next_offset(P) == 20
+    assert next(by_key.offsets(P), None) == 20
 
 
 def test_what_is_set_aside_goes_on_where_it_was(by_partition):
@@ -513,14 +513,14 @@ def test_what_is_set_aside_goes_on_where_it_was(by_partition):
     by_partition.take()
     start(by_partition)
 
-    assert by_partition.next_offset(P) == 12
+    assert next(by_partition.offsets(P), None) == 12
 
 
 def test_nothing_is_no_slice(by_key):
     """A slice of which all was left out is none."""
     by_key.add(P, [], EPOCH)
 
-    assert (by_key.take(), by_key.next_offset(P), by_key.waiting) == (None, None, 0)
+    assert (by_key.take(), next(by_key.offsets(P), None), by_key.waiting) == (None, None, 0)
 
 
 # ---- the model -------------------------------------------------------------------------------------------------
@@ -659,7 +659,7 @@ class Running(RuleBasedStateMachine):
                 for work in self.running
                 if work.record.topic_partition == partition and work.source == self.epochs[partition]
             ]
-            following = self.lanes.next_offset(partition)
+            following = next(self.lanes.offsets(partition), None)
             tracker.advance(self.offsets[partition] if following is None else following)
             assert tracker.done == min(unfinished, default=self.offsets[partition])
 

@@ -289,10 +289,6 @@ class Lanes(Generic[SourceT]):
         work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
         return len(work.behind) if work is not None and work.behind else 0
 
-    def next_offset(self, partition: TopicPartition) -> int | None:
-        """The lowest offset that was handed in and neither taken nor parked; None when there is none."""
-        return next(self.offsets(partition), None)
-
     def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
         """Return the offsets from ``since`` on that were added and neither taken nor parked, lowest first."""
         stock = self._stocks.get(partition)
