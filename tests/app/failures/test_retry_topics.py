@@ -336,6 +336,35 @@ async def test_what_a_record_was_to_another_group_is_over(comes_by):
     assert buried.value == b"7"
 
 
+class TopicNames:
+    """Codec that reads the topic of a record."""
+
+    def decode(self, _data: bytes, _annotation: object, record: Record) -> str:
+        return record.topic
+
+    def encode(self, value: bytes) -> bytes:
+        return value
+
+
+@pytest.mark.parametrize("kind", ["handler", "batch_handler"])
+async def test_a_codec_is_given_the_first_topic_of_a_record(kind):
+    """Also when the record comes from a retry topic, alone or in a batch."""
+    app, decoded = App(group_id="billing", codec=TopicNames()), []
+
+    async def handle(values: str) -> None:
+        decoded.append(values)
+        if len(decoded) == 1:
+            raise ValueError("not yet")
+
+    handle.__annotations__["values"] = str if kind == "handler" else list[str]
+    getattr(app, kind)("orders", retry=ONCE, retry_topics=[60_000])(handle)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"7")
+
+    assert decoded == (["orders"] * 2 if kind == "handler" else [["orders"]] * 2)
+
+
 async def test_a_batch_is_gathered_anew_of_what_is_due():
     """What was one batch when it failed may be several when it is due, and the other way round."""
     app, batches = App(group_id="billing"), []
