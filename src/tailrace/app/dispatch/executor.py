@@ -227,9 +227,11 @@ class Executor(ABC, Generic[WorkT]):
     @property
     def runs_ours(self) -> bool:
         """The same, of work with a partition that was not dropped since."""
-        self._settle()
-        running = (work.sources for work in self._workers if work.records)
-        return any(self._held.get(partition) is held for sources in running for partition, held in sources.items())
+        running = [work.sources for work in self._workers if work.records]
+        return any(
+            not sources or any(self._held.get(partition) is held for partition, held in sources.items())
+            for sources in running
+        )
 
     @property
     def under_way(self) -> list[Record]:
@@ -294,9 +296,12 @@ class Executor(ABC, Generic[WorkT]):
 
     def is_ours(self, record: Record) -> bool:
         """Return True if the partition of a started record was not dropped since."""
-        self._settle()
         work, partition = self._work_of(record), record.topic_partition
-        return work is not None and self._held.get(partition) is work.sources[partition]
+        if work is None:
+            return False
+        held = work.sources.get(partition)
+        # Without one it was never suspended, so that nothing can have been dropped meanwhile.
+        return held is None or self._held.get(partition) is held
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
         """Wait without being in the way of other work."""
