@@ -68,7 +68,8 @@ class Executor(ABC, Generic[WorkT]):
         self._held: dict[TopicPartition, HeldPartition] = {}
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
-        self.is_held = self._may_not_start = False
+        self.is_held = self._are_starts_held = False
+        self._may_start = True
 
     # ---- partitions ----------------------------------------------------------------------------------------------
 
@@ -147,26 +148,26 @@ class Executor(ABC, Generic[WorkT]):
         # The task that holds itself counts as suspended, so that it looks before it starts the next record.
         self._settle()
         self.is_held = True
-        self._start_due()
+        self._starts_changed()
         self._on_progress()
 
     def release(self) -> None:
         """Start records again."""
         self.is_held = False
-        self._start_due()
+        self._starts_changed()
         self._on_progress()
 
     def hold_starts(self) -> None:
         """Start nothing until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
         self._settle()
-        self._may_not_start = True
-        self._start_due()
+        self._are_starts_held = True
+        self._starts_changed()
 
     def allow_starts(self) -> None:
         """End ``hold_starts``."""
-        if self._may_not_start:
-            self._may_not_start = False
-            self._start_due()
+        if self._are_starts_held:
+            self._are_starts_held = False
+            self._starts_changed()
 
     @property
     def gathers(self) -> bool:
@@ -176,10 +177,11 @@ class Executor(ABC, Generic[WorkT]):
     def hurry(self) -> None:
         """Start what waits for more records: none come before all of it is finished."""
 
-    @property
-    def _may_start(self) -> bool:
+    def _starts_changed(self) -> None:
+        """Look again whether anything may start; a plain attribute, since it is asked for each suspended record."""
         workers = self._workers
-        return not (self.is_held or self._may_not_start or workers.is_ending or workers.failed.done())
+        self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.failed.done())
+        self._start_due()
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class Executor(ABC, Generic[WorkT]):
         finally:
             self._settle()
             self._workers.is_ending = True
-            self._start_due()
+            self._starts_changed()
             await self._workers.end(cleaning_up_s)
 
     @property
@@ -372,5 +374,5 @@ class Executor(ABC, Generic[WorkT]):
 
     def _ended(self, _work: WorkT) -> None:
         """React to the end of a task."""
-        self._start_due()
+        self._starts_changed()
         self._on_progress()

@@ -94,21 +94,19 @@ class RecordExecutor(Executor[Worker]):
     # ---- workers -------------------------------------------------------------------------------------------------
 
     async def _live(self, worker: Worker) -> None:
+        workers = self._workers
         while True:
             await self._run_until_nothing(worker)
             # A handler has changed the context: the next record starts in a new task.
-            if self._workers.is_ending or copy_context() != worker.context or self._are_too_many:
+            if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.most:
                 return
             worker.rested = self._loop.create_future()
             self._idle.append(worker)
             await worker.rested
 
-    @property
-    def _are_too_many(self) -> bool:
-        return len(self._workers.tasks) > self._workers.most
-
     async def _run_until_nothing(self, worker: Worker) -> None:
-        handle, finish, context, began_at = self._handle, self._finish, worker.context, self._loop.time()
+        handle, finish, context, workers = self._handle, self._finish, worker.context, self._workers
+        began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
             try:
                 if (returned := await handle(record)) is not None:
@@ -122,7 +120,7 @@ class RecordExecutor(Executor[Worker]):
                 break
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
-                if self._are_too_many:
+                if len(workers.tasks) > workers.most:
                     # It made room for another while its record waited for an attempt; that one goes on instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
