@@ -242,6 +242,38 @@ def test_one_module_of_the_consumer_begins_and_resets_positions(modules):
     assert not wrong, "\n".join(wrong)
 
 
+DELIVERY = {"tailrace/core/delivery/progress.py", "tailrace/core/delivery/positions.py"}
+DELIVERY_FIELDS = {
+    "fetched",
+    "delivered",
+    "finished",
+    "in_hand",
+    "held_from",
+    "committed",
+    "committed_metadata",
+    "committed_map",
+    "delivered_epoch",
+    "progress",
+}
+
+
+def test_one_module_changes_what_is_delivered_finished_and_committed(modules):
+    """All others hold leases and push completion into them; what a class says of itself is its own."""
+    wrong = [
+        f"{module.where}:{target.lineno}: {ast.unparse(target)}"
+        for module in modules
+        if module.where not in DELIVERY
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(one)
+        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store)
+        if target.attr in DELIVERY_FIELDS and ast.unparse(target.value) != "self"
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
 def is_position(node: ast.expr, module) -> bool:
     """Whether it is a position: by its name, and where nothing else in the consumer has such methods, by that."""
     name = ast.unparse(node).rpartition(".")[2]

@@ -1,23 +1,21 @@
-"""Where a group's records come from: a consumer, or a test that hands them in.
-
-Rule of this file: what is in hand, done and given back is between the source and its taker; nobody else looks.
-"""
+"""Where a group's records come from: a consumer, or a test that hands them in."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.topics.later_topics import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.delivery.in_flight import RecordSink
+from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.member_view import MemberView
 from tailrace.consumer.record_sinks import also_subscribe, attach_sink, subscribe_matching
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Lease
 from tailrace.core.failures.failure_counts import FailureCounts
 from tailrace.core.transactions.refused_records import RefusedRecords
 from tailrace.observe.hooks import Hook, Observer
@@ -49,14 +47,6 @@ class HandlerGroup(RecordSink, Protocol):
 
     def allow_starts(self) -> None:
         """Start records again."""
-
-    def started(self, position: Position, end: int) -> tuple[int, list[int]]:
-        """Return the offset from which nothing of a partition has started, and those below that have not, either.
-
-        Args:
-            position: the partition's.
-            end: behind what was handed out of it.
-        """
 
     @property
     def is_held_back(self) -> bool:
@@ -110,7 +100,7 @@ class Transactions(Publisher, Protocol):
 
 
 class Source(Protocol):
-    """Gives slices of partitions to one taker."""
+    """Gives slices of partitions to one sink."""
 
     @property
     def transactions(self) -> Transactions | None:
@@ -126,7 +116,7 @@ class Source(Protocol):
     async def stop(self) -> None:
         """Commit what is done, and end."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
 
         Raises:
@@ -187,7 +177,7 @@ class ConsumerSource:
         """Commit what is done, leave the group."""
         await self.consumer.stop()
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """As the reader has it."""
         assert self._reader is not None
         return await self._reader.next_slice(room_of)

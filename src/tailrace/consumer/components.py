@@ -16,7 +16,7 @@ from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.seek import Seek
 from tailrace.consumer.positions.start_points import now_ms, start_by_policy
 from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.positions.start_policy import StartPolicy
 from tailrace.net.cluster import Cluster

@@ -22,7 +22,6 @@ from tailrace.consumer.arguments import (
 )
 from tailrace.consumer.delivery.batches import Batches
 from tailrace.consumer.delivery.poll_timer import or_stop, within, within_timeout
-from tailrace.consumer.delivery.progress import DeliveryProgress
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.streams import RecordStream, Streams
 from tailrace.consumer.group.reconciler import in_callback
@@ -39,6 +38,7 @@ from tailrace.consumer.monitoring.status import (
 from tailrace.consumer.positions.start_points import Time, start_at_time, start_of
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.consumer.shared_cluster import SharedCluster
+from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.metrics import MetricName
 from tailrace.core.positions.partition_spec import partition_specs
 from tailrace.core.positions.seek import SeekFrom
@@ -76,7 +76,7 @@ class Consumer:
     ) -> None:
         self._life = ConsumerLifecycle(topics, pattern, cluster, options)
         self._reader: Reader | UnstartedReader = UnstartedReader()
-        self._kept: DeliveryProgress | UnstartedReader = UnstartedReader()
+        self._polled: PolledRecords | UnstartedReader = UnstartedReader()
         self._streams: Streams | None = None
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Consumer:
             UnknownTopicError: a topic does not exist.
         """
         engine = await self._life.start(self)
-        self._reader, self._kept = engine.reader, engine.reader.kept
+        self._reader, self._polled = engine.reader, engine.reader.kept.polled
 
     async def stop(self, *, commit: bool = True) -> None:
         """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
@@ -132,9 +132,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Record:
-        kept = self._kept
-        for record in kept.slice:
-            kept.in_flight_record = record
+        for record in self._polled.slice:
             return record
         return await or_stop(self._reader.next_record, self._life.config, self._life.has_stopped)
 
@@ -157,9 +155,8 @@ class Consumer:
             TailraceError: whatever has happened in the background and ends the reading.
         """
         self._check_readable()
-        reader, kept = self._started.reader, self._kept
-        for record in kept.slice:
-            kept.in_flight_record = record
+        reader = self._started.reader
+        for record in self._polled.slice:
             return record
         if timeout_ms is None:
             return await within_timeout(reader.next_record, self._started.config.consumer_timeout_ms)
@@ -237,8 +234,8 @@ class Consumer:
         """
         if self._life.has_stopped():
             return False
-        taker = self._streams
-        return self._started.reader.acknowledge(record) if taker is None else taker.acknowledge(record)
+        finisher = self._streams or self._started.reader
+        return finisher.acknowledge(record)
 
     # ---- offsets -----------------------------------------------------------------------------------------------
 
@@ -365,7 +362,6 @@ class Consumer:
 
     def offsets(self, kind: Kind | None = None) -> ConsumerOffsets | dict[TopicPartition, int]:
         """How far each partition is: handed out ("fetch"), in the log ("highwater"), committed ("commit"), "done"."""
-        self._started.reader.sync()
         found = offsets_of(self._started.positions)
         return found if kind is None else one_kind(found, kind)
 

@@ -31,7 +31,6 @@ class UnstartedReader:
 
     def __init__(self) -> None:
         self.slice: Iterator[Record] = iter(())
-        self.in_flight_record: Record | None = None
 
     async def next_record(self) -> Record:
         """Refuse."""

@@ -1,4 +1,4 @@
-"""What a taker who commits by himself has to know and to change: who we are to the group, and where to read again.
+"""What a sink that commits by itself has to know and to change: who we are to the group, and where to read again.
 
 Rule of this file: for this package's own use; a consumer's user has ``commit`` and ``seek``.
 """
@@ -11,7 +11,7 @@ from functools import partial
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.runtime import ConsumerRuntime
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
 from tailrace.core.group.events import Identity
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
@@ -42,7 +42,7 @@ class MemberView:
         return [
             one
             for one in self._engine.positions
-            if one.is_anew and one.done is not None and one.is_fetchable and not one.is_halted
+            if one.is_anew and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
     def passed(self) -> list[Position]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.delivery.in_flight import RecordSink
+from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.topic_patterns import TopicChoice
 from tailrace.core.cluster_metadata import ClusterMetadata

@@ -173,7 +173,6 @@ class ConsumerRuntime:
 
     def metrics(self) -> dict[MetricName, float]:
         """What was measured."""
-        self.reader.sync()
         return self._metrics.snapshot(self.positions)
 
     def statistics(self) -> ConsumerStatistics:

@@ -7,7 +7,7 @@ import re
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.consumer.topic_patterns import TopicChoice
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.net.cluster import Cluster
 from tailrace.records import TopicPartition
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.interfaces import GroupView
-from tailrace.consumer.delivery.in_flight import RecordSink
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import Lease
 from tailrace.core.group.events import Identity
 from tailrace.core.offset_map import decode_metadata
 from tailrace.observe.events import PartitionsAssigned
 from tailrace.observe.hooks import Observer
-from tailrace.records import OffsetAndMetadata, Record, TopicPartition
+from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.testing.topic_log import TopicLog
 
 __all__ = ["LogSource"]
@@ -67,7 +68,7 @@ class LogSource:
     async def stop(self) -> None:
         """Nothing is left to do: what is done was committed when it was."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """The next records for which there is room."""
         while True:
             for position in self._positions_of(*filter(self.reads, self._log.topics)):
@@ -75,12 +76,12 @@ class LogSource:
                 if self._is_halted or not found or not (room := room_of(position.partition)):
                     continue
                 taken = found[:room]
-                position.delivered = taken[-1].offset + 1
-                known = None if position.tracker is None else position.tracker.known
-                if known is not None:
+                end, known = taken[-1].offset + 1, position.progress and position.progress.known
+                if known:
                     taken = [one for one in taken if not known.is_finished(one.offset)]
                 if taken:
-                    return position, taken
+                    return position, position.deliver(taken, end)
+                position.skip(end, -1)
             self._news.clear()
             self._is_waited_for = True
             self._tell()
@@ -99,8 +100,7 @@ class LogSource:
         self._is_halted = True
         if self._sink is not None:
             for position in self.positions:
-                if (left := self._sink.halt(position.partition)) is not None:
-                    position.delivered = left
+                self._sink.halt(position.partition)
 
     def wall_clock(self) -> float:
         """The log's."""
@@ -129,10 +129,7 @@ class LogSource:
     def committed(self, partition: TopicPartition) -> int:
         """The lowest offset that is not done."""
         position = self.positions.get(partition)
-        if position is None:
-            return 0
-        lowest = None if self._sink is None else self._sink.done_of(position)
-        return (position.delivered or 0) if lowest is None else lowest
+        return 0 if position is None or position.finished is None else position.finished
 
     @property
     def is_idle(self) -> bool:

@@ -15,7 +15,7 @@ from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.substitution import running_of
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.dispatch.batching import BatchLimits
 from tailrace.observe.events import DrainTimedOut, GroupJoined
 from tests.support.consumer_group import until
@@ -251,13 +251,13 @@ async def test_what_goes_when_its_pause_ends_is_not_tried_again():
     options = ExecutorOptions(order_by="key", concurrency=1, window=10, on_progress=lambda: None)
     line = RecordExecutor(HandlerCall(fail, fail), recover, options)
     running = asyncio.create_task(line.run(1))
-    line.add(position := at_the_beginning(), [RECORD])
+    line.add((position := at_the_beginning()).deliver([RECORD], 1))
     await until(lambda: waited != [])
     running.cancel()
     await asyncio.wait({running})
 
     assert (tried, waited) == ([0], [False])
-    assert position.tracker.done == 0
+    assert position.finished == 0
 
 
 async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
@@ -273,7 +273,7 @@ async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
     options = ExecutorOptions(order_by="partition", concurrency=1, window=10, on_progress=lambda: None)
     line = BatchExecutor(attempt, recover, options, BatchLimits(max_records=1))
     running = asyncio.create_task(line.run(1))
-    line.add(at_the_beginning(), [RECORD])
+    line.add(at_the_beginning().deliver([RECORD], 1))
     line.drop(PARTITION)
     await until(lambda: not line.runs)
     running.cancel()

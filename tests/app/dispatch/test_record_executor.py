@@ -10,7 +10,7 @@ from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 
 PARTITION = TopicPartition("orders", 0)
 COUNT = 50_000
@@ -30,7 +30,7 @@ async def test_failures_without_a_pause_leave_the_event_loop_its_turns():
     options = ExecutorOptions(order_by="partition", concurrency=1, window=COUNT, on_progress=lambda: None)
     line = RecordExecutor(HandlerCall(fail, fail), skip, options)
     running = asyncio.create_task(line.run(1))
-    line.add(position, [Record("orders", 0, offset, None, b"", 0) for offset in range(COUNT)])
+    line.add(position.deliver([Record("orders", 0, offset, None, b"", 0) for offset in range(COUNT)], COUNT))
     while line.waiting:
         await asyncio.sleep(0)
         turns += 1

@@ -7,65 +7,81 @@ import random
 import pytest
 
 from tailrace.core.delivery.offset_map_size import OffsetMapSize
-from tailrace.core.delivery.offset_tracker import OffsetTracker
+from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import EncodedMetadata, encode_metadata
+from tailrace.records import TopicPartition
+from tests.support.simulation.records import records_at
+
+ONE = TopicPartition("t", 0)
+
+
+def started(progress, offsets):
+    """Deliver records at these offsets and start all of them."""
+    lease = progress.deliver(records_at(offsets), offsets[-1] + 1)
+    progress.start_all([record.offset for record in lease.take(len(offsets))])
+    lease.close_if_done()
 
 
 @pytest.fixture
 def ragged():
-    """Makes a tracker of so many records, every other one finished, in no order that could be told in few words."""
+    """Makes the progress of so many records, every other one finished, in no order that could be told in few words."""
 
-    def make(count):
-        tracker, chance = OffsetTracker(0), random.Random(3)
-        tracker.begin_all(range(count))
+    def make(count, progress=None):
+        progress, chance = Progress(ONE, 0) if progress is None else progress, random.Random(3)
+        started(progress, range(count))
         for offset in range(1, count):
             if chance.random() < 0.5:
-                tracker.finish(offset)
-        return tracker
+                progress.finish(offset)
+        return progress
 
     return make
 
 
 def test_nothing_is_looked_at_where_nothing_is_unfinished():
     """However many records have passed."""
-    fill, tracker = OffsetMapSize(), OffsetTracker(0)
-    tracker.advance(10**6)
+    fill, progress = OffsetMapSize(), Progress(ONE, 0)
+    assert not fill.is_due(progress, 4_096)
+    progress.skip(10**6)
 
-    assert not fill.is_due(tracker, 0, 4_096)
-    assert not fill.is_due(tracker, 10**6, 4_096)
+    assert not fill.is_due(progress, 4_096)
 
 
 def test_a_stuck_record_alone_is_not_looked_at():
     """One before any number of finished ones takes no room, so that no map is made to know it."""
-    fill, tracker = OffsetMapSize(), OffsetTracker(0)
-    tracker.begin(0)
+    fill, progress = OffsetMapSize(), Progress(ONE, 0)
+    started(progress, [0])
 
-    assert not any(fill.is_due(tracker, delivered, 4_096) for delivered in range(0, 10**7, 1_000))
+    for delivered in range(0, 10**7, 1_000):
+        progress.skip(delivered)
+        assert not fill.is_due(progress, 4_096)
 
 
 def test_it_is_looked_at_now_and_then(ragged):
     """When there may be too much, and again only when more was begun."""
-    fill, tracker = OffsetMapSize(), ragged(30_000)
-    assert not fill.is_due(tracker, 10_000, 4_096)
+    fill, progress = OffsetMapSize(), Progress(ONE, 0)
+    assert not fill.is_due(progress, 4_096)
+    ragged(30_000, progress)
 
-    assert fill.is_due(tracker, 30_000, 4_096)
-    fill.look(tracker, 30_000, 4_096, "me", now=5.0)
+    assert fill.is_due(progress, 4_096)
+    fill.look(progress, 4_096, "me", now=5.0)
 
-    assert fill.fill == encode_metadata(tracker.offset_map(), "", 4_096, writer="me").fill > 1
+    assert fill.fill == encode_metadata(progress.offset_map(), "", 4_096, writer="me").fill > 1
     assert fill.is_high
-    assert not fill.is_due(tracker, 31_000, 4_096)
-    assert fill.is_due(tracker, 32_100, 4_096)
+    progress.skip(31_000)
+    assert not fill.is_due(progress, 4_096)
+    progress.skip(32_100)
+    assert fill.is_due(progress, 4_096)
 
 
 def test_one_that_was_too_full_is_made_again_when_something_has_changed(ragged):
     """Not before a pause is over, and not at all while nothing was finished."""
-    fill, tracker = OffsetMapSize(), ragged(30_000)
-    fill.look(tracker, 30_000, 4_096, "", now=5.0)
+    fill, progress = OffsetMapSize(), ragged(30_000)
+    fill.look(progress, 4_096, "", now=5.0)
 
-    assert fill.again_at(tracker, 100.0) is None
-    tracker.finish(0)
-    assert fill.again_at(tracker, 5.001) == pytest.approx(5.02)
-    assert fill.again_at(tracker, 6.0) == 6.0
+    assert fill.again_at(progress, 100.0) is None
+    progress.finish(0)
+    assert fill.again_at(progress, 5.001) == pytest.approx(5.02)
+    assert fill.again_at(progress, 6.0) == 6.0
 
 
 def test_a_commit_looks_as_well():
@@ -73,7 +89,7 @@ def test_a_commit_looks_as_well():
     fill = OffsetMapSize()
     fill.saw(EncodedMetadata("", fill=0.8))
 
-    assert (fill.fill, fill.is_high, fill.again_at(OffsetTracker(0), 7.0)) == (0.8, True, 7.0)
+    assert (fill.fill, fill.is_high, fill.again_at(Progress(ONE, 0), 7.0)) == (0.8, True, 7.0)
     fill.saw(EncodedMetadata("", fill=0.7))
     assert not fill.is_high
 
@@ -82,17 +98,17 @@ def test_a_commit_looks_as_well():
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.95])
 def test_no_map_is_too_full_that_was_not_looked_at(limit, share):
     """What costs next to nothing to know errs on one side only."""
-    fill, tracker, chance = OffsetMapSize(), OffsetTracker(0), random.Random(limit)
-    tracker.begin(0)
+    fill, progress, chance = OffsetMapSize(), Progress(ONE, 0), random.Random(limit)
+    started(progress, [0])
     for start in range(1, 40_000, 50):
         offsets = range(start, start + 50)
-        tracker.begin_all(offsets)
+        started(progress, offsets)
         for offset in offsets:
             if chance.random() > share:
-                tracker.finish(offset)
-        if fill.is_due(tracker, start + 50, limit):
-            fill.look(tracker, start + 50, limit, "writer", 0.0)
+                progress.finish(offset)
+        if fill.is_due(progress, limit):
+            fill.look(progress, limit, "writer", 0.0)
             if fill.is_high:
                 break
 
-    assert encode_metadata(tracker.offset_map(), "", limit, writer="writer").fill < 1
+    assert encode_metadata(progress.offset_map(), "", limit, writer="writer").fill < 1

@@ -1,187 +1,325 @@
-"""Where each assigned partition stands."""
+"""How far a commit may go while records start and finish in any order."""
 
 from __future__ import annotations
+
+import random
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease, Progress
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import TopicPartition
+from tests.support.simulation.cpu_time import cpu_time
+from tests.support.simulation.records import records_at
 
-ONE, TWO, THREE = (TopicPartition("t", n) for n in range(3))
+ONE = TopicPartition("t", 0)
 
 
 @pytest.fixture
-def position():
-    """One that is assigned and of which nothing else is known."""
-    return Position(ONE, epoch=5)
+def progress() -> Progress:
+    """The progress of a partition that is read from 10 on."""
+    return Progress(ONE, 10)
 
 
-def test_nothing_is_known_at_first(position):
-    """No position is made up: what is not known is None, and there is nothing to commit."""
-    assert (position.fetched, position.delivered, position.done, position.committed) == (None, None, None, None)
-    assert not position.has_in_flight
-    assert not position.is_dirty
+def delivered(progress: Progress, *offsets: int, end: int | None = None, in_hand: InHand = InHand.NOTHING) -> Lease:
+    """A lease of records at these offsets."""
+    return progress.deliver(records_at(offsets, ONE), offsets[-1] + 1 if end is None else end, in_hand)
 
 
-def test_a_beginning_is_fetched_handed_out_and_done_up_to_there(position):
-    """All offsets are those of the next record, and a new epoch begins."""
-    position.reset("latest", 3)
-    position.back_off(100.0)
-
-    position.begin(7, leader_epoch=2)
-
-    assert (position.fetched, position.delivered, position.done) == (7, 7, 7)
-    assert (position.last_fetched_epoch, position.delivered_epoch) == (2, 2)
-    assert (position.reset_to, position.reset_from) == (None, None)
-    assert (position.failures, position.retry_at) == (0, 0.0)
-    assert position.epoch == 7
-    assert not position.has_in_flight
+def take(lease: Lease, count: int) -> list[int]:
+    """Take records from the cursor, as whoever runs them does."""
+    return [record.offset for record in islice(lease.left, count)]
 
 
-def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
-    """After ``latest`` on an empty partition, what comes while the consumer is down must not be skipped."""
-    position.begin(7)
-    assert position.is_dirty
-
-    position.note_committed(7)
-    assert not position.is_dirty
+def start(progress: Progress, lease: Lease, count: int) -> None:
+    """Take records, whose handlers then suspend."""
+    for offset in take(lease, count):
+        progress.start(offset)
+    lease.close_if_done()
 
 
-def test_what_is_handed_out_and_not_done_is_in_hand(position):
-    """In hand is between done and delivered; only what is done is to be committed."""
-    position.begin(7)
-    position.note_committed(7)
-    position.delivered = 9
-
-    assert position.has_in_flight
-    assert not position.is_dirty
-    position.done = 9
-    assert not position.has_in_flight
-    assert position.is_dirty
+def test_at_the_beginning_all_is_finished(progress):
+    """What lies before the first record may be committed."""
+    assert (progress.finished, progress.delivered, progress.next_offset, progress.in_flight) == (10, 10, 10, 0)
+    assert progress.offset_map() is None
+    assert not progress.has_in_flight
 
 
-def test_a_reset_forgets_where_it_was(position):
-    """Until a beginning is found there is no position, nothing in hand and nothing to commit."""
-    position.begin(7)
-    position.preferred_read_replica = 3
-    position.delivered = 9
+def test_what_was_not_taken_is_not_finished(progress):
+    """A commit waits before the cursor of a lease, and follows it."""
+    lease = delivered(progress, 10, 11, 14, end=20)
 
-    position.reset("earliest", 9)
-
-    assert (position.fetched, position.delivered, position.done) == (None, None, None)
-    assert (position.reset_to, position.reset_from) == ("earliest", 9)
-    assert position.preferred_read_replica is None
-    assert not position.has_in_flight
-    assert not position.is_dirty
+    assert (progress.finished, progress.delivered, progress.next_offset) == (10, 20, 10)
+    take(lease, 2)
+    assert (progress.finished, progress.next_offset, lease.unstarted) == (14, 14, 14)
+    take(lease, 1)
+    assert (progress.finished, progress.next_offset, lease.unstarted) == (20, 20, None)
+    assert progress.offset_map() is None
 
 
-def test_what_is_refused_is_looked_for_no_more(position):
-    """It is the user's to say where to begin, until he does or somebody looks anew."""
-    position.reset("none", 9)
+def test_a_commit_waits_for_the_lowest_record_in_flight(progress):
+    """Records behind it may finish in any order."""
+    start(progress, delivered(progress, 10, 11, 12), 3)
 
-    position.refuse()
-
-    assert (position.is_refused, position.reset_to, position.reset_from) == (True, None, 9)
-    position.reset("earliest", 9)
-    assert not position.is_refused
-    position.refuse()
-    position.begin(7)
-    assert not position.is_refused
+    assert progress.has_in_flight
+    assert progress.finish(12)
+    assert progress.finish(11)
+    assert (progress.finished, progress.in_flight) == (10, 1)
+    assert progress.finish(10)
+    assert (progress.finished, progress.in_flight, progress.has_in_flight) == (13, 0, False)
 
 
-def test_each_beginning_has_a_tracker_of_its_own(position):
-    """What is finished after a seek or a reset under the tracker of before counts for nothing; a map goes with it."""
-    position.begin(7, known=OffsetMap(7, 9, (7,)))
-    before = position.tracker
-    assert position.offset_map == OffsetMap(7, 9, (7,))
+def test_only_a_record_in_flight_can_be_finished(progress):
+    """A record that is finished already, was never delivered or is of another epoch is not finished again."""
+    start(progress, delivered(progress, 10, 11), 2)
 
-    position.begin(7)
-    assert position.tracker is not before
-    assert position.offset_map is None
-    position.reset("latest", 7)
-    assert (position.tracker, position.offset_map) == (None, None)
+    assert progress.finish(11)
+    assert not progress.finish(11)
+    assert not progress.finish(12)
+    assert not progress.finish(9)
+    assert progress.finished == 10
 
 
-def test_offsets_without_records_are_passed_over(position):
-    """Done with them is whoever has nothing in hand before them; never backwards."""
-    position.pass_over(9, 1)
-    assert position.delivered is None
-    position.begin(7)
-    position.pass_over(9, 1)
-    assert (position.done, position.delivered, position.delivered_epoch) == (9, 9, 1)
+def test_one_handler_may_be_ahead_of_another(progress):
+    """Handlers that share a partition have a lease each; no commit passes the one that is behind."""
+    whole = delivered(progress, 10, 11, 12, 13, end=15)
+    records = list(whole.left)
+    behind, ahead = whole.share([[records[0], records[3]], records[1:3]])
+    start(progress, ahead, 2)
+    take(behind, 1)
 
-    position.tracker.begin(9)
-    position.delivered = 10
-    position.pass_over(12, 2)
-    position.pass_over(3, 2)
-
-    assert position.has_in_flight
-    assert (position.done, position.delivered) == (9, 12)
-
-
-def test_failures_in_a_row_are_counted(position):
-    """Each moves the next attempt."""
-    position.back_off(10.0)
-    position.back_off(12.0)
-
-    assert (position.failures, position.retry_at) == (2, 12.0)
+    progress.finish(12)
+    assert (progress.finished, progress.offset_map()) == (11, OffsetMap(11, 15, (11, 13)))
+    progress.finish(11)
+    assert (progress.finished, progress.offset_map()) == (13, OffsetMap(13, 15, (13,)))
+    take(behind, 1)
+    assert (progress.finished, progress.offset_map()) == (15, None)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------
+def test_records_that_no_handler_takes_are_finished(progress):
+    """A lease that is shared among nobody ends with its last record."""
+    lease = delivered(progress, 10, 11, end=14)
+    list(lease.left)
+    assert lease.share([]) == []
+
+    assert (progress.finished, progress.has_in_flight) == (14, False)
 
 
-def test_what_is_there_stays_as_it_is():
-    """Adding what is assigned already touches nothing of it; removing what is not there is no error."""
-    positions = Positions()
-    (one,) = positions.add([ONE])
-    one.begin(7)
+def test_a_part_of_a_lease_is_a_lease(progress):
+    """What is split off is started by itself; the rest waits."""
+    whole = delivered(progress, 10, 11, 12, end=20)
+    part = whole.split(2)
 
-    (two,) = positions.add([ONE, TWO])
-    positions.remove([THREE])
-
-    assert positions.partitions == {ONE, TWO}
-    assert positions.get(ONE) is one
-    assert (one.delivered, two.delivered) == (7, None)
-    assert positions.of([THREE, TWO, ONE]) == [two, one]
-    assert (len(positions), list(positions), TWO in positions, THREE in positions) == (2, [one, two], True, False)
-
-
-def test_what_is_removed_is_gone():
-    """Given back and assigned again, a partition begins with nothing of before."""
-    positions = Positions()
-    (before,) = positions.add([ONE])
-    before.begin(7)
-
-    positions.remove([ONE])
-    assert positions.get(ONE) is None
-    (after,) = positions.add([ONE])
-
-    assert after is not before
-    assert after.delivered is None
+    assert (part.unstarted, part.end, whole.unstarted) == (10, 12, 12)
+    take(part, 2)
+    part.close_if_done()
+    assert progress.finished == 12
+    rest = whole.split(1)
+    take(rest, 1)
+    rest.close_if_done()
+    assert (rest.end, progress.finished) == (20, 20)
 
 
-@given(st.lists(st.sampled_from(["add", "remove", "begin", "reset"]), max_size=30))
-def test_no_epoch_comes_twice(steps):
-    """Whatever was fetched or committed under an epoch is never taken for what came under another."""
-    positions, seen = Positions(), set()
+def test_a_record_taken_last_is_in_hand(progress):
+    """A user who polls record by record has finished the one before when the next is taken."""
+    lease = delivered(progress, 10, 12, end=15, in_hand=InHand.LAST)
+    assert not progress.has_in_flight
 
-    for step in steps:
-        position = positions.get(ONE)
-        match step:
-            case "add":
-                positions.add([ONE])
-            case "remove":
-                positions.remove([ONE])
-            case "begin" if position is not None:
-                position.begin(1)
-            case "reset" if position is not None:
-                position.reset("latest", None)
-            case _:
-                continue
-        now = positions.get(ONE)
-        if now is not None and (now is not position or step in {"begin", "reset"}):
-            assert now.epoch not in seen
-            seen.add(now.epoch)
+    take(lease, 1)
+    assert (progress.finished, lease.count_in_hand, progress.has_in_flight) == (10, 1, True)
+    take(lease, 1)
+    assert (progress.finished, progress.offset_map()) == (12, None)
+    lease.finish_taken()
+    assert (progress.finished, progress.has_in_flight) == (15, False)
+
+
+def test_a_batch_is_in_hand_as_a_whole(progress):
+    """It is finished when the user says so, or up to the record that is acknowledged."""
+    lease = delivered(progress, 10, 11, 12, 13, in_hand=InHand.LAST)
+    batch = lease.take(3)
+
+    assert (progress.finished, lease.count_in_hand) == (10, 3)
+    lease.finish_with(batch[0])
+    assert (progress.finished, lease.count_in_hand) == (11, 2)
+    lease.finish_with(batch[2])
+    assert (progress.finished, lease.count_in_hand) == (13, 0)
+    lease.take(1)
+    lease.finish_taken()
+    assert progress.finished == 14
+
+
+def test_records_that_were_sent_to_another_process_are_finished_by_its_word(progress):
+    """It says through which offset they are; what it gives back will be delivered again."""
+    for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20)):
+        lease.send_away()
+
+    assert (progress.finished, progress.has_in_flight) == (10, True)
+    progress.finish_through(13)
+    assert progress.finished == 13
+    progress.cut(13)
+    assert (progress.finished, progress.delivered, progress.has_in_flight) == (13, 13, False)
+    progress.finish_through(20)
+    assert progress.finished == 13
+
+
+def test_records_that_are_given_back_are_delivered_again(progress):
+    """Nothing is left of them: a commit waits before them."""
+    lease = delivered(progress, 10, 11, 14, end=20)
+    take(lease, 1)
+
+    assert [record.offset for record in lease.give_back()] == [11, 14]
+    assert (progress.finished, progress.delivered, progress.next_offset) == (11, 11, 11)
+    again = delivered(progress, 11, 14, end=20)
+    take(again, 2)
+    assert progress.finished == 20
+
+
+def test_no_commit_passes_what_is_abandoned(progress):
+    """The next owner runs it; what is finished behind it is said in the map."""
+    start(progress, delivered(progress, 10, 11, 12), 3)
+    progress.abandon(11)
+
+    assert progress.in_flight == 2
+    assert not progress.finish(11)
+    progress.finish(10)
+    progress.finish(12)
+    assert (progress.finished, progress.next_offset, progress.in_flight) == (11, 11, 0)
+    assert progress.offset_map() == OffsetMap(11, 13, (11,))
+    assert not progress.has_in_flight
+
+
+def test_what_has_not_started_can_be_left_to_the_next_owner(progress):
+    """Of each such record no commit and no map says that it is finished."""
+    lease = delivered(progress, 10, 11, 12, 14, end=16)
+    start(progress, lease, 1)
+    lease.abandon_left()
+    progress.finish(10)
+
+    assert (progress.finished, progress.next_offset, progress.has_in_flight) == (11, 11, False)
+    assert progress.offset_map() == OffsetMap(11, 16, (11, 12, 14))
+
+
+def test_offsets_without_records_are_not_waited_for(progress):
+    """Compaction, control records and aborted transactions leave gaps, before a record or behind it."""
+    lease = delivered(progress, 14, 20, end=30)
+    start(progress, lease, 2)
+    progress.skip(35)
+    progress.skip(31)
+
+    assert progress.finished == 14
+    progress.finish(14)
+    assert progress.finished == 20
+    progress.finish(20)
+    assert (progress.finished, progress.delivered) == (35, 35)
+
+
+def test_what_a_transaction_holds_is_in_flight_until_it_is_committed(progress):
+    """Finished or not; what may be committed with it is known all the same."""
+    progress.hold()
+    assert not progress.has_in_flight
+    take(delivered(progress, 10, 11), 2)
+
+    assert (progress.finished, progress.lowest, progress.has_in_flight) == (10, 12, True)
+    progress.hold()
+    assert progress.finished == 10
+    progress.hold(11)
+    assert progress.finished == 11
+    progress.release()
+    assert (progress.finished, progress.has_in_flight) == (12, False)
+
+
+def test_the_map_says_what_is_finished_behind_the_commit(progress):
+    """Up to the highest finished record and not further; None where there is nothing to say."""
+    start(progress, delivered(progress, 10, 11, 12, 13, 14), 5)
+    assert progress.offset_map() is None
+
+    progress.finish(11)
+    progress.finish(13)
+
+    assert progress.offset_map() == OffsetMap(10, 14, (10, 12))
+    progress.finish(10)
+    assert progress.offset_map() == OffsetMap(12, 14, (12,))
+    progress.finish(12)
+    assert (progress.finished, progress.offset_map()) == (14, None)
+
+
+def test_what_an_earlier_owner_had_finished_is_not_forgotten():
+    """A partition that changes hands again soon takes with it what it brought."""
+    progress = Progress(ONE, 10, OffsetMap(10, 20, (10, 12, 15)))
+    assert progress.offset_map() == OffsetMap(10, 20, (10, 12, 15))
+
+    start(progress, delivered(progress, 10, 12), 2)
+    progress.finish(10)
+    assert progress.offset_map() == OffsetMap(12, 20, (12, 15))
+
+    progress.finish(12)
+    assert (progress.finished, progress.offset_map()) == (13, OffsetMap(13, 20, (15,)))
+    assert progress.known is not None
+    start(progress, delivered(progress, 20), 1)
+    assert progress.known is None
+    assert (progress.finished, progress.offset_map()) == (20, None)
+
+
+def test_it_tells_how_it_stands(progress):
+    """For logs and debuggers."""
+    lease = delivered(progress, 12)
+    assert repr(lease) == "<Lease t[0] lowest=12 end=13>"
+    start(progress, lease, 1)
+
+    assert repr(progress) == "<Progress finished=12 delivered=13 in_flight=1>"
+
+
+@pytest.mark.parametrize("order", ["first to last", "last to first", "any"])
+def test_ten_thousand_records_in_flight_are_no_burden(order):
+    """To ask what is finished after each record costs the same, in whichever order they finish."""
+    offsets = list(range(10_000))
+    progress = Progress(ONE, 0)
+    start(progress, delivered(progress, *offsets), 10_000)
+    if order == "any":
+        random.Random(5).shuffle(offsets)
+
+    with cpu_time() as so_far:
+        for offset in offsets if order != "last to first" else reversed(offsets):
+            progress.finish(offset)
+            assert progress.finished <= 10_000
+        took_s = so_far()
+
+    assert progress.finished == 10_000
+    assert took_s < 1
+
+
+def test_stuck_records_let_any_number_pass():
+    """Memory is for what is in flight, not for what went by."""
+    stuck = [1_009 * number for number in range(20)]
+    progress = Progress(ONE, 0)
+    for first in range(0, stuck[-1] + 1, 500):
+        offsets = range(first, min(first + 500, stuck[-1] + 1))
+        start(progress, delivered(progress, *offsets), 500)
+        for offset in offsets:
+            if offset not in stuck:
+                progress.finish(offset)
+
+    assert progress.in_flight == 20
+    assert len(progress._heap) < 3_000
+    assert not progress._leases
+    for offset in stuck:
+        assert progress.finished == offset
+        progress.finish(offset)
+    assert progress.finished == stuck[-1] + 1
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, unique=True))
+def test_records_may_start_in_any_order(offsets):
+    """When several share the records of a partition, one may be behind the other."""
+    progress = Progress(ONE, 0)
+    take(delivered(progress, *sorted(offsets)), len(offsets))
+    for offset in offsets:
+        progress.start(offset)
+    for finished in sorted(offsets):
+        assert progress.finished == finished
+        progress.finish(finished)
+
+    assert progress.finished == progress.delivered == max(offsets) + 1

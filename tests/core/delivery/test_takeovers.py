@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.offsets.commits import Commits
 from tailrace.protocol.messages import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
+from tests.support.simulation.records import records_at
 
 ONE = TopicPartition("t", 0)
 
@@ -54,34 +55,31 @@ class Owners(RuleBasedStateMachine):
     def hand_out(self, count):
         position = self.position
         taken = self.behind()[:count]
-        known = position.tracker.known
+        known = position.progress.known
         offsets = [one for one in taken if known is None or not known.is_finished(one)]
         assert not self.promised & set(offsets)
-        position.tracker.begin_all(offsets)
-        position.delivered = taken[-1] + 1
-        position.tracker.advance(position.delivered)
+        if offsets:
+            lease = position.deliver(records_at(offsets), taken[-1] + 1)
+            position.progress.start_all([record.offset for record in lease.take(len(offsets))])
+            lease.close_if_done()
+        else:
+            position.skip(taken[-1] + 1, -1)
         self.has_in_flight.update(offsets)
-        self.sync()
 
     @precondition(lambda self: self.has_in_flight)
     @rule(data=st.data())
     def finish(self, data):
         offset = data.draw(st.sampled_from(sorted(self.has_in_flight)))
         self.has_in_flight.remove(offset)
-        assert self.position.tracker.finish(offset)
+        assert self.position.progress.finish(offset)
         self.finished.add(offset)
-        self.sync()
 
     @precondition(lambda self: self.has_in_flight)
     @rule(data=st.data())
     def abandon(self, data):
         offset = data.draw(st.sampled_from(sorted(self.has_in_flight)))
         self.has_in_flight.remove(offset)
-        self.position.tracker.abandon(offset)
-        self.sync()
-
-    def sync(self):
-        self.position.done = min(self.position.tracker.done, self.position.delivered)
+        self.position.progress.abandon(offset)
 
     @rule(is_stored=st.booleans())
     def commit(self, is_stored):
@@ -93,7 +91,7 @@ class Owners(RuleBasedStateMachine):
 
     @rule(text=st.text(max_size=5))
     def commit_a_text(self, text):
-        snapshot = self.commits.chosen({ONE: OffsetAndMetadata(self.position.done, text)})
+        snapshot = self.commits.chosen({ONE: OffsetAndMetadata(self.position.finished, text)})
         self.stored = snapshot.offsets[ONE]
         self.commits.acknowledged(snapshot, [ONE])
         assert decode_metadata(self.stored.metadata, self.stored.offset).user_text == text
@@ -116,7 +114,7 @@ class Owners(RuleBasedStateMachine):
     def no_commit_goes_back(self):
         if getattr(self, "stored", None) is None or self.position.committed is None:
             return
-        assert self.position.committed <= self.position.done <= self.position.delivered
+        assert self.position.committed <= self.position.finished <= self.position.delivered
 
 
 TestOwners = Owners.TestCase

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from tailrace import Record, TopicPartition
 from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, size_of
+from tests.support.simulation.leases import Leases
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
-SOURCE = "an assignment"
+
+
+@pytest.fixture
+def leases():
+    """Delivers the records."""
+    return Leases()
 
 
 def record(partition, offset, key=None, value=b"v", headers=()):
@@ -33,25 +39,25 @@ def places(batch):
     return None if batch is None else [(one.partition, one.offset) for one in batch.records]
 
 
-def test_a_batch_is_due_when_it_is_full():
+def test_a_batch_is_due_when_it_is_full(leases):
     """Not before max_records are there; what is more waits for the next one."""
     pool = batching()
-    pool.add(A, some(A, 9), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 9)), 0.0)
     early = pool.take(0.0)
-    pool.add(A, some(A, 4, 9), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 4, 9)), 0.0)
     batch = pool.take(0.0)
 
     assert early is None
     assert places(batch) == [(0, n) for n in range(10)]
-    assert (batch.sources, batch.lowest) == ({A: SOURCE}, {A: 0})
-    assert (pool.waiting, next(pool.offsets(A))) == (3, 10)
+    assert [(one.partition, one.lowest) for one in batch.leases] == [(A, 0), (A, 9)]
+    assert (pool.waiting, next(leases.unstarted(A))) == (3, 10)
 
 
-def test_a_batch_is_due_when_its_first_record_has_waited():
+def test_a_batch_is_due_when_its_first_record_has_waited(leases):
     """max_wait_ms counts from when the first record of the batch was handed in, not the last."""
     pool = batching()
-    pool.add(A, some(A, 1), SOURCE, 5.0)
-    pool.add(A, some(A, 1, 1), SOURCE, 5.9)
+    pool.add(leases.of(some(A, 1)), 5.0)
+    pool.add(leases.of(some(A, 1, 1)), 5.9)
 
     assert pool.due_at == 6.0
     assert pool.take(5.99) is None
@@ -60,30 +66,30 @@ def test_a_batch_is_due_when_its_first_record_has_waited():
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_hurried_waits_for_no_more(order_by):
+def test_what_is_hurried_waits_for_no_more(order_by, leases):
     """What is gathered is due at once, what is behind a batch when that is finished; what comes later waits as ever."""
     pool = batching(order_by)
-    pool.add(A, [record(A, 0, b"a")], SOURCE, 0.0)
+    pool.add(leases.of([record(A, 0, b"a")]), 0.0)
     pool.hurry()
     first = pool.take(0.0)
-    pool.add(A, [record(A, 1, b"a")], SOURCE, 0.0)
+    pool.add(leases.of([record(A, 1, b"a")]), 0.0)
     pool.hurry()
     if order_by != "none":
         assert pool.take(0.0) is None
     pool.finish(first)
     second = pool.take(0.0)
     pool.finish(second)
-    pool.add(A, [record(A, 2, b"a")], SOURCE, 0.0)
+    pool.add(leases.of([record(A, 2, b"a")]), 0.0)
 
     assert [places(first), places(second)] == [[(0, 0)], [(0, 1)]]
     assert pool.take(0.0) is None
 
 
-def test_a_batch_is_full_by_bytes():
+def test_a_batch_is_full_by_bytes(leases):
     """Keys, values and headers count; a batch is not larger than max_bytes, unless it is a single record."""
     pool = batching(max_bytes=10)
     big = record(A, 3, key=b"k", value=b"12345678", headers=(("name", b"value"), ("none", None)))
-    pool.add(A, [*some(A, 3, value=b"1234"), big, *some(A, 1, 4)], SOURCE, 0.0)
+    pool.add(leases.of([*some(A, 3, value=b"1234"), big, *some(A, 1, 4)]), 0.0)
     taken = []
     while (batch := pool.take(0.0)) is not None:
         taken.append(places(batch))
@@ -94,13 +100,13 @@ def test_a_batch_is_full_by_bytes():
     assert places(pool.take(1.0)) == [(0, 4)]
 
 
-def test_by_partition_the_next_batch_waits_for_the_one_before():
+def test_by_partition_the_next_batch_waits_for_the_one_before(leases):
     """Batches of one partition come one after the other, those of others run beside them."""
     pool = batching()
-    pool.add(A, some(A, 10), SOURCE, 0.0)
-    pool.add(B, some(B, 10), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 10)), 0.0)
+    pool.add(leases.of(some(B, 10)), 0.0)
     first, beside = pool.take(0.0), pool.take(0.0)
-    pool.add(A, some(A, 10, 10), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 10, 10)), 0.0)
     meanwhile, due_at = pool.take(99.0), pool.due_at
     pool.finish(first)
 
@@ -109,76 +115,76 @@ def test_by_partition_the_next_batch_waits_for_the_one_before():
     assert places(pool.take(0.0))[0] == (0, 10)
 
 
-def test_without_order_batches_mix_partitions_and_run_side_by_side():
+def test_without_order_batches_mix_partitions_and_run_side_by_side(leases):
     """A batch is filled from whatever partition there is, and waits for no other."""
     pool = batching("none")
-    pool.add(A, some(A, 6), "a", 0.0)
-    pool.add(B, some(B, 6), "b", 0.0)
-    pool.add(A, some(A, 8, 6), "a", 0.0)
+    pool.add(leases.of(some(A, 6)), 0.0)
+    pool.add(leases.of(some(B, 6)), 0.0)
+    pool.add(leases.of(some(A, 8, 6)), 0.0)
     first, second = pool.take(0.0), pool.take(0.0)
 
     assert places(first) == [*((0, n) for n in range(6)), *((1, n) for n in range(4))]
     assert places(second) == [(1, 4), (1, 5), *((0, n) for n in range(6, 14))]
-    assert (first.sources, first.lowest) == ({A: "a", B: "b"}, {A: 0, B: 0})
-    assert second.lowest == {A: 6, B: 4}
+    assert [(one.partition, one.lowest) for one in first.leases] == [(A, 0), (B, 0)]
+    assert [(one.partition, one.lowest) for one in second.leases] == [(B, 4), (A, 6)]
 
 
-def test_by_key_no_two_batches_share_a_key():
+def test_by_key_no_two_batches_share_a_key(leases):
     """What has a key of a batch that runs stays behind, in order; the others do not wait for it."""
     pool = batching("key", max_records=2, max_wait_ms=0)
     keys = [b"a", b"b", b"a", b"c", b"b", b"d"]
-    pool.add(A, [record(A, n, key=key) for n, key in enumerate(keys)], SOURCE, 0.0)
+    pool.add(leases.of([record(A, n, key=key) for n, key in enumerate(keys)]), 0.0)
     first, second, third = (pool.take(0.0) for _ in range(3))
     pool.finish(first)
 
     assert (places(first), places(second), third) == ([(0, 0), (0, 1)], [(0, 3), (0, 5)], None)
-    assert list(pool.offsets(A, 3)) == [4] or places(pool.take(0.0)) == [(0, 2), (0, 4)]
+    assert places(pool.take(0.0)) == [(0, 2), (0, 4)]
 
 
-def test_by_key_what_is_done_of_a_batch_frees_its_keys():
+def test_by_key_what_is_done_of_a_batch_frees_its_keys(leases):
     """A batch of which one record is tried again holds up that key only."""
     pool = batching("key", max_records=2, max_wait_ms=0)
-    pool.add(A, [record(A, 0, key=b"a"), record(A, 1, key=b"b")], SOURCE, 0.0)
+    pool.add(leases.of([record(A, 0, key=b"a"), record(A, 1, key=b"b")]), 0.0)
     batch = pool.take(0.0)
-    pool.add(A, [record(A, 2, key=b"a"), record(A, 3, key=b"b")], SOURCE, 0.0)
+    pool.add(leases.of([record(A, 2, key=b"a"), record(A, 3, key=b"b")]), 0.0)
     before = pool.take(0.0)
     pool.shrink(batch, batch.records[:1])
 
     assert before is None
     assert places(pool.take(0.0)) == [(0, 3)]
-    assert batch.lowest == {A: 0}
+    assert leases.progress(A).finished == 0
 
 
-def test_records_without_a_key_are_of_one_key():
+def test_records_without_a_key_are_of_one_key(leases):
     """As in lanes: they keep their order among themselves."""
     pool = batching("key", max_records=1)
-    pool.add(A, some(A, 2), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 2)), 0.0)
 
     assert places(pool.take(0.0)) == [(0, 0)]
     assert pool.take(9.0) is None
 
 
-def test_room_is_for_one_batch_of_a_partition():
+def test_room_is_for_one_batch_of_a_partition(leases):
     """A partition gets room up to a full batch, also behind one that runs; so slices need not be cut."""
     pool = batching()
     free = pool.room_of(A)
-    pool.add(A, some(A, 4), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 4)), 0.0)
     partly = pool.room_of(A)
-    pool.add(A, some(A, 6, 4), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 6, 4)), 0.0)
     full = pool.room_of(A)
     pool.take(0.0)
 
     assert (free, partly, full, pool.room_of(A)) == (10, 6, 0, 10)
 
 
-def test_what_is_crowded_goes_before_its_time():
+def test_what_is_crowded_goes_before_its_time(leases):
     """When no more may be gathered the oldest batch is due as it is: many slow partitions never stand still."""
     pool = batching(window=12)
     for number, partition in enumerate((A, B, C)):
-        pool.add(partition, some(partition, pool.room_of(partition) // 2 or 1), SOURCE, float(number))
+        pool.add(leases.of(some(partition, pool.room_of(partition) // 2 or 1)), float(number))
     crowded = batching(window=12)
-    crowded.add(A, some(A, 6), SOURCE, 0.0)
-    crowded.add(B, some(B, 6), SOURCE, 0.1)
+    crowded.add(leases.of(some(A, 6)), 0.0)
+    crowded.add(leases.of(some(B, 6)), 0.1)
 
     assert (crowded.room_of(A), crowded.room_of(C)) == (0, 0)
     assert places(crowded.take(0.2)) == [(0, n) for n in range(6)]
@@ -186,13 +192,13 @@ def test_what_is_crowded_goes_before_its_time():
     assert crowded.room_of(C) == 6
 
 
-def test_partitions_that_are_busy_take_no_room_from_others():
+def test_partitions_that_are_busy_take_no_room_from_others(leases):
     """What is gathered behind batches that run is counted apart, and bounded too."""
     pool = batching(window=20, ahead=15)
     for partition in (A, B):
-        pool.add(partition, some(partition, 10), SOURCE, 0.0)
+        pool.add(leases.of(some(partition, 10)), 0.0)
         pool.take(0.0)
-        pool.add(partition, some(partition, pool.room_of(partition), 10), SOURCE, 0.0)
+        pool.add(leases.of(some(partition, pool.room_of(partition), 10)), 0.0)
 
     assert (pool.waiting, pool.room_of(A), pool.room_of(B), pool.room_of(C)) == (15, 0, 0, 10)
 
@@ -204,41 +210,41 @@ def test_a_batch_larger_than_the_window_is_filled():
     assert pool.room_of(A) == 10
 
 
-def read_on(pool, partition, *, key=None):
+def read_on(pool, partition, leases, *, key=None):
     """Gather and begin whatever there is room for; the batches that were begun."""
     offset, begun = 0, []
     while room := pool.room_of(partition):
-        pool.add(partition, [record(partition, offset + n, key) for n in range(room)], SOURCE, 0.0)
+        pool.add(leases.of([record(partition, offset + n, key) for n in range(room)]), 0.0)
         offset += room
         while (batch := pool.take(9.0)) is not None:
             begun.append(batch)
     return begun
 
 
-def test_hot_keys_of_some_partitions_do_not_stop_the_others():
+def test_hot_keys_of_some_partitions_do_not_stop_the_others(leases):
     """Each of them may hold twice what is left; then those that hold nothing go on record by record."""
     pool = batching("key", window=40)
     rooms, waiting = [], []
     for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
         rooms.append(pool.room_of(partition))
-        assert len(read_on(pool, partition, key=b"hot")) == 1
+        assert len(read_on(pool, partition, leases, key=b"hot")) == 1
         waiting.append(pool.waiting)
 
     assert rooms == [10, 9, 3, 1, 1, 1]
     assert waiting == [27, 36, 39, 40, 41, 42]
-    run_one_by_one(pool, C)
+    run_one_by_one(pool, C, leases)
 
 
-def run_one_by_one(pool, partition):
+def run_one_by_one(pool, partition, leases):
     """There is room for one record at a time, and none is in another's way."""
     for offset in range(9):
         assert pool.room_of(partition) == 1
-        pool.add(partition, some(partition, 1, offset), SOURCE, 0.0)
+        pool.add(leases.of(some(partition, 1, offset)), 0.0)
         pool.finish(pool.take(0.0))
 
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
-def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
+def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
     """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
     full = []
     pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
@@ -249,7 +255,7 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
             if not (room := pool.room_of(partition)):
                 return
             keys = (b"%d.%d" % (offset, n) for n in range(room))
-            pool.add(partition, [record(partition, 10 * offset + n, key) for n, key in enumerate(keys)], SOURCE, 0.0)
+            pool.add(leases.of([record(partition, 10 * offset + n, key) for n, key in enumerate(keys)]), 0.0)
             failing.append(pool.take(9.0))
             pool.failed(failing[-1])
             pool.failed(failing[-1])
@@ -261,7 +267,7 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
     assert (of_a, pool.failing, pool.waiting) == (20, 27, 0)
     assert full == [(A, 20), (A, 20), (B, 7), (B, 7)]
     outage(TopicPartition("t", 3))
-    run_one_by_one(pool, C)
+    run_one_by_one(pool, C, leases)
     pool.shrink(failing[0], failing[0].records[:4])
     assert pool.room_of(C) == 5
     for batch in failing:
@@ -270,22 +276,21 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_dropped_is_forgotten(order_by):
+def test_what_is_dropped_is_forgotten(order_by, leases):
     """Nothing of a partition that is released comes later; what runs goes on, and others stay."""
     pool = batching(order_by, max_records=2)
-    pool.add(A, some(A, 2, key=b"a"), "old", 0.0)
-    pool.add(B, some(B, 1, key=b"b"), SOURCE, 0.0)
+    pool.add(leases.of(some(A, 2, key=b"a")), 0.0)
+    pool.add(leases.of(some(B, 1, key=b"b")), 0.0)
     running = pool.take(0.0)
-    pool.add(A, some(A, 1, 2, key=b"c"), "old", 0.0)
+    pool.add(leases.of(some(A, 1, 2, key=b"c")), 0.0)
     pool.drop(A)
-    dropped = list(pool.offsets(A))
-    pool.add(A, some(A, 1, 50, key=b"a"), "new", 5.0)
+    leases.begin(A)
+    pool.add(leases.of(some(A, 1, 50, key=b"a")), 5.0)
     pool.finish(running)
     rest = [pool.take(9.0), pool.take(9.0)]
 
-    assert dropped == []
     assert sorted(place for one in rest if one is not None for place in places(one)) == [(0, 50), (1, 0)]
-    assert {one.sources[A] for one in rest if one is not None and A in one.sources} == {"new"}
+    assert all(lease.is_current for one in rest if one is not None for lease in one.leases)
     assert pool.waiting == 0
 
 
@@ -295,7 +300,7 @@ class World:
     def __init__(self, order_by, max_bytes):
         self.order_by, self.max_bytes = order_by, max_bytes
         self.pool = batching(order_by, window=20, ahead=10, max_records=4, max_bytes=max_bytes)
-        self.now, self.running = 0.0, []
+        self.now, self.running, self.leases = 0.0, [], Leases()
         self.following, self.waiting, self.last = defaultdict(int), {one: [] for one in (A, B, C)}, {}
 
     def lane_of(self, one):
@@ -307,7 +312,8 @@ class World:
         records = [record(partition, first + n, key=key) for n, key in enumerate(keys)]
         self.following[partition] += count
         self.waiting[partition] += records
-        self.pool.add(partition, records, SOURCE, self.now)
+        if records:
+            self.pool.add(self.leases.of(records), self.now)
 
     def take(self, _partition, _amount):
         batch = self.pool.take(self.now)
@@ -315,7 +321,7 @@ class World:
             return
         assert 0 < len(batch.records) <= 4
         assert self.max_bytes is None or len(batch.records) == 1 or sum(map(size_of, batch.records)) <= self.max_bytes
-        assert self.order_by == "none" or len(batch.lowest) == 1
+        assert self.order_by == "none" or len({one.partition for one in batch.leases}) == 1
         lanes = set(map(self.lane_of, batch.records))
         assert not any(self.lane_of(one) in lanes for other in self.running for one in other.records)
         for one in batch.records:
@@ -342,6 +348,7 @@ class World:
 
     def drop(self, partition, _amount):
         self.pool.drop(partition)
+        self.leases.begin(partition, self.following[partition])
         self.waiting[partition].clear()
 
     @property
@@ -353,7 +360,12 @@ class World:
         failing = sum(len(batch.records) for batch in self.running if batch.failing)
         assert self.pool.failing == (0 if self.order_by == "partition" else failing)
         for partition, records in self.waiting.items():
-            assert list(self.pool.offsets(partition)) == [one.offset for one in records]
+            assert sorted(self.leases.unstarted(partition)) == [one.offset for one in records]
+            of_batches = (
+                one for batch in self.running for lease in batch.leases if lease.is_current for one in lease.records
+            )
+            open_ = [one.offset for one in (*records, *of_batches) if one.topic_partition == partition]
+            assert self.leases.progress(partition).finished == min(open_, default=self.following[partition])
 
 
 @settings(max_examples=60, deadline=None)

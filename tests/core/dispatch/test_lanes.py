@@ -6,13 +6,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.core.delivery.offset_tracker import OffsetTracker
 from tailrace.core.dispatch.lanes import Lanes
 from tailrace.records import Record, TopicPartition
+from tests.support.simulation.leases import Leases
 
 P, Q, R = TopicPartition("p", 0), TopicPartition("p", 1), TopicPartition("r", 0)
 PARTITIONS = (P, Q, R)
-EPOCH = 7
 
 
 def records(partition: TopicPartition, keys: str, first: int = 0) -> list[Record]:
@@ -36,6 +35,12 @@ def where(work):
 
 
 @pytest.fixture
+def leases():
+    """Delivers the records."""
+    return Leases()
+
+
+@pytest.fixture
 def by_key():
     """Lanes of keys, with room for eight."""
     return Lanes("key", 8)
@@ -50,27 +55,27 @@ def by_partition():
 # ---- by key ----------------------------------------------------------------------------------------------------
 
 
-def test_what_never_suspends_runs_in_order(by_key):
+def test_what_never_suspends_runs_in_order(by_key, leases):
     """One record after the other, of one slice after the other; nothing is kept of them."""
-    by_key.add(P, records(P, "aba"), EPOCH)
-    by_key.add(Q, records(Q, "a"), EPOCH)
+    by_key.add(leases.of(records(P, "aba")))
+    by_key.add(leases.of(records(Q, "a")))
 
     assert [where(by_key.take()) for _ in range(5)] == [(P, 0), (P, 1), (P, 2), (Q, 0), None]
     assert by_key.waiting == 0
 
 
-def test_partitions_take_turns(by_key):
+def test_partitions_take_turns(by_key, leases):
     """Slice by slice, even if one of them has several."""
-    by_key.add(P, records(P, "a"), EPOCH)
-    by_key.add(P, records(P, "a", 1), EPOCH)
-    by_key.add(Q, records(Q, "a"), EPOCH)
+    by_key.add(leases.of(records(P, "a")))
+    by_key.add(leases.of(records(P, "a", 1)))
+    by_key.add(leases.of(records(Q, "a")))
 
     assert [where(by_key.take()) for _ in range(3)] == [(P, 0), (Q, 0), (P, 1)]
 
 
-def test_a_record_waits_for_the_one_before_it_in_its_lane(by_key):
+def test_a_record_waits_for_the_one_before_it_in_its_lane(by_key, leases):
     """Others pass it; when its turn comes it is served first."""
-    by_key.add(P, records(P, "abacb"), EPOCH)
+    by_key.add(leases.of(records(P, "abacb")))
     first, a = start(by_key)
     second, b = start(by_key)
 
@@ -78,16 +83,16 @@ def test_a_record_waits_for_the_one_before_it_in_its_lane(by_key):
     assert where(by_key.take()) == (P, 3)
     assert by_key.take() is None
     assert (by_key.parked, by_key.parked_of(P, b"a"), by_key.parked_of(P, b"c")) == (2, 1, 0)
-    by_key.add(P, records(P, "d", 5), EPOCH)
+    by_key.add(leases.of(records(P, "d", 5)))
     by_key.finished(b)
     assert [where(by_key.take()) for _ in range(3)] == [(P, 4), (P, 5), None]
     by_key.finished(a)
     assert where(by_key.take()) == (P, 2)
 
 
-def test_a_lane_goes_on_one_by_one(by_key):
+def test_a_lane_goes_on_one_by_one(by_key, leases):
     """What was parked holds its lane in its turn, whether it suspends or not."""
-    by_key.add(P, records(P, "aaaa"), EPOCH)
+    by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
 
     for offset in (1, 2, 3):
@@ -101,60 +106,71 @@ def test_a_lane_goes_on_one_by_one(by_key):
     assert by_key.parked_of(P, b"a") == 0
 
 
-def test_lanes_of_partitions_do_not_mix(by_key):
+def test_lanes_of_partitions_do_not_mix(by_key, leases):
     """One key in two partitions, or in two topics, is two lanes."""
     for partition in PARTITIONS:
-        by_key.add(partition, records(partition, "a"), EPOCH)
+        by_key.add(leases.of(records(partition, "a")))
 
     assert [start(by_key)[0] for _ in PARTITIONS] == [(one, 0) for one in PARTITIONS]
 
 
-def test_records_without_a_key_share_a_lane(by_key):
+def test_records_without_a_key_share_a_lane(by_key, leases):
     """Those of one partition; an empty key is a key."""
-    by_key.add(P, records(P, "-.-"), EPOCH)
-    by_key.add(Q, records(Q, "-"), EPOCH)
+    by_key.add(leases.of(records(P, "-.-")))
+    by_key.add(leases.of(records(Q, "-")))
 
     assert [start(by_key)[0] for _ in range(3)] == [(P, 0), (P, 1), (Q, 0)]
     assert by_key.take() is None
     assert by_key.parked_of(P, None) == 1
 
 
-def test_what_is_parked_is_told():
-    """Whoever counts what is unfinished has to know that it is begun."""
-    parked = []
-    lanes = Lanes("key", 8, on_parked=lambda work: parked.append((where(work), work.source)))
-    lanes.add(P, records(P, "aab"), EPOCH)
-    start(lanes)
+def test_what_is_parked_is_in_flight(by_key, leases):
+    """No commit passes it, and what runs behind it is finished all the same."""
+    by_key.add(leases.of(records(P, "aab")))
+    start(by_key)
+    while by_key.take() is not None:
+        pass
 
-    lanes.take()
+    assert leases.progress(P).in_flight == 2
+    assert leases.progress(P).finished == 0
 
-    assert parked == [((P, 1), EPOCH)]
+
+def test_a_record_taken_last_is_in_hand(by_key, leases):
+    """Until the next is taken, or the worker rests: a commit in between does not pass it."""
+    by_key.add(leases.of(records(P, "abc")))
+    by_key.take()
+    assert leases.progress(P).finished == 0
+    assert next(by_key.free).offset == 1
+    assert leases.progress(P).finished == 1
+    by_key.rest()
+    assert leases.progress(P).finished == 2
 
 
-def test_work_carries_what_came_with_its_slice(by_key):
-    """The epoch of its assignment, for one; also through the free run and the queue of a lane."""
-    by_key.add(P, records(P, "abab"), EPOCH)
-    by_key.add(P, records(P, "a", 4), EPOCH + 1)
+def test_work_carries_the_lease_of_its_slice(by_key, leases):
+    """Also through the free run and the queue of a lane."""
+    one, two = leases.of(records(P, "abab")), leases.of(records(P, "a", 4))
+    by_key.add(one)
+    by_key.add(two)
     _, a = start(by_key)
     by_key.take()
     by_key.finished(a)
 
-    assert (a.source, by_key.take().source) == (EPOCH, EPOCH)
-    assert [where(work := by_key.take()), work.source] == [(P, 3), EPOCH]
-    assert [where(work := by_key.take()), work.source] == [(P, 4), EPOCH + 1]
+    assert (a.lease, by_key.take().lease) == (one, one)
+    assert [where(work := by_key.take()), work.lease] == [(P, 3), one]
+    assert [where(work := by_key.take()), work.lease] == [(P, 4), two]
 
 
 # ---- what one lane may take up ---------------------------------------------------------------------------------
 
 
-def test_a_poisoned_key_holds_up_nobody_at_first(by_key):
+def test_a_poisoned_key_holds_up_nobody_at_first(by_key, leases):
     """Until its lane fills half the window; then its partition gets no more, and the others do."""
-    by_key.add(P, records(P, "aaaa"), EPOCH)
+    by_key.add(leases.of(records(P, "aaaa")))
     _, poisoned = start(by_key)
     assert by_key.take() is None
 
     assert by_key.room_of(P) == 3
-    by_key.add(P, records(P, "ba", 4), EPOCH)
+    by_key.add(leases.of(records(P, "ba", 4)))
     assert where(by_key.take()) == (P, 4)
     assert by_key.take() is None
     assert (by_key.parked, by_key.parked_of(P, b"a")) == (4, 4)
@@ -164,7 +180,7 @@ def test_a_poisoned_key_holds_up_nobody_at_first(by_key):
 
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
-def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
+def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
     """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
     full = []
     lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
@@ -173,7 +189,7 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
     def outage(partition):
         while room := lanes.room_of(partition):
             keys = "".join(chr(33 + len(begun[partition]) + n) for n in range(room)).replace("-", "~").replace(".", "}")
-            lanes.add(partition, records(partition, keys, len(begun[partition])), EPOCH)
+            lanes.add(leases.of(records(partition, keys, len(begun[partition]))))
             while (work := lanes.take()) is not None:
                 lanes.suspended(work)
                 lanes.failed(work)
@@ -190,7 +206,7 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
     well = TopicPartition("r", 1)
     for offset in range(9):
         assert lanes.room_of(well) == 1
-        lanes.add(well, records(well, "a", offset), EPOCH)
+        lanes.add(leases.of(records(well, "a", offset)))
         lanes.take()
     for work in begun[P] + begun[Q] + begun[R]:
         lanes.recovered(work)
@@ -198,23 +214,23 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by):
     assert (lanes.failing, lanes.room_of(P), lanes.room_of(well)) == (0, 20, 20)
 
 
-def test_by_partition_what_failed_takes_no_room():
+def test_by_partition_what_failed_takes_no_room(leases):
     """There is one of each partition at most, and it stands in the way of its own alone."""
     lanes = Lanes("partition", 1)
     for partition in PARTITIONS:
-        lanes.add(partition, records(partition, "a"), EPOCH)
+        lanes.add(leases.of(records(partition, "a")))
         lanes.failed(start(lanes)[1])
 
     assert lanes.failing == 0
     assert lanes.room_of(TopicPartition("r", 1)) == 1
 
 
-def test_a_lane_may_be_more_than_full(by_key):
+def test_a_lane_may_be_more_than_full(by_key, leases):
     """A slice that was wanted is parked as a whole; more is wanted when the lane is below its limit again."""
-    by_key.add(P, records(P, "aaaa"), EPOCH)
+    by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
     assert by_key.take() is None
-    by_key.add(P, records(P, "aaa", 4), EPOCH)
+    by_key.add(leases.of(records(P, "aaa", 4)))
     assert by_key.take() is None
 
     wanted = {}
@@ -226,17 +242,17 @@ def test_a_lane_may_be_more_than_full(by_key):
     assert wanted == {6: False, 5: False, 4: False, 3: True, 2: True, 1: True}
 
 
-def test_a_full_window_is_full_for_all(by_key):
+def test_a_full_window_is_full_for_all(by_key, leases):
     """Each may hold twice what is left, so that one alone never fills it; then those that hold nothing get one each."""
     partitions = (*PARTITIONS, TopicPartition("r", 1))
     for partition in partitions:
-        by_key.add(partition, records(partition, "a"), EPOCH)
+        by_key.add(leases.of(records(partition, "a")))
         start(by_key)
 
     sizes = []
     for partition in partitions:
         sizes.append(by_key.room_of(partition))
-        by_key.add(partition, records(partition, "a" * sizes[-1], 1), EPOCH)
+        by_key.add(leases.of(records(partition, "a" * sizes[-1], 1)))
         assert by_key.take() is None
 
     assert sizes == [6, 2, 1, 1]
@@ -244,7 +260,7 @@ def test_a_full_window_is_full_for_all(by_key):
     assert not any(map(by_key.room_of, partitions))
 
 
-def test_a_partition_that_lags_is_not_crowded_out():
+def test_a_partition_that_lags_is_not_crowded_out(leases):
     """Partitions that are read at one pace come to hold alike, whoever was there first."""
     lanes, most = Lanes("key", 90), 0
     names = [TopicPartition("t", number) for number in range(3)]
@@ -252,7 +268,8 @@ def test_a_partition_that_lags_is_not_crowded_out():
     for _ in range(40):
         for name in names:
             room = lanes.room_of(name)
-            lanes.add(name, records(name, "a" * room, offsets[name]), EPOCH)
+            if room:
+                lanes.add(leases.of(records(name, "a" * room, offsets[name])))
             offsets[name] += room
         for _ in range(15):
             lanes.take()
@@ -263,10 +280,10 @@ def test_a_partition_that_lags_is_not_crowded_out():
     assert max(held) - min(held) <= 15
 
 
-def test_a_partition_that_waits_wants_no_more(by_partition):
+def test_a_partition_that_waits_wants_no_more(by_partition, leases):
     """While one of its records is suspended, or some are left, more would only wait; there is always room for one."""
     assert by_partition.room_of(P) == 4
-    by_partition.add(P, records(P, "cab"), EPOCH)
+    by_partition.add(leases.of(records(P, "cab")))
     assert by_partition.room_of(P) == 0
     by_partition.take()
     assert by_partition.room_of(P) == 0
@@ -280,28 +297,28 @@ def test_a_partition_that_waits_wants_no_more(by_partition):
 
     for number in range(20):
         partition = TopicPartition("many", number)
-        by_partition.add(partition, records(partition, "a" * by_partition.room_of(partition)), EPOCH)
+        by_partition.add(leases.of(records(partition, "a" * by_partition.room_of(partition))))
     assert by_partition.waiting == 8 + 20 - 4
     assert by_partition.room_of(P) == 1
 
 
-def test_a_partition_that_others_read_too_does_not_wait_as_a_whole():
+def test_a_partition_that_others_read_too_does_not_wait_as_a_whole(leases):
     """What they want of it is behind what waits here, so more is taken while a record runs, until the lane is full."""
     full = []
     lanes = Lanes("partition", 8, is_shared=True, on_full=lambda work, waiting: full.append((where(work), waiting)))
-    lanes.add(P, records(P, "a"), EPOCH)
+    lanes.add(leases.of(records(P, "a")))
     _, first = start(lanes)
 
     added = 1
     while room := lanes.room_of(P):
-        lanes.add(P, records(P, "b" * room, added), EPOCH)
+        lanes.add(leases.of(records(P, "b" * room, added)))
         added += room
         assert lanes.take() is None
 
     assert added > 4
     assert lanes.parked_of(P, b"b") == lanes.parked == added - 1
     assert full == [((P, 4), 4)]
-    assert (next(lanes.offsets(P), None), lanes.room_of(Q)) == (None, 2)
+    assert (list(leases.unstarted(P)), lanes.room_of(Q)) == ([], 2)
     lanes.finished(first)
     ran = [where(work := lanes.take())]
     while work is not None:
@@ -314,11 +331,11 @@ def test_a_partition_that_others_read_too_does_not_wait_as_a_whole():
 # ---- by partition, and in any order ----------------------------------------------------------------------------
 
 
-def test_a_partition_waits_as_a_whole(by_partition):
+def test_a_partition_waits_as_a_whole(by_partition, leases):
     """Its slice is set aside while a record of it is suspended, and goes on where it was."""
-    by_partition.add(P, records(P, "abc"), EPOCH)
-    by_partition.add(P, records(P, "d", 3), EPOCH)
-    by_partition.add(Q, records(Q, "a"), EPOCH)
+    by_partition.add(leases.of(records(P, "abc")))
+    by_partition.add(leases.of(records(P, "d", 3)))
+    by_partition.add(leases.of(records(Q, "a")))
     where_p, p = start(by_partition)
     where_q, q = start(by_partition)
 
@@ -330,10 +347,10 @@ def test_a_partition_waits_as_a_whole(by_partition):
     assert [where(by_partition.take()) for _ in range(4)] == [(P, 1), (P, 2), (P, 3), None]
 
 
-def test_a_partition_goes_on_before_others_begin(by_partition):
+def test_a_partition_goes_on_before_others_begin(by_partition, leases):
     """Whoever finishes a record of it finds the next one, however many wait for their turn."""
     for partition in PARTITIONS:
-        by_partition.add(partition, records(partition, "ab"), EPOCH)
+        by_partition.add(leases.of(records(partition, "ab")))
     _, work = start(by_partition)
 
     by_partition.finished(work)
@@ -341,10 +358,10 @@ def test_a_partition_goes_on_before_others_begin(by_partition):
     assert where(by_partition.take()) == (P, 1)
 
 
-def test_without_order_nothing_waits():
+def test_without_order_nothing_waits(leases):
     """Whoever is free takes the next record, whatever its key."""
     lanes = Lanes("none", 8)
-    lanes.add(P, records(P, "aaa"), EPOCH)
+    lanes.add(leases.of(records(P, "aaa")))
 
     started = [start(lanes) for _ in range(3)]
 
@@ -359,10 +376,10 @@ def test_without_order_nothing_waits():
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_a_free_run_needs_no_asking(order_by):
+def test_a_free_run_needs_no_asking(order_by, leases):
     """The rest of the slice, one after the other, as long as nothing suspends."""
     lanes = Lanes(order_by, 8)
-    lanes.add(P, records(P, "aba"), EPOCH)
+    lanes.add(leases.of(records(P, "aba")))
 
     assert list(lanes.free) == []
     lanes.take()
@@ -370,25 +387,25 @@ def test_a_free_run_needs_no_asking(order_by):
     assert lanes.take() is None
 
 
-def test_a_free_run_ends_with_a_suspension(by_key):
+def test_a_free_run_ends_with_a_suspension(by_key, leases):
     """From then on a record may have to wait, until all that was begun is finished."""
-    by_key.add(P, records(P, "aabca"), EPOCH)
+    by_key.add(leases.of(records(P, "aabca")))
     by_key.take()
     for record in by_key.free:
         by_key.suspended(work := by_key.work_of(record))
         break
 
-    assert (where(work), work.source) == ((P, 1), EPOCH)
+    assert where(work) == (P, 1)
     assert list(by_key.free) == []
     assert where(by_key.take()) == (P, 2)
     by_key.finished(work)
     assert [record.offset for record in by_key.free] == [3, 4]
 
 
-def test_what_is_ready_goes_before_a_free_run(by_key):
+def test_what_is_ready_goes_before_a_free_run(by_key, leases):
     """A record whose turn has come does not wait for a whole slice."""
-    by_key.add(P, records(P, "aa"), EPOCH)
-    by_key.add(Q, records(Q, "abc"), EPOCH)
+    by_key.add(leases.of(records(P, "aa")))
+    by_key.add(leases.of(records(Q, "abc")))
     _, work = start(by_key)
     assert where(by_key.take()) == (Q, 0)
 
@@ -402,13 +419,13 @@ def test_what_is_ready_goes_before_a_free_run(by_key):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_dropped_is_forgotten(order_by):
+def test_what_is_dropped_is_forgotten(order_by, leases):
     """All that waits of that partition, wherever it waits; what runs may finish; the others notice nothing."""
     lanes = Lanes(order_by, 30)
     for partition in (P, Q):
-        lanes.add(partition, records(partition, "aab"), EPOCH)
+        lanes.add(leases.of(records(partition, "aab")))
     _, p = start(lanes)
-    lanes.add(P, records(P, "c", 3), EPOCH)
+    lanes.add(leases.of(records(P, "c", 3)))
     seen = set()
 
     lanes.drop(P)
@@ -422,9 +439,9 @@ def test_what_is_dropped_is_forgotten(order_by):
     assert lanes.take() is None
 
 
-def test_what_was_ready_is_dropped_too(by_key):
+def test_what_was_ready_is_dropped_too(by_key, leases):
     """A record whose turn has come and that nobody took is not run, and its lane is free."""
-    by_key.add(P, records(P, "aaa"), EPOCH)
+    by_key.add(leases.of(records(P, "aaa")))
     _, work = start(by_key)
     assert by_key.take() is None
     by_key.finished(work)
@@ -432,43 +449,43 @@ def test_what_was_ready_is_dropped_too(by_key):
     by_key.drop(P)
 
     assert (by_key.take(), by_key.parked, by_key.waiting) == (None, 0, 0)
-    by_key.add(P, records(P, "a"), EPOCH + 1)
+    by_key.add(leases.of(records(P, "a")))
     assert where(by_key.take()) == (P, 0)
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key"])
-def test_lanes_do_not_overlap_when_a_partition_comes_back(order_by):
+def test_lanes_do_not_overlap_when_a_partition_comes_back(order_by, leases):
     """What still runs of an earlier time holds its lane: read again after a seek, a key waits for itself."""
     lanes = Lanes(order_by, 8)
-    lanes.add(P, records(P, "a"), EPOCH)
+    lanes.add(leases.of(records(P, "a")))
     _, work = start(lanes)
     lanes.drop(P)
 
-    lanes.add(P, records(P, "a"), EPOCH + 1)
+    lanes.add(leases.of(records(P, "a")))
 
     assert lanes.take() is None
     lanes.finished(work)
     assert where(lanes.take()) == (P, 0)
 
 
-def test_a_record_may_drop_its_own_partition(by_key):
+def test_a_record_may_drop_its_own_partition(by_key, leases):
     """A handler that unsubscribes before it suspends: it is begun, and its lane is busy."""
-    by_key.add(P, records(P, "abc"), EPOCH)
+    by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     record = next(by_key.free)
 
     by_key.drop(P)
     by_key.suspended(work := by_key.work_of(record))
 
-    by_key.add(P, records(P, "b"), EPOCH + 1)
+    by_key.add(leases.of(records(P, "b")))
     assert by_key.take() is None
     by_key.finished(work)
     assert where(by_key.take()) == (P, 0)
 
 
-def test_finishing_what_holds_no_lane_is_harmless(by_key):
+def test_finishing_what_holds_no_lane_is_harmless(by_key, leases):
     """A record that never suspended may be said to be finished; one that is finished twice frees nobody's lane."""
-    by_key.add(P, records(P, "aaa"), EPOCH)
+    by_key.add(leases.of(records(P, "aaa")))
     by_key.finished(by_key.take())
     _, work = start(by_key)
     assert by_key.take() is None
@@ -477,13 +494,13 @@ def test_finishing_what_holds_no_lane_is_harmless(by_key):
 
     by_key.finished(work)
 
-    by_key.add(P, records(P, "a", 3), EPOCH)
+    by_key.add(leases.of(records(P, "a", 3)))
     assert by_key.take() is None
 
 
-def test_a_lane_is_never_handed_out_twice(by_key):
+def test_a_lane_is_never_handed_out_twice(by_key, leases):
     """Whoever takes the next record before it is told that one suspended is at fault, and is told."""
-    by_key.add(P, records(P, "aa"), EPOCH)
+    by_key.add(leases.of(records(P, "aa")))
     first, second = by_key.take(), by_key.take()
     by_key.suspended(first)
 
@@ -491,56 +508,23 @@ def test_a_lane_is_never_handed_out_twice(by_key):
         by_key.suspended(second)
 
 
-# ---- how far it is ---------------------------------------------------------------------------------------------
-
-
-def test_what_is_next(by_key):
-    """The lowest offset that nobody took and that is not parked, in this slice or in a later one."""
-    by_key.add(P, records(P, "aab", 10), EPOCH)
-    assert (next(by_key.offsets(P), None), next(by_key.offsets(Q), None)) == (10, None)
-
-    start(by_key)
-    assert next(by_key.offsets(P), None) == 11
-    assert where(by_key.take()) == (P, 12)
-    assert next(by_key.offsets(P), None) is None
-    by_key.add(P, records(P, "c", 20), EPOCH)
-    assert next(by_key.offsets(P), None) == 20
-
-
-def test_what_is_set_aside_goes_on_where_it_was(by_partition):
-    """What is suspended was taken; the next one is the first behind it."""
-    by_partition.add(P, records(P, "abc", 10), EPOCH)
-    by_partition.take()
-    start(by_partition)
-
-    assert next(by_partition.offsets(P), None) == 12
-
-
-def test_nothing_is_no_slice(by_key):
-    """A slice of which all was left out is none."""
-    by_key.add(P, [], EPOCH)
-
-    assert (by_key.take(), next(by_key.offsets(P), None), by_key.waiting) == (None, None, 0)
-
-
 # ---- the model -------------------------------------------------------------------------------------------------
 
 
 class Running(RuleBasedStateMachine):
-    """The same said with lists: what waits, in order, and what runs; and a tracker beside it that has to agree."""
+    """The same said with lists: what waits, in order, and what runs; and a progress beside it that has to agree."""
 
     @initialize(
         order_by=st.sampled_from(["partition", "key", "none"]), window=st.integers(1, 9), is_shared=st.booleans()
     )
     def begin(self, order_by, window, is_shared):
-        self.lanes: Lanes[int] = Lanes(order_by, window, on_parked=self.parked, is_shared=is_shared)
+        self.lanes = Lanes(order_by, window, is_shared=is_shared)
         self.parks = order_by == "key" or (order_by == "partition" and is_shared)
         self.waiting: list[Record] = []
         self.running: list = []
         self.were_parked: set[tuple[TopicPartition, int]] = set()
         self.offsets = dict.fromkeys(PARTITIONS, 0)
-        self.trackers = {one: OffsetTracker(0) for one in PARTITIONS}
-        self.epochs = dict.fromkeys(PARTITIONS, 0)
+        self.leases = Leases()
 
     def lane_of(self, record):
         lanes = {"partition": (), "key": (record.key,), "none": (record.offset, self)}
@@ -552,56 +536,58 @@ class Running(RuleBasedStateMachine):
         first = next(one for one in self.waiting if self.lane_of(one) == lane)
         return first is record and not any(self.lane_of(work.record) == lane for work in self.running)
 
-    def parked(self, work):
-        record = work.record
-        assert record in self.waiting
-        assert not self.is_runnable(record)
-        assert self.parks
-        self.were_parked.add(where(work))
-        self.trackers[record.topic_partition].begin(record.offset)
-
-    def took(self, record, source):
+    def took(self, record, lease):
         assert self.is_runnable(record)
-        assert source == self.epochs[record.topic_partition]
+        assert lease.is_current
         self.waiting.remove(record)
 
     def suspend(self, work):
         self.lanes.suspended(work)
         self.running.append(work)
-        self.trackers[work.record.topic_partition].begin(work.record.offset)
+
+    def note_parked(self):
+        """What waits and is in flight waits behind another record of its lane."""
+        for record in self.waiting:
+            if record.offset in self.leases.progress(record.topic_partition)._in_flight:
+                self.were_parked.add((record.topic_partition, record.offset))
+                assert self.parks
 
     @rule(partition=st.sampled_from(PARTITIONS), keys=st.text("ab-", max_size=8), gap=st.integers(0, 2))
     def add(self, partition, keys, gap):
         room = self.lanes.room_of(partition)
         added = records(partition, keys[:room], self.offsets[partition] + gap)
-        self.lanes.add(partition, added, self.epochs[partition])
-        self.waiting += added
         self.offsets[partition] += gap + len(added)
+        self.leases.progress(partition).skip(self.offsets[partition])
+        if added:
+            self.lanes.add(self.leases.of(added))
+        self.waiting += added
 
     @precondition(lambda self: self.waiting)
     @rule(times=st.integers(1, 4), suspends=st.booleans())
     def take(self, times, suspends):
         for _ in range(times):
             work = self.lanes.take()
+            self.note_parked()
             if work is None:
                 assert not any(map(self.is_runnable, self.waiting))
                 return
-            self.took(work.record, work.source)
+            self.took(work.record, work.lease)
             assert work.is_begun == (where(work) in self.were_parked)
             if suspends:
                 self.suspend(work)
             elif work.is_begun:
                 self.lanes.finished(work)
-                assert self.trackers[work.record.topic_partition].finish(work.record.offset)
+        self.lanes.rest()
 
     @rule(most=st.integers(1, 4), suspends=st.booleans())
     def run_freely(self, most, suspends):
         for place, record in enumerate(self.lanes.free, 1):
-            self.took(record, self.lanes.work_of(record).source)
+            self.took(record, self.lanes.work_of(record).lease)
             if place == most:
                 if suspends:
                     self.suspend(self.lanes.work_of(record))
                 break
+        self.lanes.rest()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -614,17 +600,15 @@ class Running(RuleBasedStateMachine):
         work = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.lanes.recovered(work)
         self.lanes.finished(work)
-        partition = work.record.topic_partition
-        if work.source == self.epochs[partition]:
-            assert self.trackers[partition].finish(work.record.offset)
 
     @rule(partition=st.sampled_from(PARTITIONS))
     def drop(self, partition):
         gone = [one.offset for one in self.waiting if one.topic_partition == partition]
-        assert sorted(one.offset for one in self.lanes.drop(partition)) == sorted(gone)
+        leases, parked = self.lanes.drop(partition)
+        dropped = [one.offset for lease in leases for one in lease.rest] + [work.record.offset for work in parked]
+        assert sorted(dropped) == sorted(gone)
         self.waiting = [one for one in self.waiting if one.topic_partition != partition]
-        self.epochs[partition] += 1
-        self.trackers[partition] = OffsetTracker(self.offsets[partition])
+        self.leases.begin(partition, self.offsets[partition])
 
     @invariant()
     def the_books_are_right(self):
@@ -652,16 +636,14 @@ class Running(RuleBasedStateMachine):
     def nothing_unfinished_is_committed(self):
         if not hasattr(self, "lanes"):
             return
-        for partition, tracker in self.trackers.items():
+        for partition in PARTITIONS:
             unfinished = [one.offset for one in self.waiting if one.topic_partition == partition]
             unfinished += [
                 work.record.offset
                 for work in self.running
-                if work.record.topic_partition == partition and work.source == self.epochs[partition]
+                if work.record.topic_partition == partition and work.lease.is_current
             ]
-            following = next(self.lanes.offsets(partition), None)
-            tracker.advance(self.offsets[partition] if following is None else following)
-            assert tracker.done == min(unfinished, default=self.offsets[partition])
+            assert self.leases.progress(partition).finished == min(unfinished, default=self.offsets[partition])
 
     def teardown(self):
         """In the end everything is run, in the order of its lane."""
@@ -673,7 +655,7 @@ class Running(RuleBasedStateMachine):
                 self.lanes.finished(work)
             self.running.clear()
             while (work := self.lanes.take()) is not None:
-                self.took(work.record, work.source)
+                self.took(work.record, work.lease)
                 self.suspend(work)
         assert (self.lanes.waiting, self.lanes.failing) == (0, 0)
 

@@ -8,26 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.delivery.progress import Position
-from tailrace.core.failures.delayed_records import DelayedRecord, DelayedRecords, delay_name, hop_of, wait_ms
-from tailrace.records import Record, TopicPartition
+from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.core.failures.delayed_records import DelayedRecords, delay_name, hop_of, wait_ms
+from tailrace.records import TopicPartition
+from tests.support.simulation.records import records_at
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def record(partition: TopicPartition, offset: int) -> Record:
-    return Record(*partition, offset, None, b"", 0)
-
-
-def put(shelf: DelayedRecords, partition: TopicPartition, *due: tuple[int, float], epoch: int = 0) -> Position:
+def put(shelf: DelayedRecords, partition: TopicPartition, *due: tuple[int, float]) -> Lease:
     """Offsets and when each is due."""
-    position = Position(partition, epoch)
-    shelf.put(position, [DelayedRecord(at, record(partition, offset)) for offset, at in due])
-    return position
+    records = records_at([offset for offset, _ in due], partition)
+    lease = Progress(partition, 0).deliver(records, records[-1].offset + 1)
+    shelf.put(lease, [at for _, at in due])
+    return lease
 
 
-def offsets(records: list[Record]) -> list[int]:
-    return [one.offset for one in records]
+def offsets(lease: Lease | None) -> list[int]:
+    return [] if lease is None else [one.offset for one in lease.rest]
 
 
 # ---- how long ------------------------------------------------------------------------------------------------------
@@ -102,22 +100,22 @@ def test_a_record_goes_on_from_where_it_came(delay_ms, retry_topics, hop):
 def test_nothing_leaves_before_it_is_due():
     """What is due leaves in order; the rest stays, and it is known when to look again."""
     shelf = DelayedRecords()
-    position = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
+    lease = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
 
     assert (shelf.due(0.5), shelf.next_at(0.5)) == ([], 1.0)
-    assert shelf.due(2.0) == [position]
+    assert shelf.due(2.0) == [T0]
     assert offsets(shelf.take(T0, 2.0, 10)) == [3, 4, 7]
-    assert (shelf.due(2.0), shelf.next_at(2.0), shelf.lowest(position)) == ([], 5.0, 8)
+    assert (shelf.due(2.0), shelf.next_at(2.0), lease.unstarted) == ([], 5.0, 8)
 
 
 def test_the_first_holds_up_the_others_of_its_partition_alone():
     """Order within a partition stands above due times, as a clock that jumps may have confused them."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 9.0), (1, 1.0))
-    other = put(shelf, T1, (0, 1.0))
+    put(shelf, T1, (0, 1.0))
 
-    assert shelf.due(1.0) == [other]
-    assert (shelf.take(T0, 1.0, 10), offsets(shelf.take(T1, 1.0, 10))) == ([], [0])
+    assert shelf.due(1.0) == [T1]
+    assert (shelf.take(T0, 1.0, 10), offsets(shelf.take(T1, 1.0, 10))) == (None, [0])
     assert offsets(shelf.take(T0, 9.0, 10)) == [0, 1]
 
 
@@ -127,7 +125,7 @@ def test_what_has_no_room_is_no_reason_to_look_again():
     put(shelf, T0, (0, 1.0), (1, 1.0))
 
     assert offsets(shelf.take(T0, 2.0, 1)) == [0]
-    assert shelf.take(T0, 2.0, 0) == []
+    assert shelf.take(T0, 2.0, 0) is None
     assert shelf.next_at(2.0) is None
     assert T0 in shelf
 
@@ -143,10 +141,9 @@ def test_what_is_empty_is_gone():
 
 
 def test_what_is_held_counts_as_not_done():
-    """In the assignment in which it was read, until it leaves or is dropped."""
+    """No commit passes it, until it leaves and is handled."""
     shelf = DelayedRecords()
-    position = put(shelf, T0, (5, 1.0), (6, 1.0))
+    lease = put(shelf, T0, (5, 1.0), (6, 1.0))
 
-    assert shelf.lowest(position) == 5
-    assert shelf.lowest(Position(T0, 1 << 20)) is None
-    assert (shelf.drop(T0), shelf.drop(T0), shelf.lowest(position)) == (5, None, None)
+    assert lease.progress.finished == 5
+    assert (shelf.drop(T0), shelf.drop(T0)) == (lease, None)

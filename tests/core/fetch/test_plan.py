@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.plan import (
     FETCH_REACTIONS,
@@ -94,7 +94,7 @@ def test_what_is_added_to_a_fetch_under_way_is_told_apart():
 
     sought.begin(3)
     resumed.is_paused = False
-    other.fetched = 9
+    other.fetched_to(9, -1)
     added = plan(positions).added_to(under_way)
 
     assert {key: asked.fetch_offset for key, asked in added.partitions.items()} == {A: 3, B: 7}
@@ -113,7 +113,7 @@ def test_an_answer_counts_for_the_offset_that_was_asked_for():
 
     assert [made.counts(one) for one in (a, b, c)] == [True, True, False]
     a.begin(a.fetched)
-    b.fetched += 1
+    b.fetched_to(b.fetched + 1, -1)
     assert not made.counts(a)
     assert not made.counts(b)
     assert made.topic_names() == {TOPIC_ID: "t"}
@@ -284,7 +284,7 @@ def test_who_holds_more_than_its_share_is_told():
     for position in (b, c):
         position.begin(0)
         position.is_fetchable = True
-    c.fetched = None
+    c.stop_fetching()
     crowded = plan(positions, buffer=buffer)
 
     assert (crowded.partitions, crowded.overdrawn, crowded.lacks_room) == ({}, (A,), True)

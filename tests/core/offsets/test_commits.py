@@ -6,14 +6,30 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
+from tailrace.core.delivery.progress import InHand
 from tailrace.core.offset_map import OffsetMap, decode_metadata
 from tailrace.core.offsets.auto_commit import CommitClock
 from tailrace.core.offsets.commits import Commits, CommitSnapshot
 from tailrace.protocol.messages import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
+from tests.support.simulation.records import records_at
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def finish(position, to):
+    """Deliver records up to ``to``, all of which are finished at once."""
+    lease = position.deliver(records_at(range(position.delivered, to)), to)
+    list(lease.left)
+    lease.close_if_done()
+
+
+def start(position, *offsets):
+    """Deliver records, all of which are in flight."""
+    lease = position.deliver(records_at(offsets), offsets[-1] + 1)
+    position.progress.start_all([record.offset for record in lease.take(len(offsets))])
+    lease.close_if_done()
 
 
 @pytest.fixture
@@ -22,7 +38,8 @@ def positions():
     made = Positions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
-    one.delivered, one.done, one.delivered_epoch = 14, 13, 5
+    lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5, InHand.LAST)
+    list(lease.left)
     two.begin(0)
     two.note_committed(0)
     return made
@@ -44,7 +61,7 @@ def test_nothing_new_is_no_commit(positions):
 
 def test_some_partitions_may_be_committed_alone(positions):
     """Those that are given back, and no others; one that is not assigned is passed over."""
-    positions.get(TWO).done = positions.get(TWO).delivered = 5
+    finish(positions.get(TWO), 5)
 
     assert Commits(positions).snapshot([TWO, TopicPartition("gone", 0)]).offsets.keys() == {TWO}
 
@@ -57,13 +74,13 @@ def test_an_answer_says_what_is_committed(positions):
 
     assert positions.get(ONE).committed == 13
     assert not commits.snapshot()
-    positions.get(ONE).done = 14
+    positions.get(ONE).progress.finish_through(14)
     assert commits.snapshot().offsets[ONE].offset == 14
 
 
 def test_only_what_the_broker_took_is_committed(positions):
     """A partition that it refused is committed again."""
-    positions.get(TWO).done = positions.get(TWO).delivered = 5
+    finish(positions.get(TWO), 5)
     commits = Commits(positions)
 
     commits.acknowledged(commits.snapshot(), [TWO])
@@ -114,16 +131,17 @@ def test_a_seek_backwards_is_to_be_committed(positions):
 def test_a_commit_of_the_users_choice_is_not_taken_back(positions):
     """It may be of the record in hand, which is not done yet: nothing below it is committed, and no map of less."""
     commits, one = Commits(positions), positions.get(ONE)
-    one.tracker.begin_all([13, 14, 15])
-    one.tracker.finish(15)
-    one.delivered = 16
+    one.begin(13)
+    start(one, 13, 14, 15)
+    one.progress.finish(15)
 
     commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(14, "mine")}), [ONE])
 
     assert one.offset_map is not None
     assert not commits.snapshot()
-    one.done = 15
-    assert commits.snapshot().offsets[ONE].offset == 15
+    one.progress.finish(13)
+    one.progress.finish(14)
+    assert commits.snapshot().offsets[ONE].offset == 16
 
 
 @pytest.mark.parametrize("is_under_way", [False, True])
@@ -131,7 +149,8 @@ def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
     """A commit of before may be on its way, or may have come though its answer did not; the text beside it stays."""
     commits, one = Commits(positions), positions.get(ONE)
     commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
-    one.done = one.delivered = 20
+    one.progress.finish_through(14)
+    finish(one, 20)
     snapshot = commits.snapshot()
 
     one.begin(13)
@@ -148,11 +167,10 @@ def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
 def test_behind_what_is_stuck_the_map_is_committed(positions):
     """When nothing but the map has changed a commit is due, once; it says what is finished, and who says so."""
     commits, two = Commits(positions, writer="me"), positions.get(TWO)
-    two.tracker.begin_all([0, 1, 2])
-    two.delivered = 3
+    start(two, 0, 1, 2)
     assert not commits.snapshot([TWO])
 
-    two.tracker.finish(1)
+    two.progress.finish(1)
     snapshot = commits.snapshot([TWO])
 
     said = decode_metadata(snapshot.offsets[TWO].metadata, 0)
@@ -164,9 +182,8 @@ def test_behind_what_is_stuck_the_map_is_committed(positions):
 def test_a_map_that_does_not_fit_is_left_out(positions):
     """The commit is made without it; that it was dropped is noted, and it is not tried again until it is another."""
     commits, two = Commits(positions, max_bytes=20), positions.get(TWO)
-    two.tracker.begin_all([0, 1, 2])
-    two.delivered = 3
-    two.tracker.finish(1)
+    start(two, 0, 1, 2)
+    two.progress.finish(1)
     snapshot = commits.snapshot([TWO])
 
     assert (snapshot.offsets[TWO].metadata, snapshot.notes[TWO].is_map_dropped) == ("", True)
@@ -179,9 +196,8 @@ def test_a_map_that_does_not_fit_is_left_out(positions):
 def test_without_the_map_a_text_is_left(positions):
     """For a broker that takes less metadata than we thought."""
     commits, two = Commits(positions), positions.get(TWO)
-    two.tracker.begin_all([0, 1])
-    two.delivered = 2
-    two.tracker.finish(1)
+    start(two, 0, 1)
+    two.progress.finish(1)
     snapshot = commits.chosen({TWO: OffsetAndMetadata(0, "mine")})
 
     shorter = commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO])
@@ -192,9 +208,8 @@ def test_without_the_map_a_text_is_left(positions):
 def test_a_chosen_offset_has_the_map_that_is_true_of_it(positions):
     """None where it is not the one that we would commit, or not of our partition."""
     commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
-    two.tracker.begin_all([0, 1])
-    two.delivered = 2
-    two.tracker.finish(1)
+    start(two, 0, 1)
+    two.progress.finish(1)
 
     snapshot = commits.chosen({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
 
@@ -220,12 +235,13 @@ class Committing(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def hand_out(self, count):
-        self.position.done = self.position.delivered
-        self.position.delivered += count
+        self.finish()
+        offsets = range(self.position.delivered, self.position.delivered + count)
+        self.position.deliver(records_at(offsets), offsets.stop, in_hand=InHand.LAST).take(count)
 
     @rule()
     def finish(self):
-        self.position.done = self.position.delivered
+        self.position.progress.finish_through(self.position.delivered)
 
     @rule(offset=st.integers(0, 50))
     def seek(self, offset):
@@ -272,7 +288,7 @@ class Committing(RuleBasedStateMachine):
     def what_is_not_committed_is_still_to_be(self):
         if not self.position.is_dirty and self.sent is None:
             assert self.stored[-1] == (self.position.epoch, self.position.committed)
-            assert self.position.committed >= self.position.done
+            assert self.position.committed >= self.position.finished
 
 
 TestCommitting = Committing.TestCase

@@ -24,7 +24,7 @@ class Readers:
         self.intake = MergedStream(self._tell)
 
     def _tell(self, lease: PartitionLease) -> None:
-        self.done[lease.key] = lease.done
+        self.done[lease.key] = lease.finished
         self.released[lease.key] += lease.unreleased
 
     def put(self, partition: int, first: int, count: int, *, start: int = 0, behind: int | None = None) -> None:
@@ -36,11 +36,10 @@ class Readers:
 
     def next(self) -> Record | None:
         """As a consumer takes them."""
-        for one in self.intake.slice:
-            self.intake.in_flight_record = one
+        for one in self.intake.polled.slice:
             return one
         self.intake.finish()
-        if not self.intake.next_slice():
+        if not self.intake.polled.left and not self.intake.next_slice():
             return None
         return self.next()
 
@@ -112,7 +111,7 @@ def test_what_is_halted_is_not_handed_out():
     following = readers.next()
 
     assert left is not None
-    assert left.delivered == 1
+    assert left.next_offset == 1
     assert following == record(1, 0)
     assert readers.done[0, 0] == 1
     assert readers.released[0, 0] == 6
@@ -182,7 +181,7 @@ class Stream(RuleBasedStateMachine):
     def given_back(self, partition):
         lease = self.readers.intake.halt((self.starts[partition], partition))
         if lease is not None:
-            self.ends[partition] = lease.delivered
+            self.ends[partition] = lease.next_offset
             self.readers.intake.end(lease.key)
         self.starts[partition] += 1
 
@@ -190,7 +189,7 @@ class Stream(RuleBasedStateMachine):
     def nothing_is_done_too_soon(self):
         self.readers.intake.tell_all()
         for lease in self.readers.intake.leases():
-            assert lease.done <= lease.delivered <= lease.received
+            assert lease.finished <= lease.next_offset <= lease.received
             assert self.readers.released[lease.key] <= self.sent[lease.key]
 
 

@@ -1,20 +1,14 @@
-"""Executor of batches: each runs in a task of its own when it is due.
-
-While batches of a partition finish in order, each as a whole, nothing is noted of their records. Of a batch that others
-overtake, of the rest of one when some of it is finished, and of what is overtaken while it waits, the partition's
-tracker knows each record.
-"""
+"""Executor of batches: each runs in a task of its own when it is due."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
-from tailrace.app.dispatch.work import HeldPartition, RunningBatch
+from tailrace.app.dispatch.work import RunningBatch
 from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, HandlerBatch
 from tailrace.records import Record, TopicPartition
 
@@ -34,8 +28,8 @@ class BatchExecutor(Executor[RunningBatch]):
     """
 
     def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: BatchLimits) -> None:
-        self._attempt, self._is_by_key = attempt, options.order_by == "key"
-        self._batching: BatchAssembler[HeldPartition] = BatchAssembler(
+        self._attempt = attempt
+        self._batching = BatchAssembler(
             options.order_by,
             limits,
             window=options.window,
@@ -70,20 +64,12 @@ class BatchExecutor(Executor[RunningBatch]):
 
     def keep(self, work: RunningBatch, records: Sequence[Record]) -> None:
         """Finish all records of a batch but these."""
-        kept = [record for record in records if record.topic_partition in work.sources]
-        if work.is_tracked:
-            kept_ids = {id(record) for record in kept}
-            work.finish(record for record in work.records if id(record) not in kept_ids)
-        self._batching.shrink(work.queued, kept)
-        if kept and not work.is_tracked:
-            work.track()
+        ours = {lease.partition for lease in work.leases}
+        self._batching.shrink(work.queued, [record for record in records if record.topic_partition in ours])
         self._start_due()
         self._on_progress()
 
     # ---- starts --------------------------------------------------------------------------------------------------
-
-    def _enqueue(self, partition: TopicPartition, records: Sequence[Record], held: HeldPartition) -> None:
-        self._batching.add(partition, records, held, self._loop.time())
 
     def _start_due(self) -> None:
         """Start all batches that are due, and look again when the next one is."""
@@ -95,21 +81,8 @@ class BatchExecutor(Executor[RunningBatch]):
     def _has_room(self) -> bool:
         return self._may_start and len(self._workers.tasks) < self._workers.most
 
-    def _start(self, batch: HandlerBatch[HeldPartition]) -> None:
-        work = self._workers.start(lambda context: RunningBatch(context, batch), self._see_to_its_end)
-        self._fresh = work
-        if self._is_by_key:
-            for partition, held in work.sources.items():
-                self._pass_over(work, partition, held)
-
-    def _pass_over(self, work: RunningBatch, partition: TopicPartition, held: HeldPartition) -> None:
-        """Have the tracker know the waiting records that a batch overtakes, as their keys are busy."""
-        end = work.records[-1].offset
-        for offset in itertools.takewhile(end.__gt__, self._batching.offsets(partition, held.passed)):
-            held.begin(offset)
-        if work.queued.lowest[partition] < held.passed:
-            work.track()
-        held.passed = max(held.passed, end)
+    def _start(self, batch: HandlerBatch) -> None:
+        self._fresh = self._workers.start(lambda context: RunningBatch(context, batch), self._see_to_its_end)
 
     def _set_timer(self, due_at: float | None) -> None:
         """Look again at that time, or before."""
@@ -133,10 +106,6 @@ class BatchExecutor(Executor[RunningBatch]):
         self._leave_halted(work)
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
-        if work.is_tracked:
-            work.finish(work.records)
-        else:
-            work.finish_whole(is_by_key=self._is_by_key)
         self._batching.finish(work.queued)
 
     async def _call(self, work: RunningBatch) -> Failed:
@@ -154,17 +123,7 @@ class BatchExecutor(Executor[RunningBatch]):
             self._on_progress()
 
     def _shed(self, work: RunningBatch, partition: TopicPartition) -> None:
-        batch = work.queued
-        held, lowest = batch.sources[partition], batch.lowest.get(partition)
-        if lowest is not None:
-            held.leave(lowest)
-        held.whole.pop(work, None)
-        if work.is_tracked:
-            for record in work.records:
-                if record.topic_partition == partition:
-                    held.leave(record.offset)
-        self._batching.shrink(batch, [one for one in work.records if one.topic_partition != partition])
-        del batch.sources[partition]
+        self._batching.abandon(work.queued, partition)
 
     def _ended(self, work: RunningBatch) -> None:
         if self._fresh is work:

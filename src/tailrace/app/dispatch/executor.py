@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.task_results import no_end
-from tailrace.app.dispatch.work import HeldPartition, Work
+from tailrace.app.dispatch.work import Work
 from tailrace.app.dispatch.workers import Workers
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.dispatch.batching import BatchAssembler
 from tailrace.core.dispatch.lanes import Lanes, OrderBy
 from tailrace.records import Record, TopicPartition
@@ -60,12 +60,13 @@ class Executor(ABC, Generic[WorkT]):
 
     def __init__(
         self,
-        queue: Lanes[HeldPartition] | BatchAssembler[HeldPartition],
+        queue: Lanes | BatchAssembler,
         recover: Recover,
         options: ExecutorOptions,
     ) -> None:
         self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
-        self._held: dict[TopicPartition, HeldPartition] = {}
+        self._progress: dict[TopicPartition, Progress] = {}
+        """The epoch in which the last records of a partition were added."""
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
         self.is_held = self._are_starts_held = False
@@ -77,69 +78,31 @@ class Executor(ABC, Generic[WorkT]):
         """Return how many records of a partition may be added now."""
         return 0 if self.is_held else self._queue.room_of(partition)
 
-    def add(self, position: Position, records: Sequence[Record]) -> None:
+    def add(self, lease: Lease) -> None:
         """Add the next records of a partition, to be started when their turn comes."""
-        held = self._held_at(position)
-        if held is None:
-            assert position.tracker is not None
-            held = self._held[position.partition] = HeldPartition(position, position.tracker)
-        self._enqueue(position.partition, records, held)
+        self._progress[lease.partition] = lease.progress
+        self._queue.add(lease, self._loop.time())
         self._start_due()
 
-    def next_of(self, position: Position) -> int | None:
-        """Return the lowest offset here that the tracker does not know; None if there is none."""
+    def halt(self, partition: TopicPartition) -> None:
+        """Start nothing more of a partition, and leave what has not started to its next owner."""
         self._settle()
-        held = self._held_at(position)
-        if held is None:
-            return None
-        lowest = held.left if held.is_halted else next(self._queue.offsets(position.partition, held.passed), None)
-        if not held.whole:
-            return lowest
-        first = min(held.whole.values())
-        return first if lowest is None else min(lowest, first)
-
-    def done_of(self, position: Position) -> int | None:
-        """Return the lowest offset here that is not finished; None if there is none."""
-        following, held = self.next_of(position), self._held_at(position)
-        if held is None:
-            return None
-        lowest = held.lowest
-        return following if lowest is None or (following is not None and following < lowest) else lowest
-
-    def unstarted(self, position: Position) -> tuple[int | None, list[int]]:
-        """Return the lowest offset from which nothing has started, and all offsets that have not, lowest first."""
-        self._settle()
-        held, partition = self._held_at(position), position.partition
-        if held is None or held.is_halted:
-            return None, []
-        return next(self._queue.offsets(partition, held.passed), None), list(self._queue.offsets(partition))
-
-    def halt(self, partition: TopicPartition) -> int | None:
-        """Start nothing more of a partition; return the lowest offset that was not started, None if there is none."""
-        self._settle()
-        held = self._held.get(partition)
-        if held is None:
-            return None
-        held.halt([record.offset for record in self._queue.drop(partition)])
-        self._leave_waiting(partition, held)
-        return held.left
+        if (progress := self._progress.get(partition)) is not None:
+            progress.halt()
+            leases, parked = self._queue.drop(partition)
+            for lease in leases:
+                lease.abandon_left()
+            for queued in parked:
+                progress.abandon(queued.record.offset)
+            self._leave_waiting(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition: what runs of it counts for nothing, and failed records are not tried again."""
         self._settle()
         self._queue.drop(partition)
-        held = self._held.pop(partition, None)
-        if held is not None:
-            held.is_halted = True
-            self._leave_waiting(partition, held)
-
-    def held_of(self, partition: TopicPartition) -> HeldPartition | None:
-        """Return what is held of a partition; None if no record of it was added."""
-        return self._held.get(partition)
-
-    def _held_at(self, position: Position) -> HeldPartition | None:
-        held = self._held.get(position.partition)
-        return held if held is not None and held.tracker is position.tracker else None
+        if (progress := self._progress.pop(partition, None)) is not None:
+            progress.halt()
+            self._leave_waiting(partition)
 
     # ---- starts --------------------------------------------------------------------------------------------------
 
@@ -229,11 +192,9 @@ class Executor(ABC, Generic[WorkT]):
     @property
     def runs_ours(self) -> bool:
         """The same, of work with a partition that was not dropped since."""
-        running = [work.sources for work in self._workers if work.records]
-        return any(
-            not sources or any(self._held.get(partition) is held for partition, held in sources.items())
-            for sources in running
-        )
+        running = [work.leases for work in self._workers if work.records]
+        # Without a lease it was never suspended, so that nothing can have been dropped meanwhile.
+        return any(not leases or any(lease.is_current for lease in leases) for leases in running)
 
     @property
     def under_way(self) -> list[Record]:
@@ -290,7 +251,7 @@ class Executor(ABC, Generic[WorkT]):
         work, partition = self._work_of(record), record.topic_partition
         if work is None:
             return False
-        if work.sources[partition].is_halted:
+        if _lease_of(work, partition).progress.is_halted:
             self._leave(work, partition)
             return False
         await self._wait(work, partition, seconds)
@@ -299,11 +260,8 @@ class Executor(ABC, Generic[WorkT]):
     def is_ours(self, record: Record) -> bool:
         """Return True if the partition of a started record was not dropped since."""
         work, partition = self._work_of(record), record.topic_partition
-        if work is None:
-            return False
-        held = work.sources.get(partition)
-        # Without one it was never suspended, so that nothing can have been dropped meanwhile.
-        return held is None or self._held.get(partition) is held
+        # Without a lease it was never suspended, so that nothing can have been dropped meanwhile.
+        return work is not None and (not work.leases or _lease_of(work, partition).is_current)
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
         """Wait without being in the way of other work."""
@@ -331,13 +289,12 @@ class Executor(ABC, Generic[WorkT]):
         return next((work for work in works if any(one is record for one in work.records)), None)
 
     def _leave_halted(self, work: WorkT) -> None:
-        for partition, held in list(work.sources.items()):
-            if held.is_halted:
-                self._leave(work, partition)
+        for partition in {lease.partition for lease in work.leases if lease.progress.is_halted}:
+            self._leave(work, partition)
 
-    def _leave_waiting(self, partition: TopicPartition, held: HeldPartition) -> None:
+    def _leave_waiting(self, partition: TopicPartition) -> None:
         for work in self._workers:
-            if work.waits and work.sources.get(partition) is held:
+            if work.waits and any(lease.partition == partition and lease.progress.is_halted for lease in work.leases):
                 self._leave(work, partition)
 
     def _leave(self, work: WorkT, partition: TopicPartition) -> None:
@@ -348,10 +305,6 @@ class Executor(ABC, Generic[WorkT]):
                 wait.set_result(None)
 
     # ---- records or batches --------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _enqueue(self, partition: TopicPartition, records: Sequence[Record], held: HeldPartition) -> None:
-        """Add records to the queue."""
 
     @abstractmethod
     def _start_due(self) -> None:
@@ -366,7 +319,7 @@ class Executor(ABC, Generic[WorkT]):
         """Finish all records of failed work but these."""
 
     @abstractmethod
-    def _shed(self, work: WorkT, partition: TopicPartition) -> None:
+    def _shed(self, work: WorkT, partition: TopicPartition, /) -> None:
         """Take the records of a partition out of ``work``, unfinished."""
 
     def _settle(self) -> None:
@@ -376,3 +329,7 @@ class Executor(ABC, Generic[WorkT]):
         """React to the end of a task."""
         self._starts_changed()
         self._on_progress()
+
+
+def _lease_of(work: Work, partition: TopicPartition) -> Lease:
+    return next(lease for lease in work.leases if lease.partition == partition)

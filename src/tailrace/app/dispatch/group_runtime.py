@@ -8,7 +8,7 @@ again ``app.failures.delayed_records``'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import anyio
@@ -26,7 +26,7 @@ from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.progress import Lease
 from tailrace.observe.events import HandlerLeftBehind, HandlersOverlap, LaneFull, UnmatchedRecord
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
@@ -197,14 +197,6 @@ class GroupRuntime:
         for one in self._runtimes:
             one.executor.allow_starts()
 
-    def started(self, position: Position, end: int) -> tuple[int, list[int]]:
-        """Return the offset from which nothing of a partition has started, and those below that have not, either."""
-        held = self._delays.held_of(position)
-        end = end if held is None else min(held, end)
-        parts = [one.executor.unstarted(position) for one in self._runtimes_of(position.partition.topic)]
-        limit = max(end if following is None else min(following, end) for following, _ in parts)
-        return limit, [offset for _, offsets in parts for offset in offsets if offset < limit]
-
     @property
     def is_held_back(self) -> bool:
         """Whether no handler runs, and one that is paused has records that wait for it."""
@@ -220,27 +212,13 @@ class GroupRuntime:
         for one in self._runtimes:
             one.executor.hurry()
 
-    # ---- as the reader wants it --------------------------------------------------------------------------------
+    # ---- sink of the reader ------------------------------------------------------------------------------------
 
-    def next_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and neither begun nor done; None when there is none."""
-        return _lowest([self._delays.held_of(position), *(one.executor.next_of(position) for one in self._runtimes)])
-
-    def done_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and not done; None when there is none."""
-        return _lowest([self._delays.held_of(position), *(one.executor.done_of(position) for one in self._runtimes)])
-
-    def halt(self, partition: TopicPartition) -> int | None:
-        """Begin nothing more of a partition; the lowest offset that was not begun, None when there is none."""
-        held = next((found for one in self._runtimes if (found := one.executor.held_of(partition)) is not None), None)
-        end = held.position.delivered if held is not None and held.is_current else None
-        shelved = self._delays.drop(partition)
-        # All of them are told.
-        left = _lowest([shelved, *(one.executor.halt(partition) for one in self._runtimes)])
-        if held is not None and end is not None and self._transactions is None:
-            # Of all that is not done the tracker knows by now; what is done behind it gets into the last map.
-            held.advance(end if shelved is None else shelved)
-        return left
+    def halt(self, partition: TopicPartition) -> None:
+        """Start nothing more of a partition, and leave what has not started to its next owner."""
+        self._delays.halt(partition)
+        for one in self._runtimes:
+            one.executor.halt(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""
@@ -261,11 +239,11 @@ class GroupRuntime:
 
     async def _pump(self) -> None:
         while True:
-            position, records = await self.source.next_slice(self.room_of)
-            if position.partition.topic in self._delays:
-                self._delays.hold(position, records)
+            _, lease = await self.source.next_slice(self.room_of)
+            if lease.partition.topic in self._delays:
+                self._delays.hold(lease)
             else:
-                self._deal(position, records)
+                self._deal(lease)
 
     def room_of(self, partition: TopicPartition) -> int:
         """How many records of a partition it takes now."""
@@ -274,14 +252,14 @@ class GroupRuntime:
     def _room_in_lines(self, partition: TopicPartition) -> int:
         return min(one.executor.room_of(partition) for one in self._runtimes_of(partition.topic))
 
-    def _deal(self, position: Position, records: Sequence[Record]) -> None:
-        runtimes = self._runtimes_of(position.partition.topic)
+    def _deal(self, lease: Lease) -> None:
+        runtimes = self._runtimes_of(lease.partition.topic)
         if len(runtimes) == 1 and runtimes[0].handler.when is None:
-            runtimes[0].executor.add(position, records)
+            runtimes[0].executor.add(lease)
             return
         shares: dict[int, list[Record]] = {}
-        is_own = position.partition.topic in self._routes
-        for record in records:
+        is_own = lease.partition.topic in self._routes
+        for record in lease.left:
             seen, order = record, list(range(len(runtimes)))
             if is_own:
                 seen, failed = first_read(record), handler_of(record)
@@ -295,8 +273,8 @@ class GroupRuntime:
                 self._observer.tell(UnmatchedRecord(record.topic_partition, record.offset))
             else:
                 shares.setdefault(chosen, []).append(record)
-        for number, share in shares.items():
-            runtimes[number].executor.add(position, share)
+        for number, share in zip(shares, lease.share(shares.values()), strict=True):
+            runtimes[number].executor.add(share)
 
     def _runtimes_of(self, topic: str) -> list[HandlerRuntime]:
         found = self._of_topic.get(topic)
@@ -319,7 +297,3 @@ class GroupRuntime:
         if now >= self._full_at.get(partition, now):
             self._full_at[partition] = now + _FULL_TOLD_S
             self._observer.tell(LaneFull(handler.name, partition, record.key, waiting))
-
-
-def _lowest(offsets: Iterable[int | None]) -> int | None:
-    return min((offset for offset in offsets if offset is not None), default=None)

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
-from tailrace.app.dispatch.work import HeldPartition, Worker
+from tailrace.app.dispatch.work import Worker
 from tailrace.core.delivery.slice_size import is_too_long
 from tailrace.core.dispatch.lanes import Lanes
 from tailrace.records import Record, TopicPartition
@@ -39,10 +39,9 @@ class RecordExecutor(Executor[Worker]):
         self, call: HandlerCall, recover: Recover, options: ExecutorOptions, *, is_shared: bool = False
     ) -> None:
         self._handle, self._finish = call
-        self._lanes: Lanes[HeldPartition] = Lanes(
+        self._lanes = Lanes(
             options.order_by,
             options.window,
-            on_parked=lambda queued: queued.source.begin(queued.record.offset),
             on_full=lambda queued, waiting: options.on_full(queued.record, waiting),
             is_shared=is_shared,
         )
@@ -58,9 +57,6 @@ class RecordExecutor(Executor[Worker]):
 
     def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
         """Finish nothing: the worker finishes its record when that is recovered."""
-
-    def _enqueue(self, partition: TopicPartition, records: Sequence[Record], held: HeldPartition) -> None:
-        self._lanes.add(partition, records, held)
 
     def _start_due(self) -> None:
         if self._running is None and self._lanes.waiting and self._may_start:
@@ -81,9 +77,10 @@ class RecordExecutor(Executor[Worker]):
             await self._finish(work.record, returned)
         return {}
 
-    def _shed(self, work: Worker, partition: TopicPartition) -> None:
+    def _shed(self, work: Worker, _partition: TopicPartition) -> None:
         assert work.record is not None
-        work.sources[partition].leave(work.record.offset)
+        for lease in work.leases:
+            lease.progress.abandon(work.record.offset)
         work.is_left = True
 
     def _ended(self, work: Worker) -> None:
@@ -124,10 +121,10 @@ class RecordExecutor(Executor[Worker]):
                     # It made room for another while its record waited for an attempt; that one goes on instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
-                self._running = None
+                self._rest()
                 await asyncio.sleep(0)
                 began_at = self._loop.time()
-        self._running = None
+        self._rest()
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
@@ -169,6 +166,11 @@ class RecordExecutor(Executor[Worker]):
             self._loop.call_soon(self._look)
         return queued.record
 
+    def _rest(self) -> None:
+        """The worker gives the event loop back with nothing in hand."""
+        self._running = None
+        self._lanes.rest()
+
     def _look(self) -> None:
         """The event loop has its turn: the handler that ran still waits for something, so another may run."""
         self._is_looked_for = False
@@ -186,7 +188,6 @@ class RecordExecutor(Executor[Worker]):
         running.queued = self._lanes.work_of(running.record)
         running.since = self._loop.time()
         self._lanes.suspended(running.queued)
-        running.queued.source.begin(running.record.offset)
 
     def _finish_begun(self, worker: Worker) -> bool:
         """Finish a record that was suspended or parked; return False if it was neither."""
@@ -199,9 +200,7 @@ class RecordExecutor(Executor[Worker]):
         worker.queued = worker.record = worker.since = None
         if self._workers.has_abandoned:
             return True
-        held = queued.source
         self._lanes.finished(queued)
-        held.finish(queued.record.offset)
-        if held.is_halted or self._lanes.waiting < self._lanes.lane_limit:
+        if queued.lease.progress.is_halted or self._lanes.waiting < self._lanes.lane_limit:
             self._on_progress()
         return True

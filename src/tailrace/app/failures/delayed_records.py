@@ -7,13 +7,13 @@ stays undecoded, or with the broker. One timer for all of them; nothing runs and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.topics.retry_topics import RetryTopic
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.core.delivery.progress import Position
-from tailrace.core.failures.delayed_records import DelayedRecord, DelayedRecords, wait_ms
+from tailrace.core.delivery.progress import Lease
+from tailrace.core.failures.delayed_records import DelayedRecords, wait_ms
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RetryTopicRecords"]
@@ -37,7 +37,7 @@ class RetryTopicRecords:
         self,
         topics: Mapping[str, RetryTopic],
         *,
-        hand_on: Callable[[Position, Sequence[Record]], None],
+        hand_on: Callable[[Lease], None],
         room_of: Callable[[TopicPartition], int],
         on_empty: Callable[[], None],
         wall_clock: Callable[[], float],
@@ -64,24 +64,25 @@ class RetryTopicRecords:
             return room
         return 0 if partition in self._shelf else min(room, _SLICE)
 
-    def hold(self, position: Position, records: Sequence[Record]) -> None:
+    def hold(self, lease: Lease) -> None:
         """Keep these until they are due, and hand on what is."""
-        delay_ms, now_ms, now = self._topics[position.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
+        delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
 
-        def due(record: Record) -> DelayedRecord:
+        def due(record: Record) -> float:
             left_ms = wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=int(now_ms))
-            return DelayedRecord(now + left_ms / 1000, record)
+            return now + left_ms / 1000
 
-        self._shelf.put(position, map(due, records))
+        self._shelf.put(lease, map(due, lease.rest))
         self._news.set()
 
-    def held_of(self, position: Position) -> int | None:
-        """The lowest offset that is held; None when there is none."""
-        return self._shelf.lowest(position)
+    def halt(self, partition: TopicPartition) -> None:
+        """Hand on nothing more of a partition: its next owner waits for its records instead."""
+        if (lease := self._shelf.drop(partition)) is not None:
+            lease.abandon_left()
 
-    def drop(self, partition: TopicPartition) -> int | None:
-        """Forget a partition, whose next owner waits for its records instead; the lowest offset that was held."""
-        return self._shelf.drop(partition)
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition."""
+        self._shelf.drop(partition)
 
     def look_again(self) -> None:
         """There may be room where there was none."""
@@ -93,10 +94,9 @@ class RetryTopicRecords:
         while True:
             now = self._now
             is_empty = False
-            for position in self._shelf.due(now):
-                partition = position.partition
-                if records := self._shelf.take(partition, now, self._room_of(partition)):
-                    self._hand_on(position, records)
+            for partition in self._shelf.due(now):
+                if (lease := self._shelf.take(partition, now, self._room_of(partition))) is not None:
+                    self._hand_on(lease)
                 is_empty = is_empty or partition not in self._shelf
             if is_empty:
                 self._on_empty()

@@ -140,9 +140,7 @@ class ProcessPoolConsumer:
         return self
 
     async def __anext__(self) -> Record:
-        intake = self._intake
-        for record in intake.slice:
-            intake.in_flight_record = record
+        for record in self._intake.polled.slice:
             return record
         return await or_stop(self._next_record, self._plan.config, lambda: self._is_stopped)
 
@@ -164,9 +162,7 @@ class ProcessPoolConsumer:
             TailraceError: what ended the reading.
         """
         _ = self._started
-        intake = self._intake
-        for record in intake.slice:
-            intake.in_flight_record = record
+        for record in self._intake.polled.slice:
             return record
         if timeout_ms is None:
             return await within_timeout(self._next_record, self._plan.config.consumer_timeout_ms)
@@ -255,12 +251,9 @@ class ProcessPoolConsumer:
     async def _next_record(self) -> Record:
         _ = self._started
         self._intake.finish()
-        while not self._intake.next_slice():
+        while not self._intake.polled.left and not self._intake.next_slice():
             await self._wait_for_news()
-        for record in self._intake.slice:
-            self._intake.in_flight_record = record
-            return record
-        raise AssertionError("a slice that came is empty")
+        return next(self._intake.polled.slice)
 
     async def _next_records(self, count: int) -> list[Record]:
         while not (taken := self._intake.take(count)):

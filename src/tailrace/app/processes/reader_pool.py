@@ -234,7 +234,7 @@ class ReaderPool:
                         self._intake.open(key, partition, offset)
             case HaltedMessage(lease=number):
                 if (lease := self._intake.halt(self._key_of(start, number))) is not None:
-                    self._send(start, LeftMessage(number, lease.delivered))
+                    self._send(start, LeftMessage(number, lease.next_offset))
             case GoneMessage(lease=number):
                 self._forget(self._key_of(start, number))
             case CommittedMessage(number=number, error=error):
@@ -280,7 +280,7 @@ class ReaderPool:
         for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
             del self._routes[key]
             if (lease := self._intake.end(key)) is not None:
-                done[lease.partition] = lease.done
+                done[lease.partition] = lease.finished
         self._overrides.setdefault(death.worker, {}).update(done)
 
     # ---- for its user ------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class ReaderPool:
         """Have a process know what has become of its records."""
         if (route := self._routes.get(lease.key)) is not None:
             start, number = route
-            self._send(start, DoneMessage(number, lease.done, lease.unreleased))
+            self._send(start, DoneMessage(number, lease.finished, lease.unreleased))
 
     async def commit(self, timeout_s: float) -> None:
         """Commit what is done.
@@ -327,8 +327,8 @@ class ReaderPool:
         for lease in self._intake.leases():
             topic_id = self._topic_ids.get(lease.key, NO_TOPIC_ID)
             is_recreated = topic_id == self._recreated.get(lease.partition)
-            if not is_recreated and self._committed.get(lease.partition) != lease.done:
-                new[lease.partition] = CommitOffset(*lease.partition, lease.done, topic_id=topic_id)
+            if not is_recreated and self._committed.get(lease.partition) != lease.finished:
+                new[lease.partition] = CommitOffset(*lease.partition, lease.finished, topic_id=topic_id)
         if group_id is None or not new:
             return
         what = f"committing for group {group_id!r}"
@@ -374,7 +374,7 @@ class ReaderPool:
         while True:
             await asyncio.sleep(min(_TELL_S, interval_s / 2))
             self._intake.tell_all()
-            new = sum(one.done - self._committed.get(one.partition, 0) for one in self._intake.leases())
+            new = sum(one.finished - self._committed.get(one.partition, 0) for one in self._intake.leases())
             if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
                 commit_at = loop.time() + interval_s
                 await self._commit_or_fail(self._config.request_timeout_ms / 1000)

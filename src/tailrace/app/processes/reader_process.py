@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -20,8 +20,8 @@ from tailrace.app.processes.parent import Parent, failed
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.record_sinks import attach_sink, topology_of
-from tailrace.core.delivery.progress import Position
-from tailrace.core.fetch.plan import is_other_log
+from tailrace.core.cluster_metadata import is_other_log
+from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.processes.messages import (
     HEADER,
     CommitMessage,
@@ -48,98 +48,62 @@ _PARTS = 4
 """A slice takes at most this part of the window, so that one is read while another is on its way."""
 
 
-@dataclass(slots=True, eq=False)
-class _Lease:
-    """What the parent has of one assignment of a partition."""
-
-    number: int
-    position: Position
-    epoch: int
-    done: int
-    behind: int
-    """Past the last record that was sent."""
-    outstanding: int = 0
-
-
 class _Leases:
-    """Takes slices, and knows what the parent has said of them: the reader's taker."""
+    """What the parent has: the reader's sink. Each epoch of a partition has a number that the parent knows it by."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.told: list[FromChild] = []
         """What the parent has to know soon."""
         self.news = asyncio.Event()
-        self._of: dict[TopicPartition, _Lease] = {}
-        self._by_number: dict[int, _Lease] = {}
+        self._numbers: dict[TopicPartition, int] = {}
+        self._progress: dict[int, Progress] = {}
+        self._outstanding: Counter[int] = Counter()
+        self._halted: set[int] = set()
         self._next_number = 0
-        self._outstanding = 0
 
     def room(self) -> int:
         """How many records may be sent at once."""
-        return min(self.window - self._outstanding, max(1, self.window // _PARTS))
+        return min(self.window - self._outstanding.total(), max(1, self.window // _PARTS))
 
-    def sent(self, position: Position, first: int, count: int) -> int:
-        """So many records of a partition go to the parent, from offset ``first`` on; gives the number of the lease."""
-        if (lease := self._current(position)) is None:
+    def sent(self, lease: Lease) -> int:
+        """The records of ``lease`` go to the parent; gives the number of their epoch."""
+        number = self._numbers.get(lease.partition)
+        if number is None or self._progress[number] is not lease.progress:
             # What was read elsewhere before counts for nothing any more.
-            self.drop(position.partition)
+            self.drop(lease.partition)
             self._next_number += 1
-            lease = _Lease(self._next_number, position, position.epoch, first, first)
-            self._of[position.partition] = lease
-            self._by_number[lease.number] = lease
-        assert position.delivered is not None
-        lease.behind = position.delivered
-        lease.outstanding += count
-        self._outstanding += count
-        return lease.number
+            number = self._numbers[lease.partition] = self._next_number
+            self._progress[number] = lease.progress
+        self._outstanding[number] += lease.count
+        lease.send_away()
+        return number
 
     def done(self, message: DoneMessage) -> None:
-        """The parent says how far a lease is done, and how many of its records have left the queue."""
-        lease = self._by_number.get(message.lease)
-        if lease is not None:
-            lease.done = max(lease.done, message.offset)
-            self._release(lease, message.released)
+        """The parent says how far an epoch is done, and how many of its records have left the queue."""
+        if (progress := self._progress.get(message.lease)) is not None:
+            progress.finish_through(message.offset)
+            # What a process that has died before us had sent is told to us, too.
+            self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def left(self, message: LeftMessage) -> None:
-        """The parent hands out nothing more of a lease: what it had left is not handed out by anybody."""
-        lease = self._by_number.get(message.lease)
-        if lease is not None and lease.position.is_halted and message.offset < lease.behind:
-            lease.position.delivered = lease.behind = message.offset
+        """The parent hands out nothing more: what it had left is not handed out by anybody."""
+        if message.lease in self._halted:
+            self._progress[message.lease].cut(message.offset)
 
-    def next_of(self, position: Position) -> int | None:
-        """The lowest offset that is sent and not done."""
-        lease = self._current(position)
-        # Behind the last record there may be what is none, which the parent never hears of.
-        return None if lease is None or lease.done >= lease.behind else lease.done
-
-    def done_of(self, position: Position) -> int | None:
-        """The same: what is done is so in order."""
-        return self.next_of(position)
-
-    def halt(self, partition: TopicPartition) -> int | None:
+    def halt(self, partition: TopicPartition) -> None:
         """Ask the parent to hand out nothing more; what was left is known when it answers."""
-        if (lease := self._of.get(partition)) is not None:
-            self._tell(HaltedMessage(lease.number))
-        return None
+        if (number := self._numbers.get(partition)) is not None:
+            self._halted.add(number)
+            self._tell(HaltedMessage(number))
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition, and have the parent forget it."""
-        lease = self._of.pop(partition, None)
-        if lease is not None:
-            del self._by_number[lease.number]
-            self._release(lease, lease.outstanding)
-            self._tell(GoneMessage(lease.number))
-
-    def _current(self, position: Position) -> _Lease | None:
-        lease = self._of.get(position.partition)
-        is_current = lease is not None and lease.position is position and lease.epoch == position.epoch
-        return lease if is_current else None
-
-    def _release(self, lease: _Lease, count: int) -> None:
-        # What a process that has died before us had sent is told to us, too.
-        count = min(count, lease.outstanding)
-        lease.outstanding -= count
-        self._outstanding -= count
+        if (number := self._numbers.pop(partition, None)) is not None:
+            del self._progress[number]
+            del self._outstanding[number]
+            self._halted.discard(number)
+            self._tell(GoneMessage(number))
 
     def _tell(self, message: FromChild) -> None:
         self.told.append(message)
@@ -223,12 +187,12 @@ class _ReaderProcess:
             return leases.room() if self._is_mine(partition) else 0
 
         while True:
-            position, records = await reader.next_slice(room_of)
-            assert position.delivered is not None
+            position, lease = await reader.next_slice(room_of)
+            records = lease.records
             # Nothing is awaited from taking it to writing it: what is said of the lease later has to come later.
-            number = leases.sent(position, records[0].offset, len(records))
+            number = leases.sent(lease)
             self._write_news()
-            await self._say(slice_of(number, position.partition, position.delivered, records, position.topic_id))
+            await self._say(slice_of(number, lease.partition, lease.end, records, position.topic_id))
 
     async def _say_news(self) -> None:
         while True:

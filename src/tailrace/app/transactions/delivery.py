@@ -13,7 +13,8 @@ from tailrace.app.transactions.deferred_records import DeferredRecords
 from tailrace.app.transactions.interfaces import GroupSource, GroupView
 from tailrace.app.transactions.interruptible_wait import InterruptibleWait
 from tailrace.app.transactions.partitions import TransactionPartitions, UndeliveredRecords
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Lease
 from tailrace.core.transactions.window import Window
 from tailrace.records import Record, TopicPartition
 
@@ -57,7 +58,7 @@ class TransactionDelivery:
         """Whether a partition may stand where the group does not know of."""
         group_view.watch(self._moved)
 
-    async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+    async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
         """What may be handed out next; None when it is time to look at the window again."""
         if self._has_moved and self._commits_beginnings():
             return None
@@ -70,19 +71,19 @@ class TransactionDelivery:
         now = self._loop.time()
         until = self._window.next_deadline(now)
         if until is None:
-            first = [rest.records[0] for rest in rests.values()]
+            first = [rest.first for rest in rests.values()]
             until = self._deferred_records.next_due_at(now, self._at.delivered(), first)
         if (found := self._next_rest(room_of)) is not None:
             return found
         if (come := await self._coming.wait(self._source.next_slice(room), until)) is None:
             return None
-        position, records = come
+        position, lease = come
         if position.is_anew or self._deferred_records.may_hold_back(position.partition):
             self._has_moved |= position.is_anew
-            rests[position.partition] = UndeliveredRecords(position, position.epoch, records)
+            rests[position.partition] = UndeliveredRecords(position, lease)
             return self._next_rest(room_of)
-        self._took(position, records, position.delivered)
-        return position, records
+        self._took(position, lease)
+        return position, lease
 
     def look_again(self) -> None:
         """Have ``next`` look at the window now."""
@@ -114,21 +115,22 @@ class TransactionDelivery:
             self._window.took(0, self._loop.time())
         return self._has_moved
 
-    def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]] | None:
+    def _next_rest(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
         """Of what came too early, what may be handed out now."""
 
-        def take(records: Sequence[Record]) -> Sequence[Record]:
+        def take(records: Sequence[Record]) -> int:
             room = self._room(records[0].topic_partition, records[0].offset, room_of)
-            return self._deferred_records.first_of(records, room) if room else ()
+            return len(self._deferred_records.first_of(records, room)) if room else 0
 
         if (found := self._held.next_rest(take)) is None:
             return None
-        position, taken, following = found
-        self._took(position, taken, following)
-        if self._deferred_offsets.is_stopped_at(position.partition, taken[0].offset):
-            self.alone = position.partition, taken[0].offset
+        position, lease = found
+        self._took(position, lease)
+        first = lease.records[0].offset
+        if self._deferred_offsets.is_stopped_at(position.partition, first):
+            self.alone = position.partition, first
             self._window.close()
-        return position, taken
+        return position, lease
 
     def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
         room = 0 if self._held.is_full(partition) else min(room_of(partition), self._window.room)
@@ -138,11 +140,10 @@ class TransactionDelivery:
             delivered = self._at.delivered().get(partition)
         return self._deferred_offsets.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
 
-    def _took(self, position: Position, records: Sequence[Record], following: int | None) -> None:
-        assert following is not None
-        self._window.took(len(records), self._loop.time())
-        self._held.took(position, records, following)
-        self.last = position.partition, records[-1].offset
+    def _took(self, position: Position, lease: Lease) -> None:
+        self._window.took(lease.count, self._loop.time())
+        self._held.took(position, lease)
+        self.last = position.partition, lease.records[-1].offset
 
     @property
     def _is_open_for_nobody(self) -> bool:

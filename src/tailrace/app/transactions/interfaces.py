@@ -10,8 +10,8 @@ from typing import Protocol
 from uuid import UUID
 
 from tailrace.app.sources import Source
-from tailrace.consumer.delivery.in_flight import RecordSink
-from tailrace.core.delivery.progress import Position
+from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.core.delivery.positions import Position
 from tailrace.core.group.events import Identity
 from tailrace.errors import TailraceError
 from tailrace.records import OffsetAndMetadata, TopicPartition

@@ -1,7 +1,7 @@
 """What an open transaction has of each partition, as the consumer is told of it.
 
-Rule of this file: to the consumer, what a transaction has is in hand until it is committed, finished or not. So a
-partition that has to be given back waits for that, and one that goes sooner takes the transaction's end with it.
+To the consumer, what a transaction has is in flight until it is committed, finished or not (``Progress.hold``). So a
+partition that has to be given back waits for the commit, and one that goes sooner takes the transaction's end with it.
 A transaction that is cut commits what is finished: the lowest offset that is not, and beside it the offset map. What
 has not started is part of the next transaction.
 """
@@ -14,7 +14,8 @@ from uuid import UUID
 
 from tailrace.app.sources import HandlerGroup
 from tailrace.app.transactions.interfaces import GroupView
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.offset_map import encode_metadata
 from tailrace.errors import PublishError
 from tailrace.records import OffsetAndMetadata, Record, TopicPartition
@@ -30,11 +31,9 @@ class TransactionPartition:
     """What it has of one partition."""
 
     position: Position
-    epoch: int
-    first: int
-    """The offset from which it has all there is."""
+    progress: Progress
     following: int
-    """The offset behind that."""
+    """The offset behind all that it has."""
     leader_epoch: int
     topic_id: UUID | None
     """Id of the topic its records were read from; None if no id is known."""
@@ -46,7 +45,12 @@ class TransactionPartition:
     @property
     def is_current(self) -> bool:
         """Whether the partition is still read from where it was."""
-        return self.position.epoch == self.epoch
+        return not self.progress.is_over
+
+    @property
+    def has_records(self) -> bool:
+        """Whether something was handed out of it that is not committed."""
+        return self.progress.held_from is not None and self.following > self.progress.held_from
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +58,22 @@ class UndeliveredRecords:
     """Records that came with others and may not be handed out yet."""
 
     position: Position
-    epoch: int
-    records: Sequence[Record]
+    lease: Lease
+
+    @property
+    def first(self) -> Record:
+        """The first of them."""
+        return self.lease.rest[0]
 
     @property
     def may_go(self) -> bool:
         """Whether the partition is still read from where it was, and now, and the group knows of that place."""
         at = self.position
-        return at.epoch == self.epoch and not (at.is_halted or at.is_paused or at.is_anew)
+        return self.lease.is_current and not (at.is_halted or at.is_paused or at.is_anew)
 
 
 class TransactionPartitions:
-    """The taker of a consumer whose records are handled in transactions.
+    """The sink of a consumer whose records are handled in transactions.
 
     Args:
         handler_group: who handles the records.
@@ -100,26 +108,13 @@ class TransactionPartitions:
 
     # ---- as a consumer wants it --------------------------------------------------------------------------------
 
-    def next_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and not committed; None when there is none."""
-        share, rest = self._partitions.get(position.partition), self.rests.get(position.partition)
-        if share is not None and share.epoch == position.epoch:
-            return share.first
-        return rest.records[0].offset if rest is not None and rest.epoch == position.epoch else None
-
-    def done_of(self, position: Position) -> int | None:
-        """The same: what is finished is done when it is committed."""
-        return self.next_of(position)
-
-    def halt(self, partition: TopicPartition) -> int | None:
+    def halt(self, partition: TopicPartition) -> None:
         """A partition has to be given back; what runs of it is finished first, as all of the transaction."""
-        rest = self.rests.pop(partition, None)
-        left = None if rest is None else rest.records[0].offset
+        if (rest := self.rests.pop(partition, None)) is not None:
+            rest.lease.abandon_left()
         if partition in self._partitions:
-            unstarted = self._handler_group.halt(partition)
-            left = unstarted if left is None or (unstarted is not None and unstarted < left) else left
+            self._handler_group.halt(partition)
             self._on_halt()
-        return left
 
     def drop(self, partition: TopicPartition) -> None:
         """A partition is not ours any more, or is read from elsewhere."""
@@ -133,48 +128,47 @@ class TransactionPartitions:
     def begin(self, positions: Iterable[Position]) -> None:
         """It is about where these have begun, of which nothing is handed out."""
         for at in positions:
-            assert at.done is not None
-            self._partitions[at.partition] = _partition_of(at, at.done, at.done)
+            assert at.progress is not None
+            at.progress.hold()
+            self._partitions[at.partition] = _partition_of(at, at.progress, at.progress.finished)
 
     def passed(self, positions: Iterable[Position]) -> None:
         """It is also about how far these have come past what is no record: of such, nothing is ever taken back."""
         self._passed.clear()
         for at in positions:
-            if at.partition in self.rests or at.delivered is None:
+            if at.partition in self.rests or at.progress is None:
                 continue
             share = self._partitions.get(at.partition)
             if share is None:
-                self._passed.append(_partition_of(at, at.delivered, at.delivered))
+                self._passed.append(_partition_of(at, at.progress, at.progress.delivered))
             elif share.is_current:
-                share.following, share.leader_epoch = at.delivered, at.delivered_epoch
+                share.following, share.leader_epoch = at.progress.delivered, at.delivered_epoch
 
-    def took(self, position: Position, records: Sequence[Record], following: int) -> None:
-        """Records are handed out; the partition goes on at ``following``."""
+    def took(self, position: Position, lease: Lease) -> None:
+        """Records are handed out."""
         share = self._partitions.get(position.partition)
         if share is not None and share.is_current:
-            share.following, share.leader_epoch, share.topic_id = following, position.delivered_epoch, position.topic_id
+            share.following, share.leader_epoch = lease.end, position.delivered_epoch
+            share.topic_id = position.topic_id
             return
-        first = records[0].offset if position.done is None else min(position.done, records[0].offset)
-        self._partitions[position.partition] = _partition_of(position, first, following)
+        lease.progress.hold()
+        self._partitions[position.partition] = _partition_of(position, lease.progress, lease.end)
 
-    def next_rest(
-        self, take: Callable[[Sequence[Record]], Sequence[Record]]
-    ) -> tuple[Position, Sequence[Record], int | None] | None:
-        """What ``take`` takes of what came too early of one partition, and where that goes on; None when nothing."""
+    def next_rest(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
+        """As many as ``take`` says of what came too early of one partition; None when nothing may go."""
         for partition, rest in self.rests.items():
-            if not rest.may_go or not (taken := take(rest.records)):
+            if not rest.may_go or not (count := take(rest.lease.rest)):
                 continue
-            if left := rest.records[len(taken) :]:
-                self.rests[partition] = UndeliveredRecords(rest.position, rest.epoch, left)
-            else:
+            taken = rest.lease.split(count)
+            if not rest.lease.count:
                 del self.rests[partition]
-            return rest.position, taken, left[0].offset if left else rest.position.delivered
+            return rest.position, taken
         return None
 
     @property
     def are_done(self) -> bool:
         """Whether all that was handed out is finished."""
-        return all(self._handler_group.done_of(share.position) is None for share in self._partitions.values())
+        return all(not share.is_current or share.progress.lowest >= share.following for share in self)
 
     @property
     def run(self) -> bool:
@@ -231,8 +225,10 @@ class TransactionPartitions:
                 continue
             at = offsets[share.position.partition]
             share.position.note_committed(at.offset)
+            share.progress.release()
             if at.offset < share.following and not share.position.is_halted:
-                share.first, share.metadata = at.offset, at.metadata
+                share.progress.hold(at.offset)
+                share.metadata = at.metadata
                 self._partitions[share.position.partition] = share
 
     def is_full(self, partition: TopicPartition) -> bool:
@@ -242,8 +238,9 @@ class TransactionPartitions:
 
     def leave(self) -> None:
         """What has not started is read again by whoever has the partitions next."""
-        for partition in self.partitions():
-            self._handler_group.halt(partition)
+        for share in self:
+            self._handler_group.halt(share.position.partition)
+            share.progress.release()
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -252,8 +249,8 @@ class TransactionPartitions:
         try:
             for share in self:
                 # Where nothing was handed out, it stands where it is to begin.
-                if group_view.is_ours(share.position) and share.is_current and share.following > share.first:
-                    at = committed.get(share.position.partition) or OffsetAndMetadata(share.first)
+                if group_view.is_ours(share.position) and share.is_current and share.has_records:
+                    at = committed.get(share.position.partition) or OffsetAndMetadata(share.progress.finished)
                     group_view.read_again(share.position, at)
         finally:
             self._is_reading_again = False
@@ -265,10 +262,9 @@ class TransactionPartitions:
 
     def _offset(self, share: TransactionPartition) -> OffsetAndMetadata:
         """The lowest offset that is not finished, with what is finished behind it, here or by an owner before us."""
-        offset, metadata, tracker = share.following, "", share.position.tracker
-        if tracker is not None and share.is_current:
-            end, waiting = self._handler_group.started(share.position, share.following)
-            offset, offset_map = tracker.progress(end, waiting)
+        offset, metadata = share.following, ""
+        if share.is_current:
+            offset, offset_map = share.progress.lowest, share.progress.offset_map()
             if offset_map is not None:
                 offset_map = offset_map.of_log(share.position.topic_id, share.position.delivered_epoch)
             encoded = encode_metadata(offset_map, "", self._metadata_bytes)
@@ -276,5 +272,5 @@ class TransactionPartitions:
         return OffsetAndMetadata(offset, metadata, None if share.leader_epoch < 0 else share.leader_epoch)
 
 
-def _partition_of(position: Position, first: int, following: int) -> TransactionPartition:
-    return TransactionPartition(position, position.epoch, first, following, position.delivered_epoch, position.topic_id)
+def _partition_of(position: Position, progress: Progress, following: int) -> TransactionPartition:
+    return TransactionPartition(position, progress, following, position.delivered_epoch, position.topic_id)

@@ -1,7 +1,7 @@
 """Records that are handled exactly once: handed out inside transactions, committed with what was published for them.
 
 Rule of this file: when to open and close is ``core.transactions.window``'s to say. It stands between a consumer, of
-which it is the taker, and a group of handlers, which takes from it. To the consumer all records of an open transaction
+which it is the sink, and a group of handlers, which takes from it. To the consumer all records of an open transaction
 are in hand, finished or not; so a partition that has to be given back waits until the transaction is committed. All of
 it is done by whoever calls ``next_slice``; there is no task behind it.
 """
@@ -25,7 +25,8 @@ from tailrace.app.transactions.rewind import rewind
 from tailrace.app.transactions.stall_watch import StallWatch
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Lease
 from tailrace.core.failures.failure_counts import FailureCounts
 from tailrace.core.transactions.refused_records import RefusedRecords
 from tailrace.core.transactions.window import Window, WindowSettings, WindowStep
@@ -145,7 +146,7 @@ class TransactionalSource:
             async with asyncio.timeout_at(until):
                 await self._shut.wait()
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """Records of one partition, in a transaction that is open.
 
         Raises:
@@ -247,7 +248,7 @@ class TransactionalSource:
         if self._window.is_open or len(self._deferred_offsets) > self._deferred_offsets.given_up:
             return False
         rests = self._held.rests.values()
-        return all(self._deferred_offsets.is_stopped_at(one.position.partition, one.records[0].offset) for one in rests)
+        return all(self._deferred_offsets.is_stopped_at(one.position.partition, one.first.offset) for one in rests)
 
     # ---- closing -----------------------------------------------------------------------------------------------
 

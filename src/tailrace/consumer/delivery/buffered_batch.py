@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tailrace.batches.record_batch import RecordBatch, RecordDecoder
 from tailrace.consumer.delivery.deserializers import Deserializers
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
 from tailrace.errors import CorruptRecordError, MalformedMessageError, TailraceError
 from tailrace.records import Record
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.slices import SliceReader
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
 
 __all__ = ["BufferedCounts"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
 from tailrace.errors import OffsetGapError
 from tailrace.records import Record, TopicPartition
 

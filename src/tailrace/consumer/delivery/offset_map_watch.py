@@ -7,10 +7,10 @@ finished in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
-from tailrace.core.delivery.offset_tracker import OffsetTracker
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import DecodedMetadata
 from tailrace.observe.events import (
     FinishedSkipped,
@@ -50,7 +50,7 @@ class OffsetMapWatch:
 
     def found(self, position: Position, decoded: DecodedMetadata) -> None:
         """A partition is taken over, with this beside its commit."""
-        partition, offset = position.partition, position.done
+        partition, offset = position.partition, position.finished
         assert offset is not None
         if decoded.problem:
             self._observer.tell(OffsetMapIgnored(partition, offset, decoded.problem))
@@ -63,13 +63,13 @@ class OffsetMapWatch:
 
     def check_log(self, position: Position, end_offset: int) -> None:
         """Drop the offset map of an earlier owner unless the log that its leader describes can be the map's."""
-        known = position.tracker.known if position.tracker is not None else None
+        known = position.progress.known if position.progress is not None else None
         if known is not None and (reason := known.contradiction(str(position.topic_id or ""), end_offset)):
             self._drop_known(position, reason)
 
     def check_batch(self, position: Position, base_offset: int, leader_epoch: int) -> None:
         """Drop the offset map of an earlier owner if a fetched batch was written after the map, within its range."""
-        known = position.tracker.known if position.tracker is not None else None
+        known = position.progress.known if position.progress is not None else None
         if known is not None and known.is_rewritten_by(base_offset, leader_epoch):
             reason = (
                 f"its offset map covers records up to leader epoch {known.leader_epoch}, and offset {base_offset}"
@@ -78,17 +78,16 @@ class OffsetMapWatch:
             self._drop_known(position, reason)
 
     def _drop_known(self, position: Position, reason: str) -> None:
-        assert position.tracker is not None
-        assert position.done is not None
-        position.tracker.forget_known()
+        assert position.progress is not None
+        position.progress.forget_known()
         self.ignored += 1
-        self._observer.tell(OffsetMapIgnored(position.partition, position.done, reason))
+        self._observer.tell(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
-    def unfinished_of(self, position: Position, records: Sequence[Record]) -> list[Record]:
+    def unfinished_of(self, position: Position, records: list[Record]) -> list[Record]:
         """Those of ``records`` that nobody has finished before."""
-        known = position.tracker.known if position.tracker is not None else None
+        known = position.progress.known if position.progress is not None else None
         if known is None:
-            return list(records)
+            return records
         left = [record for record in records if not known.is_finished(record.offset)]
         partition = position.partition
         self._skipped[partition] = self._skipped.get(partition, 0) + len(records) - len(left)
@@ -104,52 +103,49 @@ class OffsetMapWatch:
     # ---- what is finished now ----------------------------------------------------------------------------------
 
     def is_due(self, position: Position) -> bool:
-        """Whether it is time to look how large the map is; what it goes by is good enough without ``sync``."""
-        tracker, delivered = position.tracker, position.delivered
-        if not self._max_bytes or tracker is None or delivered is None:
+        """Whether it is time to look how large the map is."""
+        if not self._max_bytes or position.progress is None:
             return False
-        return position.map_fill.is_due(tracker, delivered, self._max_bytes)
+        return position.map_fill.is_due(position.progress, self._max_bytes)
 
     def look(self, position: Position) -> None:
-        """See how large the map of a position is that is in sync."""
-        if position.tracker is not None and position.delivered is not None:
-            now = self._loop.time()
-            position.map_fill.look(position.tracker, position.delivered, self._max_bytes, self._writer, now)
+        """See how large the map of a position is."""
+        if position.progress is not None:
+            position.map_fill.look(position.progress, self._max_bytes, self._writer, self._loop.time())
 
-    def holds_back(self, position: Position, sync: Callable[[Position], None]) -> bool:
+    def holds_back(self, position: Position) -> bool:
         """Whether no new records of a partition may be begun, whose map was too full when somebody looked last."""
-        tracker, fill = position.tracker, position.map_fill
-        if tracker is None:
+        progress, fill = position.progress, position.map_fill
+        if progress is None:
             return False
-        if not fill.is_high or not self._may_shrink(position, tracker):
-            self._note(position, tracker, is_held=False)
+        if not fill.is_high or not self._may_shrink(progress):
+            self._note(position, progress, is_held=False)
             return False
         now = self._loop.time()
-        again_at = fill.again_at(tracker, now)
+        again_at = fill.again_at(progress, now)
         if again_at is not None and again_at <= now:
-            sync(position)
             self.look(position)
         elif again_at is not None:
             self.look_again_at = again_at if self.look_again_at is None else min(again_at, self.look_again_at)
-        self._note(position, tracker, is_held=fill.is_high)
+        self._note(position, progress, is_held=fill.is_high)
         return fill.is_high
 
-    def _may_shrink(self, position: Position, tracker: OffsetTracker) -> bool:
+    def _may_shrink(self, progress: Progress) -> bool:
         """Whether its map gets smaller without new records: by one in hand, and not by those that it spans already."""
-        if not self._max_bytes or position.delivered is None or not tracker.unfinished:
+        if not self._max_bytes or not progress.in_flight:
             return False
-        return tracker.known is None or position.delivered >= tracker.known.limit
+        return progress.known is None or progress.delivered >= progress.known.limit
 
-    def _note(self, position: Position, tracker: OffsetTracker, *, is_held: bool) -> None:
+    def _note(self, position: Position, progress: Progress, *, is_held: bool) -> None:
         partition, fill = position.partition, position.map_fill
         if is_held is (partition in self._held_back):
             return
         if is_held:
             self._held_back.add(partition)
-            self._observer.tell(OffsetMapHigh(partition, tracker.done, tracker.unfinished, fill.fill))
+            self._observer.tell(OffsetMapHigh(partition, progress.finished, progress.in_flight, fill.fill))
         else:
             self._held_back.discard(partition)
-            self._observer.tell(OffsetMapLow(partition, tracker.done, fill.fill))
+            self._observer.tell(OffsetMapLow(partition, progress.finished, fill.fill))
 
     @property
     def is_holding(self) -> bool:

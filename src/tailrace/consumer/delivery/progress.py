@@ -1,144 +1,133 @@
-"""The record keeping of a reader: the slice that is taken from, what of it is in hand, and what is done.
+"""What of a reader's records is in hand, and how it is finished: by the next poll, by ``ack``, or by a sink.
 
-Rule of this file: it waits for nothing but what is in hand, and touches no buffer. Who takes a record puts it into
-``in_flight_record``, and that is all that is noted. What it means for the positions is worked out by ``sync``, so
-everybody who looks at them calls that first.
-
-A record is *in hand* from when it is handed out until the same consumer is asked for the next one, which says that
-it is done; other ways are ``consumer.delivery.in_flight``'s.
+A polling user's record or batch is finished when the next is asked for. With ``ack="manual"`` each record is finished
+by its own acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) has leases of its own
+and pushes what it finishes into them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from operator import length_hint
+from collections.abc import Iterable
+from typing import Protocol
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.consumer.delivery.finished_counter import FinishedCounter
-from tailrace.consumer.delivery.in_flight import InFlightRecords, PolledSink, RecordSink
 from tailrace.consumer.delivery.slices import RecordSlice
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.polled_records import PolledRecords
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease, Progress
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["DeliveryProgress"]
+__all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
+
+
+class RecordSink(Protocol):
+    """Takes whole slices in the user's place and finishes the records of their leases."""
+
+    def halt(self, partition: TopicPartition) -> None:
+        """Start nothing more of a partition; what has not started is left to its next owner."""
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition: it is not ours any more, or is read from somewhere else."""
+
+
+class PolledSink(Protocol):
+    """A sink from which a user reads, who may stand still (``max_poll_interval_ms``)."""
+
+    @property
+    def progress(self) -> object:
+        """A value that differs whenever somebody has come for a record since."""
+
+    def is_owed(self, *, waits: bool) -> bool:
+        """Whether something is in hand or to come for, and nobody waits; ``waits``: there is something more."""
 
 
 class DeliveryProgress:
-    """Knows what its user has and what of it is done.
+    """Knows what the user has, and what of it is finished.
 
     Attributes:
-        slice: records that are decoded and not handed out; the consumer takes them one by one.
-        in_flight_record: the last one it took.
-        in_flight: what is in hand of each partition beside that.
-        finished_counter: how many were handed out and are done.
-        asked: somebody comes for the next record.
-        progressed: something that was in hand is done, or its partition is gone.
+        polled: what a polling user has; records are taken from its slice.
+        sink: whoever takes whole slices in the user's place.
+        finished_counter: how many records were handed out and are finished.
+        asked: set when somebody comes for the next record.
+        progressed: set when something that was in hand is finished, or its partition is gone.
     """
 
     def __init__(self, positions: Positions, *, is_acked_by_hand: bool) -> None:
-        self.slice: Iterator[Record] = iter(())
-        self.in_flight_record: Record | None = None
-        self.in_flight = InFlightRecords(positions, is_acked_by_hand=is_acked_by_hand)
-        self.finished_counter = FinishedCounter(positions, self.in_flight.sync)
+        self.polled = PolledRecords()
+        self.sink: RecordSink | None = None
+        self.finished_counter = FinishedCounter(positions, self.polled, is_acked_by_hand=is_acked_by_hand)
         self.asked = AutoResetEvent()
         self.progressed = AutoResetEvent()
         self._positions = positions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
-        """The slice as it was taken."""
-        self._acknowledged: Record | None = None
+        self._unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]] | None = (
+            {} if is_acked_by_hand else None
+        )
         self._times_asked = 0
-        self._dropped: Record | None = None
-        """What was in hand when its partition went."""
         self._watched: PolledSink | None = None
 
     @property
     def is_read_by_user(self) -> bool:
         """Whether the consumer's user takes the records, not an App or worker processes."""
-        return self.in_flight.sink is None or self._watched is not None
-
-    @property
-    def left(self) -> int:
-        """Records that are decoded and not handed out."""
-        return length_hint(self.slice)
+        return self.sink is None or self._watched is not None
 
     # ---- handing out -------------------------------------------------------------------------------------------
 
     def begin(self, found: RecordSlice) -> None:
-        """Hand these out from now on."""
-        self.in_flight.begin(found.position, found.records, found.behind)
-        self.finished_counter.begin(self.slice, len(found.records))
-        self._current, self.slice = found, iter(found.records)
-        # The slice alone has them: used up, it gives their memory to the next one.
-        found.records = []
+        """Hand out the records of a slice from now on."""
+        in_hand = InHand.LAST if self._unacknowledged is None else InHand.NOTHING
+        lease = found.deliver(in_hand)
+        if self._unacknowledged is not None:
+            self._start_all(self._unacknowledged, lease)
+        self._current = found
+        self.polled.begin(lease)
 
-    def first(self) -> Record:
-        """The first record of a slice that was just begun."""
-        for record in self.slice:
-            self.in_flight_record = record
-            return record
-        raise AssertionError("a slice that was promised is empty")
+    def _start_all(
+        self, unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]], lease: Lease
+    ) -> None:
+        progress, records = unacknowledged.get(lease.partition, (None, {}))
+        if progress is not lease.progress:
+            records = {}
+            unacknowledged[lease.partition] = lease.progress, records
+        offsets = [record.offset for record in lease.records]
+        lease.progress.start_all(offsets)
+        # By its object, since the same offset may be handed out again after a seek.
+        records.update(zip(offsets, lease.records, strict=True))
 
-    def take(self, count: int) -> list[Record]:
-        """Take from the slice for a batch, and keep the record of it at once."""
-        current = self._current
-        assert current is not None
-        records = list(islice(self.slice, count))
-        delivered = records[-1].offset + 1 if self.left else current.behind
-        self.in_flight.touch(current.position, records[0].offset, delivered)
-        return records
+    def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
+        """Have the records that were not handed out come again: of which slice, and which; None when there are none."""
+        found, given_back = self._current, self.polled.give_back()
+        if found is None or given_back is None:
+            return None
+        lease, rest = given_back
+        if self._unacknowledged is not None:
+            offsets = [record.offset for record in rest]
+            lease.progress.unstart(offsets)
+            for offset in offsets:
+                del self._unacknowledged[lease.partition][1][offset]
+        return found, rest
 
     def hand_over_to(self, sink: RecordSink, watched: PolledSink | None) -> None:
         """From now on ``sink`` has whole slices; who reads from it may be ``watched``."""
-        self.in_flight.sink, self._watched = sink, watched
+        self.sink, self._watched = sink, watched
 
-    def took(self, found: RecordSlice) -> None:
-        """The taker has a slice."""
-        found.position.delivered = found.behind
-        self.finished_counter.take(len(found.records))
+    def deliver_to_sink(self, found: RecordSlice, in_hand: InHand) -> Lease:
+        """The lease of a slice, for the sink."""
+        self.finished_counter.deliver_to_sink(len(found.records))
+        return found.deliver(in_hand)
 
-    def take_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Have the records that were not handed out come again: of which slice, and which; None when there are none."""
-        current, rest = self._current, list(self.slice)
-        if current is None or not rest:
-            return None
-        self.slice = iter(rest)
-        self.finished_counter.begin(self.slice, 0)
-        self.sync()
-        self.in_flight.take_back(current.position, rest)
-        self.slice = iter(())
-        return current, rest
-
-    # ---- what is done ------------------------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        """Bring the positions up to what has been handed out."""
-        record, current = self.in_flight_record, self._current
-        if record is not None and current is not None:
-            position = current.position
-            is_last = self.in_flight.is_acked_by_hand and not self.left
-            position.delivered = current.behind if is_last else record.offset + 1
-            position.done = record.offset + 1 if record is self._acknowledged else record.offset
-            if not self.in_flight.is_acked_by_hand:
-                self.finished_counter.know(self.slice)
-        for one in self._positions:
-            self.in_flight.sync(one)
+    # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The next one is asked for, so that what is in hand is done, unless that is said of each by itself."""
-        current = self._current
-        if self.in_flight_record is not None and current is not None:
-            current.position.delivered = self.in_flight_record.offset + 1 if self.left else current.behind
-            self.in_flight.touched.add(current.position.partition)
-        self.in_flight_record = None
-        self.in_flight.release()
-        if not self.in_flight.is_acked_by_hand and self.in_flight.sink is None:
-            self.finished_counter.finish(self.slice)
+        """The next record is asked for, so that what is in hand is finished, unless each is acknowledged by hand."""
+        self.polled.finish()
+        if self.sink is None:
+            self.finished_counter.look()
         self.progressed.set()
         self.come()
-        self._dropped = None
 
     def come(self) -> None:
         """Somebody comes for the next record."""
@@ -146,84 +135,89 @@ class DeliveryProgress:
         self.asked.set()
 
     def finish_of(self, partitions: Iterable[TopicPartition]) -> None:
-        """What is in hand of some partitions is done; of the others it stays in hand."""
-        wanted = frozenset(partitions)
-        if self.in_flight_record is not None and self.in_flight_record.topic_partition in wanted:
-            self._acknowledged = self.in_flight_record
-        self.in_flight.finish(wanted)
-        self.sync()
+        """What is in hand of some partitions is finished; of the others it stays in hand."""
+        self.polled.finish_of(frozenset(partitions))
 
     def finished_some(self) -> None:
-        """Something that a taker had in hand is done."""
+        """Something that a sink had in flight is finished."""
         self.finished_counter.look()
         self.progressed.set()
 
     def acknowledge(self, record: Record) -> bool:
-        """``record``, and what came before it in its partition, is done; False when it is not in hand any more.
+        """``record``, and what came before it in its partition, is finished; False when it is not in hand any more.
 
         With ``ack="manual"``, it alone.
         """
-        if record is self.in_flight_record and self._current is not None and not self.in_flight.is_acked_by_hand:
-            self._acknowledged = record
-        elif not self.in_flight.acknowledge(record):
+        if self._unacknowledged is None:
+            if not self.polled.acknowledge(record):
+                return False
+        elif not self._acknowledge_alone(self._unacknowledged, record):
             return False
-        elif self.in_flight.is_acked_by_hand:
-            self.finished_counter.finish_one()
         self._times_asked += 1
         self.progressed.set()
         return True
 
-    # ---- what goes ---------------------------------------------------------------------------------------------
+    def _acknowledge_alone(
+        self, unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]], record: Record
+    ) -> bool:
+        progress, records = unacknowledged.get(record.topic_partition, (None, {}))
+        if progress is None or progress.is_over or records.get(record.offset) is not record:
+            return False
+        del records[record.offset]
+        progress.finish(record.offset)
+        self.finished_counter.acknowledge()
+        self.finished_counter.look()
+        return True
 
-    @property
-    def partition(self) -> TopicPartition | None:
-        """Whose the slice is."""
-        return None if self._current is None else self._current.position.partition
+    # ---- releasing ---------------------------------------------------------------------------------------------
+
+    def halt(self, position: Position) -> None:
+        """Start nothing more of a partition; what is in flight stays so."""
+        position.is_halted = True
+        if self.sink is not None:
+            self.sink.halt(position.partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget what is in hand of partitions, and what was to be."""
         gone = frozenset(partitions)
-        if self.partition in gone:
-            self._dropped = self.in_flight_record or self._dropped
-            self.finished_counter.begin(self.slice, 0)
-            self.slice, self.in_flight_record, self._current = iter(()), None, None
-        self.in_flight.drop(gone)
+        self.polled.drop(gone)
+        for partition in gone:
+            if self._unacknowledged is not None:
+                self._unacknowledged.pop(partition, None)
+            if self.sink is not None:
+                self.sink.drop(partition)
         self.progressed.set()
 
     def close(self) -> None:
-        """Nothing is handed out any more, and what is in hand is not done."""
-        self.sync()
+        """Hand out nothing more; what is in hand is not finished."""
         if self._watched is not None:
             for position in self._positions:
-                self.in_flight.halt(position)
-        self.slice, self.in_flight_record = iter(()), None
+                self.halt(position)
+        self.polled.close()
 
     async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait until nothing of ``partitions`` is in hand, or it is ``until``; gives those of which something is."""
+        """Wait until nothing of ``partitions`` is in flight, or it is ``until``; gives those of which something is."""
         wanted = frozenset(partitions)
         while True:
-            self.sync()
             held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
             if not held or self._loop.time() >= until:
                 return held
             await self.progressed.wait(until)
 
-    def holds(self, position: Position) -> bool:
-        """Whether something of a partition is decoded or in hand."""
-        is_mine = self._current is not None and position is self._current.position
-        return (is_mine and (self.in_flight_record is not None or self.left > 0)) or self.in_flight.holds(position)
+    # ---- how it stands -----------------------------------------------------------------------------------------
 
-    # ---- for those who look ------------------------------------------------------------------------------------
+    @property
+    def partition(self) -> TopicPartition | None:
+        """The partition of the slice that is handed out."""
+        return None if self.polled.current is None else self.polled.current.partition
 
     @property
     def progress(self) -> object:
-        """Something that differs whenever the user has come for a record since."""
-        record = self.in_flight_record or self._dropped
-        place = None if record is None else (record.topic, record.partition, record.offset)
-        return self._times_asked, place, None if self._watched is None else self._watched.progress
+        """A value that differs whenever the user has come for a record since."""
+        return self._times_asked, self.polled.taken, None if self._watched is None else self._watched.progress
 
     def is_owed(self, *, waits: bool) -> bool:
         """Whether the user has something in hand or to come for; ``waits``: there is something in the buffer."""
-        if self.in_flight.sink is not None:
+        if self.sink is not None:
             return self._watched is not None and self._watched.is_owed(waits=waits)
-        return waits or self.in_flight_record is not None or bool(self.in_flight.touched) or self.left > 0
+        return waits or self.polled.is_handed_out

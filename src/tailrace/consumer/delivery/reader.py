@@ -1,8 +1,8 @@
 """The reading end: the buffer's batches, decoded in slices and handed out one record, or many, at a time.
 
-Rule of this file: what runs for each record is ``next`` of a list. All else is done once a slice: finding whose turn it
-is, decoding, the record keeping (``consumer.delivery.progress``), and giving the event loop a turn. Nothing leaves the
-buffer before the last ``await`` of a call, so a call that is cancelled loses nothing.
+For each record only ``next`` of a list runs. All else is done once a slice: finding the partition whose turn it is,
+decoding, the lease (``core.delivery.progress``), and giving the event loop a turn. Nothing leaves the buffer before the
+last ``await`` of a call, so a call that is cancelled loses nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.buffered_counts import BufferedCounts
-from tailrace.consumer.delivery.in_flight import PolledSink, RecordSink
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
-from tailrace.consumer.delivery.progress import DeliveryProgress
+from tailrace.consumer.delivery.progress import DeliveryProgress, PolledSink, RecordSink
 from tailrace.consumer.delivery.slices import RecordSlice, SliceReader
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease
 from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.errors import ConsumerStateError, TailraceError
@@ -65,7 +65,6 @@ class Reader:
             positions,
             buffer,
             maps,
-            sync=self.kept.in_flight.sync,
             on_room=on_room,
             on_prepared=self._news.set,
             gaps=gaps,
@@ -100,7 +99,9 @@ class Reader:
             TailraceError: whatever has to be told.
         """
         await self._come()
-        return self._first_of_slice() if self._find_slice(self._next_size()) else None
+        if not self.kept.polled.left and not self._find_slice(self._next_size()):
+            return None
+        return self._first_of_slice()
 
     async def records_now(self, count: int) -> list[Record]:
         """At most ``count`` records of those that are there when others have had a turn; what is in hand is done.
@@ -167,7 +168,7 @@ class Reader:
             TailraceError: whatever has to be told.
         """
         self.kept.finish()
-        if not self.kept.left:
+        if not self.kept.polled.left:
             await self._until_something_to_read()
         return self.take_now(count)
 
@@ -178,7 +179,7 @@ class Reader:
         while len(taken) < count:
             wanted = count - len(taken)
             try:
-                if not self.kept.left and not self._find_slice(wanted):
+                if not self.kept.polled.left and not self._find_slice(wanted):
                     break
             except TailraceError as error:
                 if not taken:
@@ -186,7 +187,7 @@ class Reader:
                 # What was taken is the answer to this call; the next one is told.
                 self._errors.appendleft(error)
                 break
-            taken += self.kept.take(wanted)
+            taken += self.kept.polled.take(wanted)
         return taken
 
     def hand_over_to(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
@@ -205,7 +206,7 @@ class Reader:
         self._put_back_current()
         self.kept.hand_over_to(sink, watched)
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
 
         Raises:
@@ -216,21 +217,20 @@ class Reader:
             await self.wait_for_news()
         return found
 
-    def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, list[Record]] | None:
+    def take_slice(
+        self, room_of: Callable[[TopicPartition], int], in_hand: InHand = InHand.NOTHING
+    ) -> tuple[Position, Lease] | None:
         """The same of what is there; None when there is nothing."""
         self.raise_failure()
         found = self._next_slice(
             lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
-            lambda partition: self.finished_counter.room(
-                min(room_of(partition), self.max_queued_records), self.kept.slice
-            ),
+            lambda partition: self.finished_counter.room(min(room_of(partition), self.max_queued_records)),
         )
         if self._slice_reader.has_passed:
             self.on_change()
         if found is None:
             return None
-        self.kept.took(found)
-        return found.position, found.records
+        return found.position, self.kept.deliver_to_sink(found, in_hand)
 
     def progressed(self) -> None:
         """Something that was in hand is done, or more is wanted than before."""
@@ -244,7 +244,7 @@ class Reader:
             self.kept.finish()
             await self._give_a_turn()
             size = self._next_size()
-            while not self._find_slice(size):
+            while not self.kept.polled.left and not self._find_slice(size):
                 await self.wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
@@ -261,7 +261,7 @@ class Reader:
             self._is_waiting = False
 
     def _be_the_only_one(self) -> None:
-        if self._is_waiting or self.kept.in_flight.sink is not None:
+        if self._is_waiting or self.kept.sink is not None:
             raise ConsumerStateError(TWO_READERS)
         self._is_waiting = True
 
@@ -274,7 +274,7 @@ class Reader:
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
         self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
-        return self.finished_counter.room(self._slice_size, self.kept.slice)
+        return self.finished_counter.room(self._slice_size)
 
     def _find_slice(self, count: int) -> bool:
         """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
@@ -301,13 +301,9 @@ class Reader:
 
     def _first_of_slice(self) -> Record:
         self._slice_began_at = self._loop.time()
-        return self.kept.first()
+        return next(self.kept.polled.slice)
 
     # ---- what is done ------------------------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        """Bring the positions up to what has been handed out."""
-        self.kept.sync()
 
     def acknowledge(self, record: Record) -> bool:
         """``record`` is done, as ``DeliveryProgress.acknowledge`` says; False when it is not in hand any more."""
@@ -330,9 +326,8 @@ class Reader:
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
-        self.sync()
         for position in self._positions.of(partitions):
-            self.kept.in_flight.halt(position)
+            self.kept.halt(position)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -412,7 +407,7 @@ class Reader:
     @property
     def queued_records(self) -> int:
         """Records that are decoded and not handed out."""
-        return self.kept.left
+        return self.kept.polled.left
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -422,5 +417,5 @@ class Reader:
 
     def _put_back_current(self) -> None:
         """Records that are decoded and not handed out go back to where they came from."""
-        if (found := self.kept.take_back()) is not None:
+        if (found := self.kept.give_back()) is not None:
             self._slice_reader.put_back(*found)

@@ -1,8 +1,4 @@
-"""Slices out of what waits in the buffer: whose turn it is, decoded, without what was finished by somebody before.
-
-Rule of this file: it puts into the buffer, takes from it and puts back; what is handed out and done is ``reader``'s to
-know.
-"""
+"""Slices of the buffered batches: the partition whose turn it is, decoded, without what an earlier owner finished."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import TypeAlias
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.decompressed_batches import DecompressedBatches
 from tailrace.records import Record, TopicPartition
@@ -32,17 +29,22 @@ class RecordSlice:
 
     position: Position
     records: list[Record]
-    behind: int
-    """The position behind it."""
+    end: int
+    """The offset at which the partition goes on."""
+    leader_epoch: int
     buffered: BufferedBatch | None
     """Where it came from, if there is more there."""
+
+    def deliver(self, in_hand: InHand) -> Lease:
+        """Hand the records over; used up, the lease alone has them."""
+        records, self.records = self.records, []
+        return self.position.deliver(records, self.end, self.leader_epoch, in_hand)
 
 
 class SliceReader:
     """Takes slices.
 
     Args:
-        sync: brings a position up to what has been handed out.
         on_room: told when there is room to fetch.
         on_prepared: called when a batch that was not ready to be read is.
         gaps: tells of offsets that are missing.
@@ -54,7 +56,6 @@ class SliceReader:
         buffer: FetchBuffer[BufferedBatch],
         maps: OffsetMapWatch,
         *,
-        sync: Callable[[Position], None],
         on_room: Callable[[], None],
         on_prepared: Callable[[], None],
         gaps: OffsetGaps | None = None,
@@ -62,7 +63,7 @@ class SliceReader:
         self._gaps = gaps
         self._positions, self._buffer, self._maps = positions, buffer, maps
         self._decompressed = DecompressedBatches(buffer)
-        self._sync, self._on_room, self._on_prepared = sync, on_room, on_prepared
+        self._on_room, self._on_prepared = on_room, on_prepared
         self.has_more = False
         """Whether the last ``next_slice`` found nothing, and should be asked again soon."""
         self.has_passed = False
@@ -78,7 +79,7 @@ class SliceReader:
             return False
         if not position.map_fill.is_high and not self._maps.is_holding:
             return True
-        return not self._maps.holds_back(position, self._sync)
+        return not self._maps.holds_back(position)
 
     def next_slice(self, is_wanted: Readable, count_of: Callable[[TopicPartition], int]) -> RecordSlice | None:
         """Records of the partition whose turn it is, of those that are wanted; None when there is nothing to read.
@@ -103,7 +104,6 @@ class SliceReader:
             position = self._positions.get(partition)
             assert position is not None
             if self._maps.is_due(position):
-                self._sync(position)
                 self._maps.look(position)
                 if not self.is_readable(partition):
                     continue
@@ -131,15 +131,13 @@ class SliceReader:
         if is_used_up:
             self._buffer.pop(position.partition)
             self._on_room()
-        behind = buffered.next_offset if is_used_up else records[-1].offset + 1
-        if position.tracker is not None and position.tracker.known is not None:
-            records = self._maps.unfinished_of(position, records)
+        end = buffered.next_offset if is_used_up else records[-1].offset + 1
+        records = self._maps.unfinished_of(position, records)
         if not records:
-            position.pass_over(behind, buffered.leader_epoch)
+            position.skip(end, buffered.leader_epoch)
             self.has_passed = True
             return None
-        position.delivered_epoch = buffered.leader_epoch
-        return RecordSlice(position, records, behind, None if is_used_up else buffered)
+        return RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
 
     def _prepare(self, position: Position, buffered: BufferedBatch) -> bool:
         def prepared() -> None:
@@ -163,13 +161,12 @@ class SliceReader:
                 if not self.is_readable(position.partition):
                     break
                 self._buffer.pop(position.partition)
-                position.pass_over(buffered.next_offset, buffered.leader_epoch)
+                position.skip(buffered.next_offset, buffered.leader_epoch)
 
     def put_back(self, one: RecordSlice, rest: Sequence[Record]) -> None:
         """The last records of a slice go back to where they came from; they come first again."""
         if one.buffered is not None:
             one.buffered.give_back(rest)
         else:
-            returned = BufferedBatch(one.behind, returned=rest, leader_epoch=one.position.delivered_epoch)
+            returned = BufferedBatch(one.end, returned=rest, leader_epoch=one.leader_epoch)
             self._buffer.put_back(one.position.partition, returned)
-        one.behind = rest[0].offset

@@ -9,14 +9,14 @@ while one of them has a record, and nobody comes for the next of any (``max_poll
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, Self
 
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.poll_timer import or_stop
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease
 from tailrace.errors import ConsumerStateError
 from tailrace.records import Record, TopicPartition
 
@@ -44,10 +44,9 @@ class PartitionStream:
     def __init__(self, streams: Streams, position: Position, size: int) -> None:
         self._partition = position.partition
         self._streams, self._position, self._size = streams, position, size
-        self._slice: deque[Record] = deque()
-        self._in_flight: Record | None = None
-        self._before: int | None = None
-        """What ``reached`` was when there was nothing in hand any more."""
+        self._lease: Lease | None = None
+        self._taken = 0
+        """Records of leases before the present one."""
         self._is_waiting = False
 
     @property
@@ -62,8 +61,7 @@ class PartitionStream:
         return self
 
     async def __anext__(self) -> Record:
-        if self._slice and not self._position.is_held_back:
-            record = self._in_flight = self._slice.popleft()
+        if (record := self._take()) is not None:
             return record
         if self._is_waiting:
             raise ConsumerStateError(f"two tasks read the stream of {self.partition} at once - let one read it")
@@ -75,40 +73,44 @@ class PartitionStream:
 
     def ack(self, record: Record) -> bool:
         """``record``, which is in hand, is done; False when it is not in hand any more."""
-        if record is not self._in_flight:
+        if self._lease is None or not self._lease.holds(record):
             return False
-        self._in_flight = None
+        self._lease.finish_taken()
         self._streams.progressed()
         return True
 
     async def _next_record(self) -> Record:
-        self._in_flight = None
+        if self._lease is not None:
+            self._lease.finish_taken()
         self._streams.come()
         await asyncio.sleep(0)  # many streams: each new slice gives the others a turn
         while True:
             if not self._streams.is_ours(self._position):
                 self._streams.raise_failure()
                 raise StopAsyncIteration
-            if not self._slice:
-                self._slice.extend(self._streams.take(self.partition, self._size))
-            if self._slice and not self._position.is_held_back:
-                record = self._in_flight = self._slice.popleft()
+            if not self._left:
+                self._taken = self.taken
+                self._lease = self._streams.take(self.partition, self._size)
+            if (record := self._take()) is not None:
                 return record
             await self._streams.news()
+
+    def _take(self) -> Record | None:
+        """The next record of the lease; None when there is none, or the partition is paused."""
+        if self._lease is None or self._position.is_held_back:
+            return None
+        return next(self._lease.left, None)
+
+    @property
+    def _left(self) -> int:
+        return 0 if self._lease is None else self._lease.count
 
     # ---- for the reader ----------------------------------------------------------------------------------------
 
     @property
-    def lowest(self) -> int | None:
-        """The lowest offset that is handed out and not done."""
-        if self._in_flight is not None:
-            return self._in_flight.offset
-        return self._slice[0].offset if self._slice else None
-
-    @property
-    def reached(self) -> int | None:
-        """How far its reader has come: unlike ``lowest`` it stays as it is when the records are taken away."""
-        return self._before if self.lowest is None else self.lowest
+    def taken(self) -> int:
+        """The number of records that its reader has come for."""
+        return self._taken + (0 if self._lease is None else self._lease.taken)
 
     @property
     def is_waiting(self) -> bool:
@@ -118,26 +120,25 @@ class PartitionStream:
     @property
     def is_owed(self) -> bool:
         """Whether somebody has a record in hand, or one to come for."""
-        return self._in_flight is not None or (bool(self._slice) and not self._position.is_held_back)
+        if self._lease is None:
+            return False
+        return self._lease.lowest_in_hand is not None or (self._left > 0 and not self._position.is_held_back)
 
-    def halt(self) -> int | None:
-        """Hand out nothing more; the lowest offset that was not."""
-        first, self._before = self._slice[0].offset if self._slice else None, self.reached
-        self._slice.clear()
-        return first
+    def halt(self) -> None:
+        """Hand out nothing more; what was not handed out is left to the next owner."""
+        if self._lease is not None:
+            self._lease.abandon_left()
 
     def drop(self) -> None:
         """The partition is read from somewhere else, or by somebody else."""
-        self._before = self.reached
-        self._slice.clear()
-        self._in_flight = None
+        self._taken = self.taken
+        self._lease = None
 
 
 class Streams:
     """``async for partition, stream in consumer.streams()``: a stream whenever a partition becomes ours.
 
-    It takes the records from the reader in its user's place (``consumer.delivery.in_flight.Taker``), who is watched
-    there (``consumer.delivery.in_flight.Watched``).
+    It is the reader's sink, and its user is watched there (``consumer.delivery.progress.PolledSink``).
 
     Args:
         config: gives the options as they are now.
@@ -180,10 +181,10 @@ class Streams:
         """Whether nothing comes any more, since the consumer was stopped."""
         return self._reader.is_over()
 
-    def take(self, partition: TopicPartition, size: int) -> list[Record]:
-        """Some records of one partition, if there are any."""
-        found = self._reader.take_slice(lambda one: size if one == partition else 0)
-        return [] if found is None else found[1]
+    def take(self, partition: TopicPartition, size: int) -> Lease | None:
+        """A lease of some records of one partition, if there are any."""
+        found = self._reader.take_slice(lambda one: size if one == partition else 0, InHand.LAST)
+        return None if found is None else found[1]
 
     def is_ours(self, position: Position) -> bool:
         """Whether an assignment is not over."""
@@ -220,33 +221,22 @@ class Streams:
             self._round.set()
             self._round = asyncio.Event()
 
-    # ---- for the reader: consumer.hands.Watched ----------------------------------------------------------------
+    # ---- for the reader ----------------------------------------------------------------------------------------
 
     @property
     def progress(self) -> object:
-        """Something that differs whenever a stream was asked for the next record, and not because a partition went."""
-        return tuple(stream.reached for stream in self._streams.values())
+        """A value that differs whenever a stream was asked for the next record, and not because a partition went."""
+        return sum(stream.taken for stream in self._streams.values())
 
     def is_owed(self, *, waits: bool) -> bool:
         """Whether there is a record for somebody and nobody waits; ``waits``: there is one in the buffer."""
         streams = self._streams.values()
         return not any(one.is_waiting for one in streams) and (waits or any(one.is_owed for one in streams))
 
-    # ---- for the reader: consumer.hands.Taker ------------------------------------------------------------------
-
-    def next_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and neither begun with its tracker nor done."""
-        stream = self._streams.get(position.partition)
-        return None if stream is None else stream.lowest
-
-    def done_of(self, position: Position) -> int | None:
-        """The lowest offset that is handed out and not done."""
-        return self.next_of(position)
-
-    def halt(self, partition: TopicPartition) -> int | None:
-        """Begin nothing more of a partition."""
-        stream = self._streams.get(partition)
-        return None if stream is None else stream.halt()
+    def halt(self, partition: TopicPartition) -> None:
+        """Hand out nothing more of a partition."""
+        if (stream := self._streams.get(partition)) is not None:
+            stream.halt()
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition."""

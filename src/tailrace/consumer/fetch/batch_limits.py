@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tailrace.batches.record_batch import RecordBatch
 from tailrace.config import ConsumerConfig
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
 from tailrace.errors import RecordTooLargeError, TailraceError
 
 __all__ = ["forbidden"]

@@ -28,7 +28,7 @@ from tailrace.consumer.fetch.batch_limits import forbidden
 from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.isolation import visible
 from tailrace.core.fetch.plan import (
@@ -243,7 +243,7 @@ class Fetcher:
             # One that is not paused and has room left would be fetched again at once, to be cut again.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
-                position.fetched, position.last_fetched_epoch = last.next_offset, last.leader_epoch
+                position.fetched_to(last.next_offset, last.leader_epoch)
                 has_room = True
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
                 self._set_aside(position)
@@ -255,9 +255,8 @@ class Fetcher:
 
         Only of a partition that is paused: another one would be fetched again at once, to be forgotten again.
         """
-        self._reader.sync()
         self._buffer.drop(position.partition)
-        position.fetched, position.last_fetched_epoch = position.delivered, position.delivered_epoch
+        position.fetch_again()
 
     async def _wait(self, news: AutoResetEvent, plan: FetchPlan) -> None:
         if plan.lacks_room:
@@ -374,7 +373,7 @@ class Fetcher:
 
     def _start_over(self, position: Position, at: StartPoint) -> None:
         """The log does not have the position, or is another one."""
-        if self._buffer.holds(position.partition) or self._reader.kept.holds(position):
+        if self._buffer.holds(position.partition) or position.finished != position.delivered:
             # What was fetched before is good; only when it is used up does the position matter.
             self._back_off([position])
             return
@@ -384,12 +383,12 @@ class Fetcher:
     def _go_back(self, position: Position, end_offset: int) -> None:
         """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
         topic, number = position.partition
-        before, (after, lost) = position.delivered, position.diverged(end_offset)
+        before, (after, lost) = position.next_offset, position.diverged(end_offset)
         if lost and self._policy.again(position.partition).whence is StartFrom.NONE:
             self._reader.put(
                 position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
             )
-            position.fetched = None
+            position.stop_fetching()
             return
         self._start_positions.move(position, after)
         if lost:
@@ -401,7 +400,6 @@ class Fetcher:
     ) -> None:
         position.failures = 0
         if fetched.diverging_epoch.end_offset >= 0:
-            self._reader.sync()
             self._go_back(position, fetched.diverging_epoch.end_offset)
             return
         position.fetched_topic_id = fetched_topic_id
@@ -427,7 +425,7 @@ class Fetcher:
         for batch, is_visible in visible(self._sound(position, batches), aborted):
             if (fault := forbidden(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
-                position.fetched = None
+                position.stop_fetching()
                 return
             self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
             buffered = BufferedBatch(
@@ -439,7 +437,7 @@ class Fetcher:
             )
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
             self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
-            position.fetched, position.last_fetched_epoch = batch.next_offset, batch.leader_epoch
+            position.fetched_to(batch.next_offset, batch.leader_epoch)
 
     def _sound(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         """The batches from the position on; one that cannot be read ends them, to be fetched anew."""
@@ -475,7 +473,7 @@ class Fetcher:
         else:
             error = CorruptRecordError(partition, offset, reason)
             self._reader.put(partition, BufferedBatch(behind or offset + 1, error=error), 0)
-            position.fetched = None
+            position.stop_fetching()
 
     def _back_off(self, positions: Iterable[Position]) -> None:
         now = self._loop.time()

@@ -25,7 +25,7 @@ from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.requests import committed_offsets, is_offset
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.errors import RebalanceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
@@ -175,8 +175,7 @@ class AssignmentReconciler:
         if callback is None:
             return
         old = MappingProxyType(dict(self._before))
-        self._reader.sync()
-        new = MappingProxyType({position.partition: position.delivered for position in self._positions})
+        new = MappingProxyType({position.partition: position.next_offset for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
@@ -283,9 +282,8 @@ class AssignmentReconciler:
         return known
 
     def _remember(self, partitions: Iterable[TopicPartition]) -> None:
-        self._reader.sync()
         for position in self._positions.of(partitions):
-            self._before[position.partition] = position.delivered
+            self._before[position.partition] = position.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
         self._reader.drop(partitions)

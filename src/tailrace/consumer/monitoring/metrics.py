@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.metrics import Meter, MetricName
 from tailrace.observe.events import (
     CommitFailed,
@@ -86,10 +86,10 @@ class ConsumerMetrics:
             tags = (*self._client, ("topic", partition.topic), ("partition", str(partition.partition)))
             found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag", tags)] = float(lag)
         for position in positions:
-            if position.delivered is not None and position.log_start is not None:
+            if position.next_offset is not None and position.log_start is not None:
                 topic, number = position.partition
                 tags = (*self._client, ("topic", topic), ("partition", str(number)))
-                lead = float(max(0, position.delivered - position.log_start))
+                lead = float(max(0, position.next_offset - position.log_start))
                 found[MetricName(f"{self._prefix}-{_FETCH}", "records-lead", tags)] = lead
         if lags:
             found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag-max", self._client)] = float(max(lags.values()))
@@ -133,6 +133,6 @@ class ConsumerMetrics:
 
 
 def _lag(position: Position) -> int | None:
-    if position.delivered is None or position.last_stable_offset is None:
+    if position.next_offset is None or position.last_stable_offset is None:
         return None
-    return max(0, position.last_stable_offset - position.delivered)
+    return max(0, position.last_stable_offset - position.next_offset)

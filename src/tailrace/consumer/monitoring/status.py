@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
 from tailrace.errors import ConfigurationError
 from tailrace.records import TopicPartition
 
@@ -89,10 +89,10 @@ def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
         return {one.partition: offset for one in among if (offset := get(one)) is not None}
 
     return ConsumerOffsets(
-        every(lambda one: one.delivered),
+        every(lambda one: one.next_offset),
         every(lambda one: one.high_watermark),
         every(lambda one: one.committed),
-        every(lambda one: one.done),
+        every(lambda one: one.finished),
     )
 
 

@@ -100,7 +100,6 @@ class Committer:
             await self._news.wait(self._clock.next_at)
             if not self._clock.is_due(loop.time(), finished_counter.finished):
                 continue
-            self._reader.sync()
             self._restart(loop.time(), finished_counter.finished)
             # What fails is done again at the next interval, or by the partitions' next owner.
             await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
@@ -159,7 +158,6 @@ class Committer:
     @property
     def is_behind(self) -> bool:
         """Whether something is done and not known to be committed."""
-        self._reader.sync()
         return self.is_at_work or bool(self._commits.snapshot())
 
     async def wait(self, *, timeout_s: float) -> None:
@@ -217,7 +215,6 @@ class Committer:
         except TimeoutError:
             raise CommitFailedError(f"the commit before this one was not through within {timeout_s:.1f} s") from None
         try:
-            self._reader.sync()
             finished = self._reader.finished_counter.finished
             yield deadline
             self._restart(loop.time(), finished)

@@ -16,7 +16,7 @@ from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.progress import Positions
+from tailrace.core.delivery.positions import Positions
 from tailrace.core.positions.partition_spec import PartitionSpec, Wished
 from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition

@@ -16,7 +16,7 @@ from tailrace.consumer.offsets.requests import by_leader, list_offsets
 from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError
 from tailrace.net.cluster import Cluster

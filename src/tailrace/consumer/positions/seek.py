@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.seek import seeks
 from tailrace.core.positions.start_point import StartPoint
 from tailrace.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
@@ -70,7 +70,6 @@ class Seek:
             OffsetOutOfRangeError: of one it is the user's to say where to begin.
             RequestTimedOutError: a leader does not say in time where to begin.
         """
-        self._reader.sync()
         among = [one for one in partitions if one in self._positions or not may_go]
         wanted = [self.assigned(partition) for partition in among]
         await self._offset_resetter.found(wanted, self._timeout_s)
@@ -112,8 +111,8 @@ class Seek:
 def _known(position: Position) -> int:
     if position.is_refused:
         raise OffsetOutOfRangeError(*position.partition, position.reset_from)
-    if position.delivered is None:
+    if position.next_offset is None:
         raise RequestTimedOutError(
             f"no position of {position.partition} yet - its leader does not say where the log begins"
         )
-    return position.delivered
+    return position.next_offset

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.positions.start_point import StartPoint
 from tailrace.core.positions.start_policy import Start, StartPolicy
@@ -67,7 +67,7 @@ class StartPositions:
     def restart(self, partitions: Iterable[TopicPartition]) -> None:
         """Read recreated topics: drop fetched records of the old ones and look for the position in the new ones."""
         for position in self._positions.of(partitions):
-            self.move(position, self.policy.of_added(position.partition), position.delivered)
+            self.move(position, self.policy.of_added(position.partition), position.next_offset)
         self.on_changed()
 
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:

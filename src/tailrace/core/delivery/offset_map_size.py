@@ -1,13 +1,13 @@
 """How much of the commit metadata one partition's map would take, before it is committed.
 
 Rule of this file: a map is made only when it might be large. Commits come every few seconds, and in between a stuck
-record may let a million others pass; so whoever begins records asks here, once a slice, and what costs next to nothing
+record may let a million others pass; so whoever starts records asks here, once a slice, and what costs next to nothing
 is asked first: over how many offsets the map would go, and how many of them are unfinished.
 """
 
 from __future__ import annotations
 
-from tailrace.core.delivery.offset_tracker import OffsetTracker
+from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import EncodedMetadata, encode_metadata
 
 __all__ = ["OffsetMapSize"]
@@ -37,31 +37,31 @@ class OffsetMapSize:
         self._again_at = 0.0
         self._seen: tuple[int, int] | None = None
 
-    def is_due(self, tracker: OffsetTracker, delivered: int, limit: int) -> bool:
-        """Whether so much was begun since the last look, and is unfinished, that the map may be too full by now."""
+    def is_due(self, progress: Progress, limit: int) -> bool:
+        """Whether so much was started since the last look, and is in flight, that the map may be too full by now."""
         if self._looked_at < 0:
-            self._looked_at = delivered
-        if not tracker.unfinished or delivered - self._looked_at < limit // 4:
+            self._looked_at = progress.delivered
+        if not progress.in_flight or progress.delivered - self._looked_at < limit // 4:
             return False
         # Whichever is shorter is written: a bit for each offset, or a few bytes for each gap. Base64 adds a third.
-        most = min((delivered - tracker.done) // 8, _GAP_BYTES * tracker.unfinished + 10) * 4 // 3
+        most = min((progress.delivered - progress.finished) // 8, _GAP_BYTES * progress.in_flight + 10) * 4 // 3
         if most + _OVERHEAD > limit // 2:
             return True
-        self._looked_at = delivered
+        self._looked_at = progress.delivered
         return False
 
-    def look(self, tracker: OffsetTracker, delivered: int, limit: int, writer: str, now: float) -> None:
+    def look(self, progress: Progress, limit: int, writer: str, now: float) -> None:
         """Make the map, and see how large it is."""
-        self.saw(encode_metadata(tracker.offset_map(), "", limit, writer=writer))
-        self._looked_at, self._again_at = delivered, now + _PAUSE_S
-        self._seen = tracker.done, tracker.unfinished
+        self.saw(encode_metadata(progress.offset_map(), "", limit, writer=writer))
+        self._looked_at, self._again_at = progress.delivered, now + _PAUSE_S
+        self._seen = progress.finished, progress.in_flight
 
     def saw(self, envelope: EncodedMetadata) -> None:
         """The map was made, for a commit."""
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
-    def again_at(self, tracker: OffsetTracker, now: float) -> float | None:
+    def again_at(self, progress: Progress, now: float) -> float | None:
         """When to look again at one that was too full: now, later, or, as nothing has changed, not at all (None)."""
-        if self._seen == (tracker.done, tracker.unfinished):
+        if self._seen == (progress.finished, progress.in_flight):
             return None
         return max(now, self._again_at)

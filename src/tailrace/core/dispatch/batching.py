@@ -17,19 +17,19 @@ where bytes are counted or keys are looked up.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from tailrace.core.dispatch.lanes import OrderBy
+from tailrace.core.delivery.progress import Lease
+from tailrace.core.dispatch.lanes import OrderBy, QueuedRecord
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchAssembler", "BatchLimits", "HandlerBatch", "size_of"]
 
-SourceT = TypeVar("SourceT")
 Key: TypeAlias = bytes | None
 
 _SLACK = 64
@@ -59,41 +59,39 @@ class BatchLimits:
                 raise ConfigurationError(f"{name}={value!r} will not do: it has to be a whole number, at least {least}")
 
 
-class HandlerBatch(Generic[SourceT]):
+class HandlerBatch:
     """Records to be handled together.
 
     Attributes:
         records: those that are not done with, in the order in which they were gathered.
-        sources: of each partition, what was handed in with its records, such as the assignment's epoch.
-        lowest: of each partition, the lowest offset.
+        leases: of those records, each of one partition and in hand; a partition may have several.
         failing: of each partition, how many records of it failed and take room; empty while none did.
     """
 
-    __slots__ = ("failing", "keys", "lowest", "pool", "records", "sources")
+    __slots__ = ("failing", "keys", "leases", "pool", "records")
 
-    def __init__(self, pool: _Pool[SourceT]) -> None:
+    def __init__(self, pool: _Pool) -> None:
         self.pool = pool
         self.records: list[Record] = []
-        self.sources: dict[TopicPartition, SourceT] = {}
-        self.lowest: dict[TopicPartition, int] = {}
+        self.leases: list[Lease] = []
         self.failing: Counter[TopicPartition] = Counter()
         self.keys: frozenset[Key] = frozenset()
 
 
-class _BatchSlice(Generic[SourceT]):
-    __slots__ = ("partition", "records", "since", "source")
+class _BatchSlice:
+    __slots__ = ("lease", "since")
 
-    def __init__(self, partition: TopicPartition, records: Sequence[Record], source: SourceT, since: float) -> None:
-        self.partition, self.records, self.source, self.since = partition, records, source, since
+    def __init__(self, lease: Lease, since: float) -> None:
+        self.lease, self.since = lease, since
 
 
-class _Pool(Generic[SourceT]):
+class _Pool:
     """What is gathered of one partition, or of all of them."""
 
     __slots__ = ("blocked", "busy_keys", "count", "due", "is_busy", "is_ready", "size", "slices")
 
     def __init__(self) -> None:
-        self.slices: deque[_BatchSlice[SourceT]] = deque()
+        self.slices: deque[_BatchSlice] = deque()
         self.count = self.size = 0
         self.is_busy = False
         """A batch of it runs, and no other may."""
@@ -104,7 +102,7 @@ class _Pool(Generic[SourceT]):
         self.due: float | None = None
 
 
-class BatchAssembler(Generic[SourceT]):
+class BatchAssembler:
     """The records of one batch handler, given out as batches.
 
     Args:
@@ -133,10 +131,10 @@ class BatchAssembler(Generic[SourceT]):
         self._on_full, self._failing_of = on_full, Counter[TopicPartition]()
         self._wait_s = limits.max_wait_ms / 1000
         self._is_by_partition, self._is_by_key = order_by == "partition", order_by == "key"
-        self._pools: dict[TopicPartition | None, _Pool[SourceT]] = {}
+        self._pools: dict[TopicPartition | None, _Pool] = {}
         self._most_ahead, self._ahead = ahead, 0
-        self._ready: deque[_Pool[SourceT]] = deque()
-        self._dues: list[tuple[float, int, _Pool[SourceT]]] = []
+        self._ready: deque[_Pool] = deque()
+        self._dues: list[tuple[float, int, _Pool]] = []
         """A heap; an entry holds while it is what its pool says."""
         self._numbers = count()
         self._is_hurried = False
@@ -144,17 +142,15 @@ class BatchAssembler(Generic[SourceT]):
 
     # ---- handing in --------------------------------------------------------------------------------------------
 
-    def add(self, partition: TopicPartition, records: Sequence[Record], source: SourceT, now: float) -> None:
+    def add(self, lease: Lease, now: float) -> None:
         """The next records of a partition, in order; at most ``room_of`` it."""
-        if not records:
-            return
         self._is_hurried = False
-        name = self._name_of(partition)
+        name = self._name_of(lease.partition)
         pool = self._pools.get(name)
         if pool is None:
             pool = self._pools[name] = _Pool()
-        pool.slices.append(_BatchSlice(partition, records, source, now))
-        self._grow(pool, len(records), self._size(records))
+        pool.slices.append(_BatchSlice(lease, now))
+        self._grow(pool, lease.count, self._size(lease.rest))
         self._look_at(pool)
 
     def hurry(self) -> None:
@@ -185,7 +181,7 @@ class BatchAssembler(Generic[SourceT]):
 
     # ---- batches -----------------------------------------------------------------------------------------------
 
-    def take(self, now: float) -> HandlerBatch[SourceT] | None:
+    def take(self, now: float) -> HandlerBatch | None:
         """The next batch to run; None when none is due."""
         while (due := self._next_due()) is not None:
             if due[0] > now and (self._ready or not self._is_crowded):
@@ -207,7 +203,7 @@ class BatchAssembler(Generic[SourceT]):
         due = self._next_due()
         return None if due is None else due[0]
 
-    def failed(self, batch: HandlerBatch[SourceT]) -> None:
+    def failed(self, batch: HandlerBatch) -> None:
         """A batch is to be tried again: until it is done with it takes the room of one that is gathered."""
         if self._is_by_partition:
             return
@@ -218,22 +214,35 @@ class BatchAssembler(Generic[SourceT]):
             if stuck >= 2 * (self.window - blocked - self.failing):
                 self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
 
-    def shrink(self, batch: HandlerBatch[SourceT], records: list[Record]) -> None:
-        """Of a batch that runs only ``records`` are not done with."""
+    def shrink(self, batch: HandlerBatch, records: list[Record]) -> None:
+        """Of a batch that runs only ``records`` are not finished."""
+        kept = {id(record) for record in records}
+        for lease in batch.leases:
+            lease.keep_in_hand([record for record in lease.records if id(record) in kept])
+        self._keep(batch, records)
+
+    def abandon(self, batch: HandlerBatch, partition: TopicPartition) -> None:
+        """The records of a partition are left to its next owner."""
+        for lease in batch.leases:
+            if lease.partition == partition:
+                lease.abandon_in_hand()
+        batch.leases = [lease for lease in batch.leases if lease.partition != partition]
+        self._keep(batch, [record for record in batch.records if record.topic_partition != partition])
+
+    def _keep(self, batch: HandlerBatch, records: list[Record]) -> None:
         batch.records = records
         if batch.failing:
             self._count_failing(batch, records)
-        batch.lowest = {}
-        for record in records:
-            batch.lowest.setdefault(record.topic_partition, record.offset)
         if self._is_by_key:
             keys = frozenset(record.key for record in records)
             batch.pool.busy_keys -= batch.keys - keys
             batch.keys = keys
             self._look_at(batch.pool)
 
-    def finish(self, batch: HandlerBatch[SourceT]) -> None:
+    def finish(self, batch: HandlerBatch) -> None:
         """A batch is done with, whatever came of it; this has to be said of those of partitions that were dropped."""
+        for lease in batch.leases:
+            lease.finish_taken()
         pool = batch.pool
         if batch.failing:
             self._count_failing(batch, ())
@@ -245,26 +254,20 @@ class BatchAssembler(Generic[SourceT]):
 
     # ---- letting go --------------------------------------------------------------------------------------------
 
-    def drop(self, partition: TopicPartition) -> list[Record]:
-        """Forget the gathered records of a partition, and return them.
+    def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
+        """Forget the gathered records of a partition; a batch that runs goes on, and those behind it wait for it.
 
-        A batch that runs goes on, and those after it wait for it.
+        Gives the leases of these records, as ``Lanes.drop`` does; none of them waits by itself.
         """
         pool = self._pools.get(self._name_of(partition))
         if pool is None:
-            return []
-        dropped = [record for one in pool.slices if one.partition == partition for record in one.records]
-        self._grow(pool, -len(dropped), -self._size(dropped))
-        pool.slices = deque(one for one in pool.slices if one.partition != partition)
+            return [], []
+        dropped = [one for one in pool.slices if one.lease.partition == partition]
+        for one in dropped:
+            self._grow(pool, -one.lease.count, -self._size(one.lease.rest))
+        pool.slices = deque(one for one in pool.slices if one.lease.partition != partition)
         self._look_at(pool)
-        return dropped
-
-    def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
-        """Those from ``since`` on that are gathered and not in a batch, lowest first."""
-        pool = self._pools.get(self._name_of(partition))
-        slices: Iterable[_BatchSlice[SourceT]] = () if pool is None else pool.slices
-        ours = (one.records for one in slices if one.partition == partition and one.records[-1].offset >= since)
-        return (record.offset for records in ours for record in records if record.offset >= since)
+        return [one.lease for one in dropped], []
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -280,14 +283,14 @@ class BatchAssembler(Generic[SourceT]):
         pool = self._pools.get(partition)
         return self._failing_of[partition] + (0 if pool is None else pool.blocked)
 
-    def _count_failing(self, batch: HandlerBatch[SourceT], records: Iterable[Record]) -> None:
+    def _count_failing(self, batch: HandlerBatch, records: Iterable[Record]) -> None:
         self._failing_of.subtract(batch.failing)
         self.failing -= batch.failing.total()
         batch.failing = Counter(record.topic_partition for record in records)
         self._failing_of.update(batch.failing)
         self.failing += batch.failing.total()
 
-    def _grow(self, pool: _Pool[SourceT], records: int, size: int) -> None:
+    def _grow(self, pool: _Pool, records: int, size: int) -> None:
         pool.count += records
         pool.size += size
         self.waiting += records
@@ -297,7 +300,7 @@ class BatchAssembler(Generic[SourceT]):
     def _size(self, records: Iterable[Record]) -> int:
         return 0 if self.limits.max_bytes is None else sum(map(size_of, records))
 
-    def _look_at(self, pool: _Pool[SourceT]) -> None:
+    def _look_at(self, pool: _Pool) -> None:
         """See whether a batch of it is full, or when one is due."""
         before, pool.due = pool.due, None
         if pool.is_busy or pool.is_ready or not pool.slices:
@@ -313,18 +316,18 @@ class BatchAssembler(Generic[SourceT]):
                 heappush(self._dues, (pool.due, next(self._numbers), pool))
                 self._tidy()
 
-    def _make_ready(self, pool: _Pool[SourceT]) -> None:
+    def _make_ready(self, pool: _Pool) -> None:
         pool.due, pool.is_ready = None, True
         self._ready.append(pool)
 
-    def _runnable(self, pool: _Pool[SourceT]) -> tuple[int, int, float]:
+    def _runnable(self, pool: _Pool) -> tuple[int, int, float]:
         """How many records of it may run, how large they are, and since when the first of them is here."""
         if not pool.busy_keys:
             pool.blocked = 0
             return pool.count, pool.size, pool.slices[0].since
         records, size, since = 0, 0, 0.0
         for one in pool.slices:
-            free = [record for record in one.records if record.key not in pool.busy_keys]
+            free = [record for record in one.lease.rest if record.key not in pool.busy_keys]
             if free and not records:
                 since = one.since
             records += len(free)
@@ -339,29 +342,30 @@ class BatchAssembler(Generic[SourceT]):
             self._dues = [(pool.due, next(self._numbers), pool) for pool in pools if pool.due is not None]
             heapify(self._dues)
 
-    def _next_due(self) -> tuple[float, int, _Pool[SourceT]] | None:
+    def _next_due(self) -> tuple[float, int, _Pool] | None:
         while self._dues:
             if self._dues[0][2].due == self._dues[0][0]:
                 return self._dues[0]
             heappop(self._dues)
         return None
 
-    def _cut(self, pool: _Pool[SourceT]) -> HandlerBatch[SourceT]:
+    def _cut(self, pool: _Pool) -> HandlerBatch:
         """Take the next batch out of what is gathered."""
-        batch: HandlerBatch[SourceT] = HandlerBatch(pool)
-        passed: list[_BatchSlice[SourceT]] = []
+        batch = HandlerBatch(pool)
+        passed: list[_BatchSlice] = []
         wanted, room = self.limits.max_records, self.limits.max_bytes
         while wanted and pool.slices:
             one = pool.slices.popleft()
-            taken, left, is_full = _split(one.records, wanted, room, pool.busy_keys, is_first=not batch.records)
+            rest = one.lease.rest
+            taken, left, is_full = _split(rest, wanted, room, pool.busy_keys, is_first=not batch.records)
             if taken:
-                batch.sources[one.partition] = one.source
-                batch.lowest.setdefault(one.partition, taken[0].offset)
+                part = one.lease.take_out(taken, left) if left else one.lease
+                part.take_all()
+                batch.leases.append(part)
                 batch.records += taken
                 wanted -= len(taken)
                 room = None if room is None else room - self._size(taken)
             if left:
-                one.records = left
                 passed.append(one)
             if is_full:
                 break

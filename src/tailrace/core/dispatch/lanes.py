@@ -17,69 +17,65 @@ nothing is awaited.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from tailrace.core.delivery.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Lanes", "OrderBy", "QueuedRecord"]
 
 OrderBy: TypeAlias = Literal["partition", "key", "none"]
 
-SourceT = TypeVar("SourceT")
 Lane: TypeAlias = bytes | None
 """A key; None for records without one, and for all of them where the partition is the lane."""
 
 _NONE: Iterator[Record] = iter(())
 
 
-class QueuedRecord(msgspec.Struct, Generic[SourceT], eq=False):
+class QueuedRecord(msgspec.Struct, eq=False):
     """One record to run."""
 
     record: Record
-    source: SourceT
-    """What was handed in with the record's slice, such as the assignment's epoch."""
-    stock: _PartitionStock[SourceT]
+    lease: Lease
+    """The lease that the record was taken from."""
+    stock: _PartitionStock
     is_begun: bool = False
     """Whether it is suspended or was parked: then it has to be said when it is finished."""
     is_failing: bool = False
-    behind: deque[QueuedRecord[SourceT]] | None = None
+    behind: deque[QueuedRecord] | None = None
     """What is parked in its lane."""
 
 
-class _PartitionStock(Generic[SourceT]):
+class _PartitionStock:
     """What is held of one partition."""
 
     __slots__ = ("busy", "failing", "full_lanes", "parked", "slices")
 
     def __init__(self) -> None:
-        self.busy: dict[Lane, QueuedRecord[SourceT]] = {}
+        self.busy: dict[Lane, QueuedRecord] = {}
         """The lanes in which a record is begun, and which."""
-        self.slices: deque[_LaneSlice[SourceT]] = deque()
+        self.slices: deque[_LaneSlice] = deque()
         """Those that wait for their turn, in order."""
         self.failing = self.full_lanes = 0
         self.parked = 0
         """How many of its records wait behind others of their lane."""
 
 
-class _LaneSlice(NamedTuple, Generic[SourceT]):
-    stock: _PartitionStock[SourceT]
-    records: Sequence[Record]
-    left: Iterator[Record]
-    """Those of them that were not taken."""
-    source: SourceT
+class _LaneSlice(NamedTuple):
+    stock: _PartitionStock
+    lease: Lease
 
 
-class Lanes(Generic[SourceT]):
+class Lanes:
     """The records of one handler, handed to whichever worker comes.
 
     Args:
         order_by: what is kept in order.
         window: how many records may wait here in all, for their turn or for another attempt.
-        on_parked: told of each record that is parked behind its lane; it is begun, as far as commits go.
         on_full: told of the last one that a lane takes, see ``lane_limit``, or that may fail of a partition before no
             more is wanted of it; and how many wait there.
         is_shared: others take records of the same partitions.
@@ -96,44 +92,41 @@ class Lanes(Generic[SourceT]):
         order_by: OrderBy,
         window: int,
         *,
-        on_parked: Callable[[QueuedRecord[SourceT]], object] = lambda _: None,
-        on_full: Callable[[QueuedRecord[SourceT], int], object] = lambda _work, _waiting: None,
+        on_full: Callable[[QueuedRecord, int], object] = lambda _work, _waiting: None,
         is_shared: bool = False,
     ) -> None:
         self.order_by = order_by
         self.window = window
         self.lane_limit = max(1, window // 2)
         self.parked = self.failing = 0
-        self._on_parked, self._on_full = on_parked, on_full
+        self._on_full = on_full
         self._is_by_key = order_by == "key"
         self._waits_whole = order_by == "partition" and not is_shared
-        self._stocks: dict[TopicPartition, _PartitionStock[SourceT]] = {}
-        self._turn: deque[_PartitionStock[SourceT]] = deque()
+        self._stocks: dict[TopicPartition, _PartitionStock] = {}
+        self._turn: deque[_PartitionStock] = deque()
         """Those that have a slice to run, but for the current one; the next one first."""
-        self._ready: deque[QueuedRecord[SourceT]] = deque()
+        self._ready: deque[QueuedRecord] = deque()
         """Parked records whose turn has come."""
-        self._slice: _LaneSlice[SourceT] | None = None
+        self._slice: _LaneSlice | None = None
         """The current one: whoever comes takes from it."""
         self._left = _NONE
         """What is left of it."""
-        self._busy: dict[Lane, QueuedRecord[SourceT]] = {}
+        self._busy: dict[Lane, QueuedRecord] = {}
         """The busy lanes of its partition."""
-        self._last_slice: _LaneSlice[SourceT] | None = None
+        self._last_slice: _LaneSlice | None = None
         """Where what is in hand came from, whether that is current still or was dropped since."""
         self._in_turn = 0
         """Records in slices other than the current one."""
 
     # ---- handing in --------------------------------------------------------------------------------------------
 
-    def add(self, partition: TopicPartition, records: Sequence[Record], source: SourceT) -> None:
+    def add(self, lease: Lease, _now: float = 0.0) -> None:
         """The next slice of a partition, in order; at most ``room_of`` it."""
-        if not records:
-            return
-        stock = self._stocks.get(partition)
+        stock = self._stocks.get(lease.partition)
         if stock is None:
-            stock = self._stocks[partition] = _PartitionStock()
-        stock.slices.append(_LaneSlice(stock, records, iter(records), source))
-        self._in_turn += len(records)
+            stock = self._stocks[lease.partition] = _PartitionStock()
+        stock.slices.append(_LaneSlice(stock, lease))
+        self._in_turn += lease.count
         is_waiting = self._waits_whole and stock.busy
         if len(stock.slices) == 1 and not is_waiting and not self._is_current(stock):
             self._turn.append(stock)
@@ -166,13 +159,14 @@ class Lanes(Generic[SourceT]):
         """
         return _NONE if self._busy or self._ready else self._left
 
-    def work_of(self, record: Record) -> QueuedRecord[SourceT]:
+    def work_of(self, record: Record) -> QueuedRecord:
         """The last record that came from ``free``, as ``take`` would have given it."""
         assert self._last_slice is not None
-        return QueuedRecord(record, self._last_slice.source, self._last_slice.stock)
+        return QueuedRecord(record, self._last_slice.lease, self._last_slice.stock)
 
-    def take(self) -> QueuedRecord[SourceT] | None:
+    def take(self) -> QueuedRecord | None:
         """The next record to run; None when there is none that may be run now. The last one taken is not in hand."""
+        self.rest()
         if self._ready:
             ready = self._ready.popleft()
             self.parked -= 1
@@ -182,18 +176,25 @@ class Lanes(Generic[SourceT]):
             busy, hand, is_by_key = self._busy, self._slice, self._is_by_key
             for record in self._left:
                 assert hand is not None
-                work = QueuedRecord(record, hand.source, hand.stock)
+                work = QueuedRecord(record, hand.lease, hand.stock)
                 if not busy or (record.key if is_by_key else None) not in busy:
+                    hand.lease.hold_last()
                     return work
                 self._park(work)
             if not self._open_slice():
                 return None
 
-    def suspended(self, work: QueuedRecord[SourceT]) -> None:
+    def rest(self) -> None:
+        """Nothing is in hand: the record taken last is finished, or suspended."""
+        if self._last_slice is not None:
+            self._last_slice.lease.let_go()
+
+    def suspended(self, work: QueuedRecord) -> None:
         """A record that was taken is not finished at once: its lane is busy until it is."""
         if work.is_begun:
             return
-        work.is_begun = True
+        self._start(work)
+        self.rest()
         if self.order_by == "none":
             return
         lane = self._lane_of(work)
@@ -202,12 +203,13 @@ class Lanes(Generic[SourceT]):
         if self._waits_whole and self._slice is not None and self._slice.stock is work.stock:
             self._set_aside(self._slice)
 
-    def finished(self, work: QueuedRecord[SourceT]) -> None:
+    def finished(self, work: QueuedRecord) -> None:
         """A record that was begun is finished, whatever came of it: the next one of its lane may run.
 
         It has to be said of records of partitions that were dropped, too. Of a record that was never suspended it may
         be said.
         """
+        work.lease.progress.finish(work.record.offset)
         stock, lane = work.stock, self._lane_of(work)
         if stock.busy.get(lane) is not work:
             return
@@ -221,7 +223,7 @@ class Lanes(Generic[SourceT]):
         if self._waits_whole and stock.slices:
             self._turn.appendleft(stock)
 
-    def failed(self, work: QueuedRecord[SourceT]) -> None:
+    def failed(self, work: QueuedRecord) -> None:
         """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""
         stock = work.stock
         if self._waits_whole or work.is_failing:
@@ -233,7 +235,7 @@ class Lanes(Generic[SourceT]):
         if stuck >= 2 * (self.window - self.parked - self.failing):
             self._on_full(work, stuck)
 
-    def recovered(self, work: QueuedRecord[SourceT]) -> None:
+    def recovered(self, work: QueuedRecord) -> None:
         """A record that failed will not be tried again, whatever came of it; ``finished`` follows."""
         if work.is_failing:
             work.is_failing = False
@@ -242,21 +244,23 @@ class Lanes(Generic[SourceT]):
 
     # ---- letting go --------------------------------------------------------------------------------------------
 
-    def drop(self, partition: TopicPartition) -> list[Record]:
-        """Forget all that waits of a partition: it is released, or read from elsewhere on. Gives what that was.
+    def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
+        """Forget all that waits of a partition: it is released, or read from elsewhere on.
+
+        Gives the leases of records that were not taken, and the parked records.
 
         What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
         process, no two records of a lane overlap.
         """
         stock = self._stocks.get(partition)
         if stock is None:
-            return []
-        not_taken = [record for one in stock.slices for record in one.left]
-        self._in_turn -= len(not_taken)
+            return [], []
+        leases = [one.lease for one in stock.slices]
+        self._in_turn -= sum(lease.count for lease in leases)
         stock.slices.clear()
-        if self._is_current(stock):
-            not_taken += self._left
-            self._close_slice()
+        if self._slice is not None and self._is_current(stock):
+            leases.append(self._slice.lease)
+            self._slice, self._left, self._busy = None, _NONE, {}
         elif stock in self._turn:
             self._turn.remove(stock)
         parked = [work for work in self._ready if work.stock is stock]
@@ -269,7 +273,7 @@ class Lanes(Generic[SourceT]):
                 del stock.busy[self._lane_of(work)]
         self.parked -= len(parked)
         stock.full_lanes = stock.parked = 0
-        return [*(work.record for work in parked), *not_taken]
+        return leases, parked
 
     # ---- for those who look ------------------------------------------------------------------------------------
 
@@ -289,27 +293,16 @@ class Lanes(Generic[SourceT]):
         work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
         return len(work.behind) if work is not None and work.behind else 0
 
-    def offsets(self, partition: TopicPartition, since: int = 0) -> Iterator[int]:
-        """Return the offsets from ``since`` on that were added and neither taken nor parked, lowest first."""
-        stock = self._stocks.get(partition)
-        if stock is None:
-            return
-        slices = [self._slice, *stock.slices] if self._slice is not None and self._is_current(stock) else stock.slices
-        for one in slices:
-            for place in range(len(one.records) - length_hint(one.left), len(one.records)):
-                if one.records[place].offset >= since:
-                    yield one.records[place].offset
-
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def _held_of(self, stock: _PartitionStock[SourceT]) -> int:
+    def _held_of(self, stock: _PartitionStock) -> int:
         current = length_hint(self._left) if self._is_current(stock) else 0
-        return stock.parked + current + sum(length_hint(one.left) for one in stock.slices)
+        return stock.parked + current + sum(one.lease.count for one in stock.slices)
 
-    def _is_current(self, stock: _PartitionStock[SourceT] | None) -> bool:
+    def _is_current(self, stock: _PartitionStock | None) -> bool:
         return self._slice is not None and self._slice.stock is stock
 
-    def _lane_of(self, work: QueuedRecord[SourceT]) -> Lane:
+    def _lane_of(self, work: QueuedRecord) -> Lane:
         return work.record.key if self._is_by_key else None
 
     def _open_slice(self) -> bool:
@@ -322,29 +315,34 @@ class Lanes(Generic[SourceT]):
             return False
         stock = self._turn.popleft()
         self._slice = self._last_slice = stock.slices.popleft()
-        self._left, self._busy = self._slice.left, stock.busy
+        self._left, self._busy = self._slice.lease.left, stock.busy
         self._in_turn -= length_hint(self._left)
         return True
 
     def _close_slice(self) -> None:
+        if self._slice is not None:
+            self._slice.lease.close_if_done()
         self._slice, self._left, self._busy = None, _NONE, {}
 
-    def _set_aside(self, current: _LaneSlice[SourceT]) -> None:
+    def _set_aside(self, current: _LaneSlice) -> None:
         """What is left of the current slice waits for the record that was taken from it."""
-        if left := length_hint(current.left):
+        if left := current.lease.count:
             current.stock.slices.appendleft(current)
             self._in_turn += left
         self._close_slice()
 
-    def _park(self, work: QueuedRecord[SourceT]) -> None:
-        work.is_begun = True
+    def _park(self, work: QueuedRecord) -> None:
+        self._start(work)
         first = work.stock.busy[self._lane_of(work)]
         if first.behind is None:
             first.behind = deque()
         first.behind.append(work)
         self.parked += 1
         work.stock.parked += 1
-        self._on_parked(work)
         if len(first.behind) == self.lane_limit:
             work.stock.full_lanes += 1
             self._on_full(work, self.lane_limit)
+
+    def _start(self, work: QueuedRecord) -> None:
+        work.is_begun = True
+        work.lease.progress.start(work.record.offset)

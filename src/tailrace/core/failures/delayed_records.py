@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tailrace.core.delivery.progress import Position
-from tailrace.records import Record, TopicPartition
+from tailrace.core.delivery.progress import Lease
+from tailrace.records import TopicPartition
 
-__all__ = ["DelayedRecord", "DelayedRecords", "delay_name", "hop_of", "wait_ms"]
+__all__ = ["DelayedRecords", "delay_name", "hop_of", "wait_ms"]
 
 _UNITS = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
@@ -51,17 +51,10 @@ def hop_of(delay_ms: int | None, retry_topics: Sequence[int]) -> int | None:
     return longer - 1 if longer else None
 
 
-class DelayedRecord(NamedTuple):
-    """A record, and when it may be handled."""
-
-    at: float
-    record: Record
-
-
 class _DelayedSlice(NamedTuple):
-    position: Position
-    assignment: int
-    waiting: deque[DelayedRecord]
+    lease: Lease
+    due: deque[float]
+    """When each of its records may be handled."""
 
 
 class DelayedRecords:
@@ -76,34 +69,31 @@ class DelayedRecords:
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, position: Position, slice_: Iterable[DelayedRecord]) -> None:
-        """A slice of a partition of which nothing is here."""
-        assert position.partition not in self._held, "a partition is read whose records are not due"
-        self._held[position.partition] = _DelayedSlice(position, position.assignment, deque(slice_))
+    def put(self, lease: Lease, due: Iterable[float]) -> None:
+        """A slice of a partition of which nothing is here, and when each of its records is due."""
+        assert lease.partition not in self._held, "a partition is read whose records are not due"
+        self._held[lease.partition] = _DelayedSlice(lease, deque(due))
 
     def next_at(self, now: float) -> float | None:
         """When the next record becomes due of those that are first of their partition; None when no other will."""
-        return min((head for one in self._held.values() if (head := one.waiting[0].at) > now), default=None)
+        return min((head for one in self._held.values() if (head := one.due[0]) > now), default=None)
 
-    def due(self, now: float) -> list[Position]:
+    def due(self, now: float) -> list[TopicPartition]:
         """The partitions whose first record is due."""
-        return [one.position for one in self._held.values() if one.waiting[0].at <= now]
+        return [partition for partition, one in self._held.items() if one.due[0] <= now]
 
-    def take(self, partition: TopicPartition, now: float, room: int) -> list[Record]:
-        """What is due of a partition, in order, as much as there is room for."""
-        waiting, taken = self._held[partition].waiting, list[Record]()
-        while waiting and len(taken) < room and waiting[0].at <= now:
-            taken.append(waiting.popleft().record)
-        if not waiting:
+    def take(self, partition: TopicPartition, now: float, room: int) -> Lease | None:
+        """A lease of what is due of a partition, in order, as much as there is room for; None when nothing is."""
+        lease, due = self._held[partition]
+        count = 0
+        while due and count < room and due[0] <= now:
+            due.popleft()
+            count += 1
+        if not due:
             del self._held[partition]
-        return taken
+        return lease.split(count) if count else None
 
-    def lowest(self, position: Position) -> int | None:
-        """The first offset that is held of a partition, in this assignment of it; None when there is none."""
-        held = self._held.get(position.partition)
-        return held.waiting[0].record.offset if held is not None and held.assignment == position.assignment else None
-
-    def drop(self, partition: TopicPartition) -> int | None:
-        """Forget a partition; the first offset that was held of it."""
+    def drop(self, partition: TopicPartition) -> Lease | None:
+        """Forget a partition; the lease of what was held of it."""
         held = self._held.pop(partition, None)
-        return None if held is None else held.waiting[0].record.offset
+        return None if held is None else held.lease

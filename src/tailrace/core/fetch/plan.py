@@ -14,7 +14,7 @@ from uuid import UUID
 from zlib import crc32
 
 from tailrace.core.cluster_metadata import ClusterMetadata, is_other_log
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.messages import FetchPartition
@@ -30,7 +30,6 @@ __all__ = [
     "FetchWait",
     "FetcherSlot",
     "is_interruption",
-    "is_other_log",
     "is_recreated",
     "make_plan",
     "slot_of",

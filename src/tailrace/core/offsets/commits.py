@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
-from tailrace.core.delivery.progress import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.protocol.messages import NO_TOPIC_ID, CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -73,7 +73,7 @@ class Commits:
         entries = {}
         for partition, one in offsets.items():
             position = self.positions.get(partition)
-            offset_map = self._map_of(position) if position is not None and position.done == one.offset else None
+            offset_map = self._map_of(position) if position is not None and position.finished == one.offset else None
             epoch = -1 if one.leader_epoch is None else one.leader_epoch
             entries[partition] = self._with_map(
                 CommitOffset(*partition, one.offset, epoch, one.metadata, _topic_id(position)), offset_map, position
@@ -97,10 +97,10 @@ class Commits:
         )
 
     def _entry(self, position: Position) -> tuple[CommitOffset, CommitNote]:
-        assert position.done is not None
-        user_text = position.committed_metadata if position.done == position.committed else ""
+        assert position.finished is not None
+        user_text = position.committed_metadata if position.finished == position.committed else ""
         entry = CommitOffset(
-            *position.partition, position.done, position.delivered_epoch, user_text, _topic_id(position)
+            *position.partition, position.finished, position.delivered_epoch, user_text, _topic_id(position)
         )
         return self._with_map(entry, self._map_of(position), position)
 
@@ -110,7 +110,7 @@ class Commits:
         user_text = entry.metadata or ""
         writer = "" if offset_map is None else self._writer
         envelope = encode_metadata(offset_map, user_text, self._max_bytes, writer=writer)
-        if position is not None and position.done == entry.offset:
+        if position is not None and position.finished == entry.offset:
             position.map_fill.saw(envelope)
         note = CommitNote(user_text, offset_map, envelope.fill, envelope.is_map_dropped)
         return replace(entry, metadata=envelope.text), note
@@ -119,7 +119,7 @@ class Commits:
         return position.offset_map if self._max_bytes else None
 
     def _is_map_due(self, position: Position) -> bool:
-        is_there = position.done is not None and position.done == position.committed
+        is_there = position.finished is not None and position.finished == position.committed
         return is_there and self._map_of(position) != position.committed_map
 
     def gone(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tailrace.app.sources import HandlerGroup
-from tailrace.core.delivery.progress import Position
+from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["ArrowSource"]
@@ -45,7 +46,7 @@ class ArrowSource:
     async def stop(self) -> None:
         """Nothing is left to do."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Sequence[Record]]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """The next records for which there is room."""
         while True:
             for place, (position, records) in enumerate(self._slices):
@@ -55,9 +56,8 @@ class ArrowSource:
                 taken = records[:room]
                 if room < len(records):
                     self._slices.insert(place, (position, records[room:]))
-                position.delivered = taken[-1].offset + 1
                 self.news.set()
-                return position, taken
+                return position, position.deliver(taken, taken[-1].offset + 1)
             self._waiting.clear()
             await self._waiting.wait()
 
@@ -104,8 +104,9 @@ class ArrowSource:
 
     def end_task(self) -> None:
         """What comes next is of another task, and may be the same once more."""
-        for partition in self._positions:
+        for position in self._positions.values():
             if self._sink is not None:
-                self._sink.drop(partition)
+                self._sink.drop(position.partition)
+            position.end_epoch()
         self._positions.clear()
         self._slices.clear()

@@ -1,0 +1,189 @@
+"""Where each assigned partition stands."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand
+from tailrace.core.offset_map import OffsetMap
+from tailrace.records import TopicPartition
+from tests.support.simulation.records import records_at
+
+ONE, TWO, THREE = (TopicPartition("t", n) for n in range(3))
+
+
+@pytest.fixture
+def position():
+    """One that is assigned and of which nothing else is known."""
+    return Position(ONE, epoch=5)
+
+
+def test_nothing_is_known_at_first(position):
+    """No position is made up: what is not known is None, and there is nothing to commit."""
+    assert (position.fetched, position.delivered, position.finished, position.committed) == (None, None, None, None)
+    assert not position.has_in_flight
+    assert not position.is_dirty
+
+
+def test_a_beginning_is_fetched_handed_out_and_done_up_to_there(position):
+    """All offsets are those of the next record, and a new epoch begins."""
+    position.reset("latest", 3)
+    position.back_off(100.0)
+
+    position.begin(7, leader_epoch=2)
+
+    assert (position.fetched, position.delivered, position.finished) == (7, 7, 7)
+    assert (position.last_fetched_epoch, position.delivered_epoch) == (2, 2)
+    assert (position.reset_to, position.reset_from) == (None, None)
+    assert (position.failures, position.retry_at) == (0, 0.0)
+    assert position.epoch == 7
+    assert not position.has_in_flight
+
+
+def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
+    """After ``latest`` on an empty partition, what comes while the consumer is down must not be skipped."""
+    position.begin(7)
+    assert position.is_dirty
+
+    position.note_committed(7)
+    assert not position.is_dirty
+
+
+def test_what_is_handed_out_and_not_done_is_in_hand(position):
+    """Only what is finished is to be committed."""
+    position.begin(7)
+    position.note_committed(7)
+    (lease := position.deliver(records_at([7, 8]), 9, in_hand=InHand.LAST)).take(2)
+
+    assert position.has_in_flight
+    assert not position.is_dirty
+    lease.finish_taken()
+    assert not position.has_in_flight
+    assert position.is_dirty
+
+
+def test_a_reset_forgets_where_it_was(position):
+    """Until a beginning is found there is no position, nothing in hand and nothing to commit."""
+    position.begin(7)
+    position.preferred_read_replica = 3
+    position.deliver(records_at([7, 8]), 9)
+
+    position.reset("earliest", 9)
+
+    assert (position.fetched, position.delivered, position.finished) == (None, None, None)
+    assert (position.reset_to, position.reset_from) == ("earliest", 9)
+    assert position.preferred_read_replica is None
+    assert not position.has_in_flight
+    assert not position.is_dirty
+
+
+def test_what_is_refused_is_looked_for_no_more(position):
+    """It is the user's to say where to begin, until he does or somebody looks anew."""
+    position.reset("none", 9)
+
+    position.refuse()
+
+    assert (position.is_refused, position.reset_to, position.reset_from) == (True, None, 9)
+    position.reset("earliest", 9)
+    assert not position.is_refused
+    position.refuse()
+    position.begin(7)
+    assert not position.is_refused
+
+
+def test_each_beginning_has_a_progress_of_its_own(position):
+    """What is finished after a seek or a reset under the progress of before counts for nothing; a map goes with it."""
+    position.begin(7, known=OffsetMap(7, 9, (7,)))
+    before = position.progress
+    assert position.offset_map == OffsetMap(7, 9, (7,))
+
+    position.begin(7)
+    assert position.progress is not before
+    assert before.is_over
+    assert position.offset_map is None
+    position.reset("latest", 7)
+    assert (position.progress, position.offset_map) == (None, None)
+
+
+def test_offsets_without_records_are_skipped(position):
+    """They are finished when nothing before them is in flight; never backwards."""
+    position.skip(9, 1)
+    assert position.delivered is None
+    position.begin(7)
+    position.skip(9, 1)
+    assert (position.finished, position.delivered, position.delivered_epoch) == (9, 9, 1)
+
+    position.deliver(records_at([9]), 10, 1, InHand.LAST).take(1)
+    position.skip(12, 2)
+    position.skip(3, 2)
+
+    assert position.has_in_flight
+    assert (position.finished, position.delivered) == (9, 12)
+
+
+def test_failures_in_a_row_are_counted(position):
+    """Each moves the next attempt."""
+    position.back_off(10.0)
+    position.back_off(12.0)
+
+    assert (position.failures, position.retry_at) == (2, 12.0)
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_stays_as_it_is():
+    """Adding what is assigned already touches nothing of it; removing what is not there is no error."""
+    positions = Positions()
+    (one,) = positions.add([ONE])
+    one.begin(7)
+
+    (two,) = positions.add([ONE, TWO])
+    positions.remove([THREE])
+
+    assert positions.partitions == {ONE, TWO}
+    assert positions.get(ONE) is one
+    assert (one.delivered, two.delivered) == (7, None)
+    assert positions.of([THREE, TWO, ONE]) == [two, one]
+    assert (len(positions), list(positions), TWO in positions, THREE in positions) == (2, [one, two], True, False)
+
+
+def test_what_is_removed_is_gone():
+    """Given back and assigned again, a partition begins with nothing of before."""
+    positions = Positions()
+    (before,) = positions.add([ONE])
+    before.begin(7)
+
+    positions.remove([ONE])
+    assert positions.get(ONE) is None
+    (after,) = positions.add([ONE])
+
+    assert after is not before
+    assert after.delivered is None
+
+
+@given(st.lists(st.sampled_from(["add", "remove", "begin", "reset"]), max_size=30))
+def test_no_epoch_comes_twice(steps):
+    """Whatever was fetched or committed under an epoch is never taken for what came under another."""
+    positions, seen = Positions(), set()
+
+    for step in steps:
+        position = positions.get(ONE)
+        match step:
+            case "add":
+                positions.add([ONE])
+            case "remove":
+                positions.remove([ONE])
+            case "begin" if position is not None:
+                position.begin(1)
+            case "reset" if position is not None:
+                position.reset("latest", None)
+            case _:
+                continue
+        now = positions.get(ONE)
+        if now is not None and (now is not position or step in {"begin", "reset"}):
+            assert now.epoch not in seen
+            seen.add(now.epoch)

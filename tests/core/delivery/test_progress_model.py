@@ -1,0 +1,295 @@
+"""Progress against a model of it: a list of records, each in one state; and proof that the model finds a fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InHand, Lease, Progress
+from tailrace.records import Record, TopicPartition
+from tests.support.simulation.records import records_at
+
+ONE = TopicPartition("t", 0)
+
+WAITING, IN_FLIGHT, FINISHED, ABANDONED = "waiting", "in flight", "finished", "abandoned"
+
+
+@dataclass(eq=False)
+class Held:
+    """A lease, and the records of it that the model knows to be taken and in hand."""
+
+    lease: Lease
+    is_polled: bool
+    waiting: list[int]
+    in_hand: list[int] = field(default_factory=list)
+
+
+class Model(RuleBasedStateMachine):
+    """A partition whose records are delivered, started, finished, abandoned, given back and committed."""
+
+    @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40))
+    def begin_log(self, gaps):
+        self.log = [3]
+        for gap in gaps:
+            self.log.append(self.log[-1] + 1 + gap)
+        (self.position,) = Positions().add([ONE])
+        self.old: list[Held] = []
+        self.begin(0)
+
+    def begin(self, index):
+        self.position.begin(self.log[index] if index < len(self.log) else self.log[-1] + 1)
+        self.base = self.fetched = self.delivered = self.position.delivered
+        self.held: list[Held] = []
+        self.state: dict[int, str] = {}
+
+    @property
+    def progress(self) -> Progress:
+        assert self.position.progress is not None
+        return self.position.progress
+
+    def behind(self, offset):
+        return [one for one in self.log if one >= offset]
+
+    # ---- delivery --------------------------------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 12))
+    def fetch(self, count):
+        if coming := self.behind(self.fetched)[:count]:
+            self.fetched = coming[-1] + 1
+            self.position.fetched_to(self.fetched, 0)
+
+    @rule(count=st.integers(1, 6), is_polled=st.booleans())
+    def deliver(self, count, is_polled):
+        offsets = [one for one in self.behind(self.delivered) if one < self.fetched][:count]
+        if not offsets:
+            return
+        following = self.behind(offsets[-1] + 1)
+        self.delivered = min(following[0] if following else offsets[-1] + 1, self.fetched)
+        lease = self.position.deliver(
+            records_at(offsets, ONE), self.delivered, 0, InHand.LAST if is_polled else InHand.NOTHING
+        )
+        self.held.append(Held(lease, is_polled, offsets))
+        self.state |= dict.fromkeys(offsets, WAITING)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), count=st.integers(1, 4), suspends=st.booleans())
+    def take(self, data, count, suspends):
+        one = data.draw(st.sampled_from(self.held))
+        taken = one.waiting[:count]
+        del one.waiting[:count]
+        if one.is_polled:
+            assert [record.offset for record in one.lease.take(count)] == taken
+            one.in_hand += taken
+            self.state |= dict.fromkeys(taken, IN_FLIGHT)
+            return
+        for offset in taken:
+            assert next(one.lease.left).offset == offset
+            if suspends:
+                self.progress.start(offset)
+            self.state[offset] = IN_FLIGHT if suspends else FINISHED
+        one.lease.close_if_done()
+
+    @precondition(lambda self: any(one.is_polled for one in self.held))
+    @rule(data=st.data())
+    def poll_again(self, data):
+        one = data.draw(st.sampled_from([one for one in self.held if one.is_polled]))
+        one.lease.finish_taken()
+        self.state |= dict.fromkeys(one.in_hand, FINISHED)
+        one.in_hand.clear()
+
+    @precondition(lambda self: any(one.in_hand for one in self.held))
+    @rule(data=st.data())
+    def acknowledge(self, data):
+        one = data.draw(st.sampled_from([one for one in self.held if one.in_hand]))
+        offset = data.draw(st.sampled_from(one.in_hand))
+        (record,) = records_at([offset], ONE)
+        last = one.lease.last_taken
+        one.lease.finish_with(last if last is not None and last.offset == offset else record)
+        done = [other for other in one.in_hand if other <= offset]
+        one.in_hand = [other for other in one.in_hand if other > offset]
+        self.state |= dict.fromkeys(done, FINISHED)
+
+    # ---- records by offset -----------------------------------------------------------------------------------------
+
+    def started(self):
+        in_hand = {offset for one in self.held for offset in one.in_hand}
+        return sorted(offset for offset, is_ in self.state.items() if is_ is IN_FLIGHT and offset not in in_hand)
+
+    @precondition(lambda self: self.started())
+    @rule(data=st.data())
+    def finish(self, data):
+        offset = data.draw(st.sampled_from(self.started()))
+        assert self.progress.finish(offset)
+        self.state[offset] = FINISHED
+
+    @precondition(lambda self: self.started())
+    @rule(data=st.data())
+    def abandon(self, data):
+        offset = data.draw(st.sampled_from(self.started()))
+        self.progress.abandon(offset)
+        self.state[offset] = ABANDONED
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def abandon_left(self, data):
+        one = data.draw(st.sampled_from(self.held))
+        one.lease.abandon_left()
+        self.state |= dict.fromkeys(one.waiting, ABANDONED)
+        one.waiting.clear()
+
+    @precondition(lambda self: self.held and self.held[-1].lease.end == self.delivered)
+    @rule()
+    def give_back(self):
+        one = self.held[-1]
+        rest = [record.offset for record in one.lease.give_back()]
+        assert rest == one.waiting
+        if rest:
+            self.delivered = rest[0]
+        for offset in rest:
+            del self.state[offset]
+        one.waiting.clear()
+
+    # ---- epochs and commits ----------------------------------------------------------------------------------------
+
+    @rule(index=st.integers(0, 40))
+    def seek(self, index):
+        self.old = self.held
+        self.begin(index)
+
+    @precondition(lambda self: self.old)
+    @rule(data=st.data(), what=st.sampled_from(["take", "finish", "poll", "abandon", "start"]))
+    def an_old_lease_goes_on(self, data, what):
+        one = data.draw(st.sampled_from(self.old))
+        before = self.picture()
+        match what:
+            case "take":
+                list(one.lease.left)
+                one.lease.close_if_done()
+            case "finish":
+                for record in one.lease.records:
+                    one.lease.progress.finish(record.offset)
+            case "poll":
+                one.lease.finish_taken()
+            case "abandon":
+                one.lease.abandon_left()
+            case "start":
+                one.lease.progress.start(self.log[0])
+        assert not one.lease.is_current
+        assert self.picture() == before, "a lease of an old epoch has changed the present one"
+
+    def picture(self):
+        at = self.position
+        return at.fetched, at.delivered, at.finished, at.offset_map, at.has_in_flight, at.next_offset
+
+    @rule()
+    def commit(self):
+        if self.position.is_dirty:
+            self.position.note_committed(self.position.finished, "", self.position.offset_map)
+
+    # ---- what always holds -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def committed_finished_delivered_fetched(self):
+        if not hasattr(self, "log"):
+            return
+        at = self.position
+        assert at.finished <= at.delivered <= at.fetched
+        assert at.is_anew or at.committed <= at.finished
+        assert (at.fetched, at.delivered) == (self.fetched, self.delivered)
+
+    @invariant()
+    def every_delivered_record_is_in_one_state(self):
+        if not hasattr(self, "log"):
+            return
+        progress, found = self.progress, self.position.offset_map
+        open_ = [offset for offset, is_ in self.state.items() if is_ is not FINISHED]
+        assert progress.finished == min(open_, default=self.delivered)
+        assert progress.has_in_flight == (IN_FLIGHT in self.state.values())
+        assert progress.in_flight == len(self.started())
+        waiting = sum(len(one.waiting) for one in self.held)
+        assert waiting == list(self.state.values()).count(WAITING)
+        for offset, is_ in self.state.items():
+            said = offset < progress.finished or (found is not None and found.is_finished(offset))
+            assert not said or is_ is FINISHED, "a record is said to be finished that is not"
+            if is_ is FINISHED:
+                assert said, "a record is finished, and nobody would know"
+
+
+TestModel = Model.TestCase
+TestModel.__doc__ = "Whatever happens to the records of a partition, in whichever order."
+TestModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def _forget_the_abandoned(self: Progress, offset: int) -> None:
+    self._in_flight.discard(offset)
+
+
+def _forget_to_lower(_self: Progress, lease: Lease, _offset: int) -> int:
+    return lease.end
+
+
+def _deliver_too_far(self: Progress, records: list[Record], end: int, in_hand: InHand = InHand.NOTHING) -> Lease:
+    self.delivered = end + 1
+    lease = Lease(self, records, end, in_hand)
+    self._leases[lease] = None
+    return lease
+
+
+def _begin_in_the_same_epoch(self: Position, offset: int, *_: object) -> None:
+    if self.progress is None:
+        self.progress = Progress(self.partition, offset)
+    self.progress.delivered = self.progress.fetched = self.progress._started_to = offset
+    self.is_anew = True
+
+
+def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> None:
+    self.committed, self.is_anew = offset + 1, False
+
+
+FAULTS = {
+    "a commit passes what is in flight": (Progress, "lowest", property(lambda self: self.delivered)),
+    "a commit passes what has not started": (Lease, "unstarted", property(lambda _self: None)),
+    "a commit passes a record in hand": (Lease, "lowest_in_hand", property(lambda _self: None)),
+    "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
+    "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
+    "a record that was given back counts as delivered": (Progress, "gave_back", _forget_to_lower),
+    "a lease of an old epoch changes the present one": (Position, "begin", _begin_in_the_same_epoch),
+    "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self: None),
+    "a record that was not taken is in the map": (Lease, "open_offsets", lambda _self: iter(())),
+    "a commit is noted above what is finished": (Position, "note_committed", _commit_more_than_is_finished),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_model_finds_a_planted_fault(monkeypatch, fault):
+    """A model that cannot fail proves nothing: each of these defects breaks one of its invariants."""
+    owner, name, planted = FAULTS[fault]
+    monkeypatch.setattr(owner, name, planted)
+
+    with pytest.raises((AssertionError, BaseExceptionGroup)):
+        run_state_machine_as_test(
+            Model,
+            settings=settings(
+                max_examples=1_000,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                print_blob=False,
+                # Nobody reads the example: it need not be made small.
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

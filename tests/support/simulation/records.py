@@ -1,0 +1,16 @@
+"""Records without contents, for tests of what is decided about their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tailrace.records import Record, TopicPartition
+
+__all__ = ["records_at"]
+
+_PARTITION = TopicPartition("t", 0)
+
+
+def records_at(offsets: Iterable[int], partition: TopicPartition = _PARTITION) -> list[Record]:
+    """A record at each of these offsets."""
+    return [Record(*partition, offset, None, b"", 0) for offset in offsets]
