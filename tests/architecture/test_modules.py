@@ -45,8 +45,14 @@ def test_every_public_thing_says_what_it_promises(modules):
 def speaks_for_itself(module, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     decorators = {ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in node.decorator_list}
     if isinstance(node, ast.ClassDef):
-        return module.name.startswith("tailrace.protocol.messages.") and "dataclass" in decorators
+        return module.name.startswith("tailrace.protocol.") and is_message(node)
     return is_stub(node) or node.name in CALLBACKS | stubs_of(module) or bool(decorators & {"override", "setter"})
+
+
+def is_message(node: ast.ClassDef) -> bool:
+    """Of declared messages: a subclass of ApiMessage, of another message, or of Request."""
+    bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
+    return bool(bases & {"ApiMessage", "Request", "TopicResult"})
 
 
 def is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -27,7 +27,7 @@ def answer(
         PartitionMetadata(0, n, leader, epoch, (1, 2, 3), (1, 2), (3,)) for n, (leader, epoch) in enumerate(leaders)
     )
     topic = TopicMetadata(error_code, name, topic_id, partitions=partitions)
-    return MetadataResponse(BROKERS, (topic,), "cluster", 2)
+    return MetadataResponse(BROKERS, (topic,), cluster_id="cluster", controller_id=2)
 
 
 def test_an_answer_is_taken_in():

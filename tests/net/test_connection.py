@@ -79,7 +79,7 @@ async def test_a_thousand_at_once_get_their_own_answers(direct, name):
     async def ask(connection: Connection, number: int) -> str | None:
         answer = await connection.send(FindCoordinatorRequest(f"{name}-{number}"), 30)
         done.append(number)
-        return answer.only.key
+        return answer.key
 
     async with dialled(direct) as connection:
         keys = await asyncio.gather(*(ask(connection, number) for number in range(1_000)))
@@ -152,10 +152,10 @@ async def test_a_cancelled_caller_leaves_the_connection_to_others(kafka, address
             with pytest.raises(asyncio.CancelledError):
                 await first
             held.release()
-            assert (await second).only.key == f"{name}-b"
+            assert (await second).key == f"{name}-b"
         third = await connection.send(FindCoordinatorRequest(f"{name}-c"), 30)
 
-    assert third.only.key == f"{name}-c"
+    assert third.key == f"{name}-c"
 
 
 async def test_a_late_answer_ends_the_connection_for_everybody(kafka, address):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 from tailrace.error_codes import ErrorCode
 from tailrace.net.broker import Broker
-from tailrace.protocol.encoding.member_metadata import (
+from tailrace.protocol.member_metadata import (
     decode_assignment,
     decode_subscription,
     encode_assignment,
@@ -22,7 +23,6 @@ from tailrace.protocol.messages import (
     JoinGroupProtocol,
     JoinGroupRequest,
     LeaveGroupRequest,
-    LeavingMember,
     ListOffsetsPartition,
     ListOffsetsRequest,
     MemberAssignment,
@@ -208,14 +208,15 @@ async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, w
         state = await witness.state(name)
 
         stale = CommitOffset(topic, 0, 1)
+        commit = partial(OffsetCommitRequest, name, (stale,))
         codes = [
             (await broker.send(HeartbeatRequest(name, second.generation_id, second.member_id), member="b")).error_code,
             (await broker.send(HeartbeatRequest(name, 999, second.member_id), member="b")).error_code,
-            (await broker.send(OffsetCommitRequest(name, (stale,), 999, second.member_id))).partitions[0].error_code,
-            (await broker.send(OffsetCommitRequest(name, (stale,), 1, "nobody"))).partitions[0].error_code,
-            (await broker.send(OffsetCommitRequest(name, (stale,)))).partitions[0].error_code,
+            (await broker.send(commit(generation_id=999, member_id=second.member_id))).partitions[0].error_code,
+            (await broker.send(commit(generation_id=1, member_id="nobody"))).partitions[0].error_code,
+            (await broker.send(commit())).partitions[0].error_code,
         ]
-        left = await broker.send(LeaveGroupRequest(name, LeavingMember(second.member_id)), member="b")
+        left = await broker.send(LeaveGroupRequest(name, second.member_id), member="b")
         remaining = await witness.members(name)
 
     assert took_s < 40
@@ -246,7 +247,7 @@ async def test_a_group_of_any_name(direct, new_topic, name, witness):
     async with broker_at(direct) as broker:
         await broker.connect()
         await coordinated(broker, group)
-        assert (await broker.send(FindCoordinatorRequest(group))).only.key == group
+        assert (await broker.send(FindCoordinatorRequest(group))).key == group
         await broker.send(OffsetCommitRequest(group, (CommitOffset(topic, 0, 3),)))
 
     assert await witness.committed(group, topic, 1) == {0: 3}

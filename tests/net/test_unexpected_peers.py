@@ -14,7 +14,6 @@ import trustme
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
-from tailrace.protocol.layouts.handshake import API_VERSIONS
 from tailrace.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -239,7 +238,9 @@ async def test_a_broker_that_is_too_new_is_refused():
 
 async def test_a_request_that_this_broker_lacks_does_not_end_the_connection():
     """Only what consuming needs is asked for at the door; the rest fails when it is used, and nothing else does."""
-    lacking = ApiVersionsResponse(0, tuple(one for one in offer().api_keys if one.api_key != API_VERSIONS.key))
+    lacking = ApiVersionsResponse(
+        0, tuple(one for one in offer().api_keys if one.api_key != ApiVersionsRequest.api.key)
+    )
 
     async with (
         Peer(scripted(lambda request, _: lacking if isinstance(request, ApiVersionsRequest) else ONE_BROKER)) as peer,

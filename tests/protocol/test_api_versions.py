@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.api_versions import APIS, CONSUMING, Offered, api_by_key, api_of
-from tailrace.protocol.layouts import classic_group as group
-from tailrace.protocol.layouts import committed_offsets as offsets
-from tailrace.protocol.layouts import fetch as log
-from tailrace.protocol.layouts import metadata as cluster
-from tailrace.protocol.layouts import topics
 from tailrace.protocol.messages import (
     ApiVersionRange,
     ApiVersionsResponse,
     CommitOffset,
+    CreateTopicsRequest,
+    FetchRequest,
     HeartbeatRequest,
+    MetadataRequest,
     OffsetCommitRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
@@ -40,22 +38,22 @@ def test_each_message_and_each_number_has_one_api():
     assert len(APIS) == len({api.key for api in APIS}) == len({api.message for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
-    assert group.HEARTBEAT is api_of(HeartbeatRequest("g", 1, "m"))
+    assert HeartbeatRequest.api is api_of(HeartbeatRequest("g", 1, "m"))
 
 
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_the_newest_common_version_is_spoken(low, high):
     """Both sides speak it and none newer is common to them; without a common one the API is not offered."""
-    ours = log.FETCH.versions
+    ours = FetchRequest.api.versions
     common = [version for version in ours if low <= version <= high]
     broker = offered(Fetch=(low, high))
 
-    assert bool(common) == (log.FETCH in broker)
+    assert bool(common) == (FetchRequest.api in broker)
     if common:
-        assert max(common) == broker.version_of(log.FETCH)
+        assert max(common) == broker.version_of(FetchRequest.api)
     else:
         with pytest.raises(UnsupportedVersionError):
-            broker.version_of(log.FETCH)
+            broker.version_of(FetchRequest.api)
 
 
 def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
@@ -64,7 +62,7 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
     broker = offered(OffsetCommit=(2, 10))
 
     def spoken(*entries):
-        return broker.version_of(offsets.OFFSET_COMMIT, OffsetCommitRequest("g", entries).newest_version)
+        return broker.version_of(OffsetCommitRequest.api, OffsetCommitRequest("g", entries).newest_version)
 
     assert (spoken(by_id), spoken(by_id, by_name), spoken(by_name)) == (10, 9, 9)
     assert OffsetFetchRequest("g", None).newest_version == 9
@@ -74,11 +72,11 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
 def test_a_broker_that_does_not_offer_it_is_told_so():
     """The error names the API, the versions we speak and what the broker has."""
     with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker offers 0 to 1$"):
-        offered(CreateTopics=(0, 1)).version_of(topics.CREATE_TOPICS)
+        offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
     with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not offer it$"):
-        offered(Metadata=()).version_of(cluster.METADATA)
+        offered(Metadata=()).version_of(MetadataRequest.api)
     with pytest.raises(UnsupportedVersionError, match="the broker offers 99 to 100"):
-        offered(Metadata=(99, 100)).version_of(cluster.METADATA)
+        offered(Metadata=(99, 100)).version_of(MetadataRequest.api)
 
 
 def test_a_broker_that_a_consumer_can_work_with_is_accepted():
@@ -87,7 +85,7 @@ def test_a_broker_that_a_consumer_can_work_with_is_accepted():
 
     broker.check_consuming()
 
-    assert broker.version_of(log.FETCH) in log.FETCH.versions
+    assert broker.version_of(FetchRequest.api) in FetchRequest.api.versions
 
 
 @pytest.mark.parametrize("api", [api for api in CONSUMING if api.versions[0]], ids=lambda api: api.name)

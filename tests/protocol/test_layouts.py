@@ -1,4 +1,4 @@
-"""The tables in ``wire/`` against Kafka's own definitions, field by field, in every version tailrace speaks."""
+"""The declared messages against Kafka's own definitions, field by field, in every version tailrace speaks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.encoding import primitives
-from tailrace.protocol.encoding.member_metadata import ASSIGNMENT, SUBSCRIPTION
-from tailrace.protocol.encoding.schema import Array, ByTopic, Field, Sole, Struct
+from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.messages import MemberAssignment, MemberSubscription
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
 
 NAMES = {
@@ -44,12 +44,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("api", "kind", "version"), CASES)
-def test_a_table_says_what_kafka_says(api, kind, version):
+def test_a_message_has_kafkas_fields(api, kind, version):
     """Every field is there, in order, of Kafka's type, null where Kafka allows null, tagged where Kafka tags."""
-    layouts = api.request if kind == "Request" else api.response
-    table = max((one for one in layouts if one.since <= version), key=lambda one: one.since).struct
-
-    ours = described(table.fields, version)
+    ours = described(layout(api.message if kind == "Request" else api.answer, version))
 
     assert without_passed_over(fields_of(f"{api.name}{kind}", version)) == ours
 
@@ -70,43 +67,40 @@ def test_keys_are_kafkas():
 
 @pytest.mark.parametrize("version", range(4))
 @pytest.mark.parametrize(
-    ("name", "table"), [("ConsumerProtocolSubscription", SUBSCRIPTION), ("ConsumerProtocolAssignment", ASSIGNMENT)]
+    ("name", "kind"),
+    [("ConsumerProtocolSubscription", MemberSubscription), ("ConsumerProtocolAssignment", MemberAssignment)],
 )
-def test_what_members_tell_each_other_is_kafkas_format(name, table, version):
+def test_what_members_tell_each_other_is_kafkas_format(name, kind, version):
     """Members of other clients in the group read our subscriptions and assignments, and we read theirs."""
-    assert fields_of(name, version) == described(table.fields, version)
+    assert fields_of(name, version) == described(layout(kind, version))
 
 
-def described(fields: tuple[Field, ...], version: int) -> tuple[SchemaField, ...]:
-    """A table in the words of the witness."""
-    here = [f for f in fields if f.exists_in(version)]
-    here.sort(key=lambda f: (f.tag is not None, f.tag or 0))
-    return tuple(describe(f, version) for f in here)
+def described(structure: Structure) -> tuple[SchemaField, ...]:
+    """A layout in the words of the witness."""
+    return tuple(describe(slot) for slot in (*structure.plain, *structure.tagged))
 
 
-def describe(f: Field, version: int) -> SchemaField:
-    kind, inner = f.type, ()
-    if isinstance(kind, ByTopic):
-        entry = kind.entry.fields[0]
-        of_partitions = SchemaField(
-            kind.name,
-            f"[]{NAMES[id(entry.type)]}" if kind.bare else "[]struct",
-            nullable=False,
-            tag=None,
-            fields=() if kind.bare else described(kind.entry.fields, version),
-        )
-        name, inner = "[]struct", (*described(kind.topic, version), of_partitions)
-    elif isinstance(kind, Array) and isinstance(kind.item, Struct):
-        name, inner = "[]struct", described(kind.item.fields, version)
-    elif isinstance(kind, Array):
-        name = f"[]{NAMES[id(kind.item)]}"
-    elif isinstance(kind, Struct):
-        name, inner = "struct", described(kind.fields, version)
-    elif isinstance(kind, Sole):
-        name, inner = "struct", described((kind.field,), version)
-    else:
-        name = NAMES[id(kind)]
-    return SchemaField(f.name, name, version >= f.nullable, f.tag, inner)
+def describe(slot: Slot) -> SchemaField:
+    name, inner = type_of(slot.shape)
+    return SchemaField(slot.name, name, slot.nullable, slot.tag, inner)
+
+
+def type_of(shape) -> tuple[str, tuple[SchemaField, ...]]:
+    match shape:
+        case ByTopic(keys, name, entry):
+            kind, inner = type_of(Array(entry))
+            return "[]struct", (*map(describe, keys), SchemaField(name, kind, nullable=False, tag=None, fields=inner))
+        case Array(item) | Single(item):
+            kind, inner = type_of(item)
+            return f"[]{kind}", inner
+        case Structure(slots=(only,), bare=True):
+            return type_of(only.shape)
+        case Structure():
+            return "struct", described(shape)
+        case Wrapped(slot):
+            return "struct", (describe(slot),)
+        case _:
+            return NAMES[id(shape)], ()
 
 
 def without_passed_over(fields: tuple[SchemaField, ...]) -> tuple[SchemaField, ...]:

@@ -13,13 +13,18 @@ from tailrace.errors import MalformedMessageError
 from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.encoding.frame_reader import write_uvarint
-from tailrace.protocol.encoding.schema import Array, ByTopic, Sole, Struct
-from tailrace.protocol.layouts import classic_group as group
-from tailrace.protocol.layouts import committed_offsets as offsets
-from tailrace.protocol.layouts import fetch as log
-from tailrace.protocol.layouts import metadata as cluster
-from tailrace.protocol.messages import FetchedPartition, FetchResponse
-from tests.support.protocol.message_strategies import requests, responses, table
+from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Structure, Wrapped, layout
+from tailrace.protocol.messages import (
+    FetchedPartition,
+    FetchRequest,
+    FetchResponse,
+    FindCoordinatorRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+)
+from tests.support.protocol.message_strategies import requests, responses
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]
 
@@ -113,10 +118,10 @@ HUGE = 0x7FFFFFFF
 @pytest.mark.parametrize(
     ("api", "version", "before"),
     [
-        (group.JOIN_GROUP, 5, bytes(4) + bytes(2) + bytes(4) + bytes(2) * 3),
-        (cluster.METADATA, 5, bytes(4)),
-        (log.FETCH, 11, bytes(4) + bytes(2) + bytes(4)),
-        (offsets.OFFSET_FETCH, 5, bytes(4)),
+        (JoinGroupRequest.api, 5, bytes(4) + bytes(2) + bytes(4) + bytes(2) * 3),
+        (MetadataRequest.api, 5, bytes(4)),
+        (FetchRequest.api, 11, bytes(4) + bytes(2) + bytes(4)),
+        (OffsetFetchRequest.api, 5, bytes(4)),
     ],
     ids=lambda one: getattr(one, "name", ""),
 )
@@ -139,7 +144,7 @@ def test_a_length_of_a_flexible_version_is_not_believed():
     write_uvarint(frame, HUGE)
 
     with pytest.raises(MalformedMessageError, match="array claims"):
-        log.FETCH.decode_response(memoryview(bytes(frame) + bytes(100)), 12)
+        FetchRequest.api.decode_response(memoryview(bytes(frame) + bytes(100)), 12)
 
 
 def test_the_worst_frame_takes_memory_in_proportion():
@@ -151,7 +156,7 @@ def test_the_worst_frame_takes_memory_in_proportion():
     frame += (b"\x01\x00" + bytes(2) + b"\0") * members + b"\0"
 
     tracemalloc.start()
-    answer = group.LEAVE_GROUP.decode_response(memoryview(frame), 4)
+    answer = LeaveGroupRequest.api.decode_response(memoryview(frame), 4)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -163,34 +168,33 @@ def test_the_worst_frame_takes_memory_in_proportion():
 def test_each_element_of_each_array_takes_a_byte(api):
     """What bounds every array: it cannot have more elements than bytes, so none may be of no bytes."""
     for version in api.versions:
-        for layouts in (api.request, api.response):
-            for struct in structs_in_arrays(table(layouts, version)):
-                plain = [f for f in struct.fields if f.exists_in(version) and f.tag is None]
-                assert plain or version >= api.flexible
+        for kind in (api.message, api.answer):
+            for structure in structures_in_arrays(layout(kind, version)):
+                assert structure.plain or version >= api.flexible
 
 
-def structs_in_arrays(kind):
-    match kind:
-        case Struct():
-            for f in kind.fields:
-                yield from structs_in_arrays(f.type)
-        case Array(item):
-            if isinstance(item, Struct):
+def structures_in_arrays(shape):
+    match shape:
+        case Structure():
+            for slot in shape.slots:
+                yield from structures_in_arrays(slot.shape)
+        case Array(item) | Single(item):
+            if isinstance(item, Structure):
                 yield item
-            yield from structs_in_arrays(item)
-        case Sole(f):
-            yield from structs_in_arrays(f.type)
+            yield from structures_in_arrays(item)
+        case Wrapped(slot):
+            yield from structures_in_arrays(slot.shape)
         case ByTopic():
-            yield kind.entry
-            yield from structs_in_arrays(kind.entry)
+            yield shape.entry
+            yield from structures_in_arrays(shape.entry)
 
 
 def test_records_share_the_frames_memory():
     """A fetch answer's batches are not copied: they are views into the frame they came in."""
     part = FetchedPartition(0, 0, 10, topic="t", records=memoryview(b"0123456789"))
-    frame = log.FETCH.encode_response(FetchResponse((part,)), 11, correlation_id=1)
+    frame = FetchRequest.api.encode_response(FetchResponse((part,)), 11, correlation_id=1)
 
-    (found,) = log.FETCH.decode_response(memoryview(frame)[4:], 11).partitions
+    (found,) = FetchRequest.api.decode_response(memoryview(frame)[4:], 11).partitions
     frame[-10:] = b"abcdefghij"
 
     assert found.records == b"abcdefghij"
@@ -203,7 +207,7 @@ GROUP = bytes.fromhex("026701000000")
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize(
-    ("api", "version", "one"), [(cluster.FIND_COORDINATOR, 4, COORDINATOR), (offsets.OFFSET_FETCH, 8, GROUP)]
+    ("api", "version", "one"), [(FindCoordinatorRequest.api, 4, COORDINATOR), (OffsetFetchRequest.api, 8, GROUP)]
 )
 def test_one_answer_was_asked_for(api, version, one, count):
     """Where one key or group was asked for, an answer with none or several is malformed, not an answer."""

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.member_metadata import (
-    ASSIGNMENT,
-    SUBSCRIPTION,
+from tailrace.protocol.member_metadata import (
     decode_assignment,
     decode_cooperative_data,
     decode_sticky_data,
@@ -20,14 +18,14 @@ from tailrace.protocol.encoding.member_metadata import (
     encode_subscription,
 )
 from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
-from tests.support.protocol.message_strategies import structs
+from tests.support.protocol.message_strategies import messages
 
 
 @pytest.mark.parametrize("version", range(4))
 def test_a_subscription_comes_back(version):
     """Each version carries what it has, and what it lacks is at its default."""
 
-    @given(structs(SUBSCRIPTION, version))
+    @given(messages(MemberSubscription, version))
     def check(subscription):
         assert subscription == decode_subscription(encode_subscription(subscription, version))
 
@@ -38,7 +36,7 @@ def test_a_subscription_comes_back(version):
 def test_an_assignment_comes_back(version):
     """All versions carry the same."""
 
-    @given(structs(ASSIGNMENT, version))
+    @given(messages(MemberAssignment, version))
     def check(assignment):
         assert assignment == decode_assignment(encode_assignment(assignment, version))
 
@@ -62,7 +60,7 @@ def test_a_subscription_as_librdkafka_and_old_clients_write_it():
     assert MemberSubscription(("t",), b"") == decode_subscription(data)
 
 
-@given(structs(SUBSCRIPTION, 3), st.integers(4, 0x7FFF), st.binary(max_size=20))
+@given(messages(MemberSubscription, 3), st.integers(4, 0x7FFF), st.binary(max_size=20))
 def test_a_newer_version_is_read_as_far_as_it_is_known(subscription, version, more):
     """A member of tomorrow may say more at the end; what we know of comes first and is taken."""
     data = version.to_bytes(2, "big") + encode_subscription(subscription)[2:] + more
@@ -115,7 +113,7 @@ def outcome(decode, data):
         return error
 
 
-@given(structs(SUBSCRIPTION, 3), st.data())
+@given(messages(MemberSubscription, 3), st.data())
 def test_a_subscription_that_was_cut_off_is_malformed(subscription, data):
     """No beginning is taken for the whole."""
     whole = encode_subscription(subscription)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import LeaveGroupRequest, LeavingMember
+from tailrace.protocol.messages import LeaveGroupRequest
 
 __all__ = ["expel"]
 
@@ -17,6 +17,6 @@ async def expel(bootstrap_servers: str, group: str, member_id: str) -> None:
     with closing(Cluster(resolve({"bootstrap_servers": bootstrap_servers}, {}))) as cluster:
         await cluster.bootstrap()
         coordinator = await cluster.coordinator(group)
-        answer = await coordinator.send(LeaveGroupRequest(group, LeavingMember(member_id)))
+        answer = await coordinator.send(LeaveGroupRequest(group, member_id))
         assert not answer.error_code
     await asyncio.sleep(0)  # the sockets are closed in the loop's next turn

@@ -10,13 +10,12 @@ from tailrace.config import resolve
 from tailrace.errors import broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.encoding.member_metadata import encode_subscription
+from tailrace.protocol.member_metadata import encode_subscription
 from tailrace.protocol.messages import (
     JoinGroupProtocol,
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
-    LeavingMember,
     MemberSubscription,
     OffsetFetchPartition,
     OffsetFetchRequest,
@@ -74,7 +73,7 @@ class ManualMember:
 
     async def leave(self) -> None:
         """Say good-bye to whoever coordinates the group now."""
-        await self._asked(LeaveGroupRequest(self._group, LeavingMember(self.member_id)))
+        await self._asked(LeaveGroupRequest(self._group, self.member_id))
 
     async def _asked(self, request: Request[ResponseT]) -> ResponseT:
         """The answer of whoever coordinates the group now, and knows it."""

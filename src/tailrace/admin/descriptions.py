@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tailrace.errors import MalformedMessageError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.encoding.member_metadata import decode_assignment, decode_subscription
+from tailrace.protocol.member_metadata import decode_assignment, decode_subscription
 from tailrace.protocol.messages import (
     DescribedConsumerGroup,
     DescribedConsumerGroupMember,

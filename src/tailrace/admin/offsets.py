@@ -195,7 +195,8 @@ async def list_offsets(
 
     def request(led: Iterable[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
         return ListOffsetsRequest(
-            tuple(ListOffsetsPartition(*one, wanted[one], epoch) for one, epoch in led), isolation_level
+            tuple(ListOffsetsPartition(*one, wanted[one], current_leader_epoch=epoch) for one, epoch in led),
+            isolation_level=isolation_level,
         )
 
     what = "finding where logs begin and end"
@@ -214,7 +215,7 @@ async def epoch_end_offsets(
 
     def request(led: Iterable[tuple[TopicPartition, int]]) -> OffsetForLeaderEpochRequest:
         return OffsetForLeaderEpochRequest(
-            tuple(OffsetForLeaderEpochPartition(*one, epochs[one], current) for one, current in led)
+            tuple(OffsetForLeaderEpochPartition(*one, epochs[one], current_leader_epoch=epoch) for one, epoch in led)
         )
 
     what = "finding where leader epochs end"

@@ -18,10 +18,10 @@ from tailrace.protocol.messages import (
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
-    MetadataTopic,
     NewTopic,
     Request,
     TopicConfig,
+    TopicToDelete,
 )
 from tailrace.records import TopicPartition
 
@@ -83,7 +83,7 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
         BrokerError: it may not be deleted.
         BrokerConnectionError: the brokers do not answer in time.
     """
-    question = DeleteTopicsRequest((MetadataTopic(name),))
+    question = DeleteTopicsRequest((TopicToDelete(name),))
 
     async def delete() -> None:
         await _change(cluster, question, name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

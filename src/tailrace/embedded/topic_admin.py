@@ -15,7 +15,6 @@ from typing import Self, TypeVar
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
 from tailrace.protocol.api_versions import Offered, api_of
-from tailrace.protocol.layouts.handshake import API_VERSIONS
 from tailrace.protocol.messages import (
     ApiVersionsRequest,
     CreatePartitionsRequest,
@@ -33,6 +32,7 @@ from tailrace.protocol.messages import (
     Request,
     TopicConfig,
     TopicResult,
+    TopicToDelete,
 )
 
 __all__ = ["TopicAdmin", "new_topic"]
@@ -71,7 +71,7 @@ class TopicAdmin:
 
     def delete(self, name: str) -> None:
         """Delete a topic and wait until nobody sees it."""
-        _check(self._ask(DeleteTopicsRequest((MetadataTopic(name),))).topics)
+        _check(self._ask(DeleteTopicsRequest((TopicToDelete(name),))).topics)
         self._until(
             MetadataRequest((MetadataTopic(name),)),
             lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -200,7 +200,7 @@ class _Connection:
 
     def send(self, request: Request[ResponseT]) -> ResponseT:
         api = api_of(request)
-        version = self._offered.version_of(api) if api is not API_VERSIONS else 0
+        version = self._offered.version_of(api) if api is not ApiVersionsRequest.api else 0
         return self._exchange(request, version)
 
     def _exchange(self, request: Request[ResponseT], version: int) -> ResponseT:

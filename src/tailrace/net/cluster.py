@@ -265,11 +265,11 @@ class Cluster:
     async def _look_up(self, group_id: str) -> None:
         question = FindCoordinatorRequest(group_id)
         try:
-            answer = (await self.send_to_any(question)).only
+            answer = await self.send_to_any(question)
         except BrokerConnectionError:
             # Who fetches nothing would never hear where the brokers have gone.
             await self.refresh()
-            answer = (await self.send_to_any(question)).only
+            answer = await self.send_to_any(question)
         if answer.error_code:
             raise broker_error(answer.error_code, answer.error_message or f"no coordinator of group {group_id!r}")
         if answer.node_id not in self._brokers:

@@ -26,7 +26,6 @@ from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
 from tailrace.net.sockets import connected_socket, keep_alive
 from tailrace.protocol.api_versions import Offered, api_of
-from tailrace.protocol.layouts.handshake import API_VERSIONS
 from tailrace.protocol.messages import ApiVersionsRequest, ApiVersionsResponse, Request
 
 __all__ = ["Dialer"]
@@ -101,12 +100,12 @@ class Dialer:
             ) from None
 
     async def _agree_on_versions(self, connection: Connection) -> None:
-        newest = API_VERSIONS.versions[-1]
+        newest = ApiVersionsRequest.api.versions[-1]
         request = ApiVersionsRequest("tailrace", _VERSION)
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
             # It names the versions that it does take, in a shape that everybody can read.
-            newest = min([newest, *(one.max_version for one in answer.api_keys if one.api_key == API_VERSIONS.key)])
+            newest = min([newest, *(one.max_version for one in answer.api_keys if one.api_key == request.api.key)])
             answer = await self._ask(connection, request, newest if answer.api_keys else 0)
         if answer.error_code:
             raise UnsupportedVersionError(f"{connection.address}: ApiVersions failed with code {answer.error_code}")

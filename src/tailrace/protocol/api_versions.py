@@ -1,4 +1,4 @@
-"""Every API that tailrace speaks, found by the message that asks, and which version of it to speak to whom."""
+"""All APIs that tailrace speaks, and the version to speak to a broker."""
 
 from __future__ import annotations
 
@@ -6,86 +6,102 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tailrace.errors import UnsupportedVersionError
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from tailrace.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.layouts import classic_group as group
-from tailrace.protocol.layouts import committed_offsets as offsets
-from tailrace.protocol.layouts import configs, produce, topics, transactions
-from tailrace.protocol.layouts import consumer_group as reconciliation
-from tailrace.protocol.layouts import fetch as log
-from tailrace.protocol.layouts import group_descriptions as groups
-from tailrace.protocol.layouts import handshake as session
-from tailrace.protocol.layouts import metadata as cluster
-from tailrace.protocol.messages import ApiVersionRange, ApiVersionsResponse, Request
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.group_descriptions import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from tailrace.protocol.handshake import (
+    ApiVersionRange,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
+from tailrace.protocol.list_offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.topics import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+)
+from tailrace.protocol.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 
 __all__ = ["APIS", "CONSUMING", "Offered", "api_by_key", "api_of"]
 
 ResponseT = TypeVar("ResponseT")
 
-APIS: tuple[Api[Any], ...] = (
-    session.API_VERSIONS,
-    session.SASL_HANDSHAKE,
-    session.SASL_AUTHENTICATE,
-    cluster.METADATA,
-    cluster.FIND_COORDINATOR,
-    group.JOIN_GROUP,
-    group.SYNC_GROUP,
-    group.HEARTBEAT,
-    group.LEAVE_GROUP,
-    offsets.OFFSET_COMMIT,
-    offsets.OFFSET_FETCH,
-    log.LIST_OFFSETS,
-    log.FETCH,
-    reconciliation.CONSUMER_GROUP_HEARTBEAT,
-    log.OFFSET_FOR_LEADER_EPOCH,
-    topics.CREATE_TOPICS,
-    topics.DELETE_TOPICS,
-    topics.CREATE_PARTITIONS,
-    topics.DELETE_RECORDS,
-    configs.DESCRIBE_CONFIGS,
-    configs.INCREMENTAL_ALTER_CONFIGS,
-    groups.LIST_GROUPS,
-    groups.DESCRIBE_GROUPS,
-    groups.CONSUMER_GROUP_DESCRIBE,
-    groups.DELETE_GROUPS,
-    offsets.OFFSET_DELETE,
-    produce.PRODUCE,
-    transactions.INIT_PRODUCER_ID,
-    transactions.ADD_PARTITIONS_TO_TXN,
-    transactions.ADD_OFFSETS_TO_TXN,
-    transactions.TXN_OFFSET_COMMIT,
-    transactions.END_TXN,
-)
-
-_BY_MESSAGE: Mapping[type, Api[Any]] = {api.message: api for api in APIS}
-_BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
-
 CONSUMING: tuple[Api[Any], ...] = (
-    cluster.METADATA,
-    cluster.FIND_COORDINATOR,
-    group.JOIN_GROUP,
-    group.SYNC_GROUP,
-    group.HEARTBEAT,
-    group.LEAVE_GROUP,
-    offsets.OFFSET_COMMIT,
-    offsets.OFFSET_FETCH,
-    log.LIST_OFFSETS,
-    log.FETCH,
+    MetadataRequest.api,
+    FindCoordinatorRequest.api,
+    JoinGroupRequest.api,
+    SyncGroupRequest.api,
+    HeartbeatRequest.api,
+    LeaveGroupRequest.api,
+    OffsetCommitRequest.api,
+    OffsetFetchRequest.api,
+    ListOffsetsRequest.api,
+    FetchRequest.api,
 )
-"""What a consumer cannot do without; a broker that lacks one of them is refused when the connection opens."""
+"""APIs that a consumer needs; a broker that lacks one of them is refused when the connection opens."""
+
+APIS: tuple[Api[Any], ...] = (
+    ApiVersionsRequest.api,
+    SaslHandshakeRequest.api,
+    SaslAuthenticateRequest.api,
+    *CONSUMING,
+    ConsumerGroupHeartbeatRequest.api,
+    OffsetForLeaderEpochRequest.api,
+    CreateTopicsRequest.api,
+    DeleteTopicsRequest.api,
+    CreatePartitionsRequest.api,
+    DeleteRecordsRequest.api,
+    DescribeConfigsRequest.api,
+    IncrementalAlterConfigsRequest.api,
+    ListGroupsRequest.api,
+    DescribeGroupsRequest.api,
+    ConsumerGroupDescribeRequest.api,
+    DeleteGroupsRequest.api,
+    OffsetDeleteRequest.api,
+    ProduceRequest.api,
+    InitProducerIdRequest.api,
+    AddPartitionsToTxnRequest.api,
+    AddOffsetsToTxnRequest.api,
+    TxnOffsetCommitRequest.api,
+    EndTxnRequest.api,
+)
+
+_BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
 
 
 def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
-    """The API that ``request`` belongs to."""
-    return _BY_MESSAGE[type(request)]
+    """Return the API that ``request`` belongs to."""
+    return request.api
 
 
 def api_by_key(key: int) -> Api[Any] | None:
-    """The API of that number, or None when tailrace does not speak it."""
+    """Return the API of that number, or None if tailrace does not speak it."""
     return _BY_KEY.get(key)
 
 
 class Offered:
-    """What one broker offers, as it said when the connection opened."""
+    """APIs and versions that one broker offers, from its answer to ApiVersions."""
 
     def __init__(self, answer: ApiVersionsResponse) -> None:
         self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}

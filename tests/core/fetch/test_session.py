@@ -22,7 +22,7 @@ def asked(partition: TopicPartition, offset: int = 0, topic_id: UUID = FIRST_ID)
 
 
 def answer(session_id: int = 5, error_code: int = 0) -> FetchResponse:
-    return FetchResponse((), error_code, session_id)
+    return FetchResponse((), error_code=error_code, session_id=session_id)
 
 
 @pytest.fixture
@@ -153,15 +153,15 @@ class Broker:
             self._ids += 1
             self._session_id, self._epoch, self.remembers = self._ids, 1, {}
         elif part.session_id != self._session_id:
-            return FetchResponse((), ErrorCode.FETCH_SESSION_ID_NOT_FOUND), []
+            return FetchResponse((), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND), []
         elif part.session_epoch != self._epoch:
-            return FetchResponse((), ErrorCode.INVALID_FETCH_SESSION_EPOCH), []
+            return FetchResponse((), error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH), []
         else:
             self._epoch += 1
         self.remembers |= {self._key(one): one for one in part.partitions}
         for one in part.forgotten:
             self.remembers.pop(self._key(one), None)
-        return FetchResponse((), 0, self._session_id), list(self.remembers.values())
+        return FetchResponse((), session_id=self._session_id), list(self.remembers.values())
 
     def evict(self) -> None:
         """Others need the room."""

@@ -60,7 +60,7 @@ async def cluster_at(address: str, *, events: EventRecorder | None = None, **opt
 async def coordinated(broker: Broker, group: str) -> None:
     """Wait until the broker, the only one there is, coordinates the group: a new one makes a topic for that first."""
     async with asyncio.timeout(20):
-        while (await broker.send(FindCoordinatorRequest(group))).only.error_code:  # noqa: ASYNC110 - asked anew each time
+        while (await broker.send(FindCoordinatorRequest(group))).error_code:  # noqa: ASYNC110 - asked anew each time
             await asyncio.sleep(0.05)
         while (await broker.send(OffsetFetchRequest(group, None))).error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

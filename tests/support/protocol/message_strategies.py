@@ -1,8 +1,8 @@
-"""Hypothesis strategies for every message in every version, derived from the tables themselves.
+"""Hypothesis strategies for every message in every version, derived from their layouts.
 
-A value is made as the decoder makes it: of what the version has on the wire, by the table's factory. So what was
-encoded has to come back equal, and fields that the version lacks have their defaults. A strategy is made once: each
-describes itself at length when a test fails.
+A value is made as the decoder makes it: of the fields that the version has on the wire. So what was encoded has to
+come back equal, and fields that the version lacks have their defaults. A strategy is made once: each describes itself
+at length when a test fails.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from tailrace.protocol.encoding import primitives, schema
+from tailrace.protocol.encoding import primitives
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.encoding.schema import Array, ByTopic, Field, Sole, Struct
+from tailrace.protocol.encoding.layout import Array, ByTopic, Shape, Single, Slot, Structure, Wrapped, layout
 
 Strategy = st.SearchStrategy[Any]
 
@@ -35,73 +35,69 @@ PLAIN: dict[int, Strategy] = {
     id(primitives.RECORDS): BYTES.map(memoryview),
 }
 
-# Messages have one of what these versions could carry many of.
-ONE = {"coordinator_keys", "coordinators", "groups", "members"}
-
 
 def requests(api: Api[Any], version: int) -> Strategy:
     """Every request that this version can carry."""
-    return structs(table(api.request, version), version)
+    return messages(api.message, version)
 
 
 def responses(api: Api[Any], version: int) -> Strategy:
     """Every answer that this version can carry."""
-    return structs(table(api.response, version), version)
-
-
-def table(layouts, version: int) -> Struct:
-    """The table that holds in a version."""
-    return max((one for one in layouts if one.since <= version), key=lambda one: one.since).struct
+    return messages(api.answer, version)
 
 
 @cache
-def structs(struct: Struct, version: int) -> Strategy:
-    """What a structure's factory makes of its fields."""
-    made_by_function = not isinstance(struct.factory, type)
-    fields = {f.attribute: of_field(f, version, one=made_by_function) for f in carried(struct.fields, version)}
-    return st.fixed_dictionaries(fields).map(lambda values: struct.factory(**values))
+def messages(kind: type, version: int) -> Strategy:
+    """Every message of a class that this version can carry."""
+    return structs(layout(kind, version))
 
 
-def carried(fields: tuple[Field, ...], version: int) -> list[Field]:
-    """The fields that a version has, of those that messages have."""
-    return [f for f in fields if f.exists_in(version) and f.unused is schema.USED]
+@cache
+def structs(structure: Structure) -> Strategy:
+    """Every message that has what a structure has on the wire."""
+    return st.fixed_dictionaries(fields(structure)).map(lambda values: structure.message(**values))
 
 
-def of_field(f: Field, version: int, *, one: bool) -> Strategy:
+def fields(structure: Structure) -> dict[str, Strategy]:
+    """Every value of each field; those in an array of one element are the message's own."""
+    found: dict[str, Strategy] = {}
+    for slot in structure.slots:
+        found |= fields(slot.shape.element) if isinstance(slot.shape, Single) else {slot.attribute: of_slot(slot)}
+    return found
+
+
+def of_slot(slot: Slot) -> Strategy:
     """Every value of a field, None if it may be that."""
-    values = of_type(f.type, version, most=1 if one and f.name in ONE else 3, least=int(one and f.name in ONE))
-    return st.none() | values if version >= f.nullable else values
+    values = of_shape(slot.shape)
+    return st.none() | values if slot.nullable else values
 
 
-def of_type(kind: schema.WireType, version: int, *, least: int = 0, most: int = 3) -> Strategy:
+def of_shape(shape: Shape) -> Strategy:
     """Every value of a type; arrays are short."""
-    match kind:
-        case Array(Struct(factory=factory)) if factory is dict:
-            # What messages have no name for is written as nothing.
-            return st.just(())
+    match shape:
         case Array(item):
-            return st.lists(of_type(item, version), min_size=least, max_size=most).map(tuple)
+            return st.lists(of_shape(item), max_size=3).map(tuple)
         case ByTopic():
-            return by_topic(kind, version)
-        case Struct():
-            return structs(kind, version)
-        case Sole(f):
-            return of_field(f, version, one=False)
+            return by_topic(shape)
+        case Structure():
+            return structs(shape)
+        case Wrapped(slot):
+            return of_slot(slot)
         case _:
-            return PLAIN[id(kind)]
+            return PLAIN[id(shape)]
 
 
-def by_topic(kind: ByTopic, version: int) -> Strategy:
+def by_topic(shape: ByTopic) -> Strategy:
     """Entries that name their topics, each topic's in a row as the wire has them."""
-    keys = carried(kind.topic, version)
-    topics = st.tuples(*(of_type(f.type, version) for f in keys))
-    entry_fields = carried(kind.entry.fields, version)
-    entry = st.fixed_dictionaries({f.attribute: of_field(f, version, one=False) for f in entry_fields})
+    topics = st.tuples(*(of_slot(slot) for slot in shape.keys))
+    entry = st.fixed_dictionaries(fields(shape.entry))
     groups = st.dictionaries(topics, st.lists(entry, min_size=1, max_size=2), max_size=2)
 
     def flat(found: dict[tuple[Any, ...], list[dict[str, Any]]]) -> tuple[Any, ...]:
         return tuple(
-            kind.entry.factory(**{f.attribute: part for f, part in zip(keys, topic, strict=True)}, **values)
+            shape.entry.message(
+                **{slot.attribute: part for slot, part in zip(shape.keys, topic, strict=True)}, **values
+            )
             for topic, entries in found.items()
             for values in entries
         )

@@ -40,14 +40,7 @@ from confluent_kafka.admin import (
 from tailrace.batches.batch_writer import BatchWriter
 from tailrace.protocol.api_versions import api_of
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.encoding.member_metadata import encode_assignment, encode_subscription
-from tailrace.protocol.layouts import classic_group as group
-from tailrace.protocol.layouts import committed_offsets as offsets
-from tailrace.protocol.layouts import configs, produce, transactions
-from tailrace.protocol.layouts import consumer_group as reconciliation
-from tailrace.protocol.layouts import fetch as log
-from tailrace.protocol.layouts import group_descriptions as groups
-from tailrace.protocol.layouts import metadata as cluster
+from tailrace.protocol.member_metadata import encode_assignment, encode_subscription
 from tailrace.protocol.messages import (
     NO_TOPIC_ID,
     AddOffsetsToTxnRequest,
@@ -69,7 +62,6 @@ from tailrace.protocol.messages import (
     JoinGroupProtocol,
     JoinGroupRequest,
     LeaveGroupRequest,
-    LeavingMember,
     ListGroupsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -99,32 +91,32 @@ from tailrace.testing.faults import ProxiedFrame
 FILE = Path(__file__).with_name("frames.json")
 
 RECORDED: dict[int, Api[Any]] = {
-    api.key: api
-    for api in (
-        log.LIST_OFFSETS,
-        cluster.METADATA,
-        offsets.OFFSET_COMMIT,
-        offsets.OFFSET_FETCH,
-        cluster.FIND_COORDINATOR,
-        group.JOIN_GROUP,
-        group.HEARTBEAT,
-        group.LEAVE_GROUP,
-        group.SYNC_GROUP,
-        groups.DESCRIBE_GROUPS,
-        groups.LIST_GROUPS,
-        log.OFFSET_FOR_LEADER_EPOCH,
-        configs.DESCRIBE_CONFIGS,
-        groups.DELETE_GROUPS,
-        configs.INCREMENTAL_ALTER_CONFIGS,
-        offsets.OFFSET_DELETE,
-        reconciliation.CONSUMER_GROUP_HEARTBEAT,
-        groups.CONSUMER_GROUP_DESCRIBE,
-        produce.PRODUCE,
-        transactions.INIT_PRODUCER_ID,
-        transactions.ADD_PARTITIONS_TO_TXN,
-        transactions.ADD_OFFSETS_TO_TXN,
-        transactions.TXN_OFFSET_COMMIT,
-        transactions.END_TXN,
+    request.api.key: request.api
+    for request in (
+        ListOffsetsRequest,
+        MetadataRequest,
+        OffsetCommitRequest,
+        OffsetFetchRequest,
+        FindCoordinatorRequest,
+        JoinGroupRequest,
+        HeartbeatRequest,
+        LeaveGroupRequest,
+        SyncGroupRequest,
+        DescribeGroupsRequest,
+        ListGroupsRequest,
+        OffsetForLeaderEpochRequest,
+        DescribeConfigsRequest,
+        DeleteGroupsRequest,
+        IncrementalAlterConfigsRequest,
+        OffsetDeleteRequest,
+        ConsumerGroupHeartbeatRequest,
+        ConsumerGroupDescribeRequest,
+        ProduceRequest,
+        InitProducerIdRequest,
+        AddPartitionsToTxnRequest,
+        AddOffsetsToTxnRequest,
+        TxnOffsetCommitRequest,
+        EndTxnRequest,
     )
 }
 
@@ -291,18 +283,24 @@ def classic_group(line: Line) -> None:
     line.ask(SyncGroupRequest(name, generation, me, instance, "consumer", "range", (SyncGroupAssignment(me, whole),)))
     line.ask(HeartbeatRequest(name, generation, me, instance))
     line.ask(HeartbeatRequest(name, generation + 1, me, instance))
-    line.ask(OffsetCommitRequest(name, (CommitOffset(TOPIC, 0, 5, 0, "m", line.topic_id),), generation, me, instance))
-    line.ask(
-        OffsetCommitRequest(name, (CommitOffset(TOPIC, 1, 5, topic_id=line.topic_id),), generation + 1, me, instance)
+    commit = OffsetCommitRequest(
+        name,
+        (CommitOffset(TOPIC, 0, 5, 0, "m", line.topic_id),),
+        generation_id=generation,
+        member_id=me,
+        group_instance_id=instance,
     )
+    line.ask(commit)
+    stale = (CommitOffset(TOPIC, 1, 5, topic_id=line.topic_id),)
+    line.ask(dataclasses.replace(commit, partitions=stale, generation_id=generation + 1))
     line.ask(OffsetFetchRequest(name, tuple(OffsetFetchPartition(TOPIC, p, line.topic_id) for p in range(2))))
     line.ask(OffsetFetchRequest(name, None))
     line.ask(DescribeGroupsRequest((name, "missing")))
     line.ask(ListGroupsRequest())
     line.ask(OffsetDeleteRequest(name, (OffsetToDelete(TOPIC, 0),)))
     line.ask(DeleteGroupsRequest((name,)))
-    line.ask(LeaveGroupRequest(name, LeavingMember("nobody")))
-    line.ask(LeaveGroupRequest(name, LeavingMember(me, instance)))
+    line.ask(LeaveGroupRequest(name, "nobody"))
+    line.ask(LeaveGroupRequest(name, me, instance))
     line.ask(OffsetDeleteRequest(name, (OffsetToDelete(TOPIC, 0),)))
     line.ask(DeleteGroupsRequest((name, "missing")))
 
@@ -330,7 +328,8 @@ def reconciled_group(line: Line) -> None:
     line.ask(ConsumerGroupHeartbeatRequest(name, me, answer.member_epoch))
     line.ask(ConsumerGroupHeartbeatRequest(name, me, answer.member_epoch + 9))
     line.ask(ConsumerGroupDescribeRequest((name, "missing")))
-    commit = OffsetCommitRequest(name, (CommitOffset(TOPIC, 0, 5, topic_id=line.topic_id),), answer.member_epoch, me)
+    done = (CommitOffset(TOPIC, 0, 5, topic_id=line.topic_id),)
+    commit = OffsetCommitRequest(name, done, generation_id=answer.member_epoch, member_id=me)
     line.ask(commit, at_least=9)
     line.ask(dataclasses.replace(commit, generation_id=commit.generation_id + 9), at_least=9)
     fetch = OffsetFetchRequest(name, None, member_id=me, member_epoch=answer.member_epoch)
@@ -366,7 +365,7 @@ def transaction(line: Line) -> None:
     line.ask(AddOffsetsToTxnRequest(name, *who, name))
     done = (CommitOffset(TOPIC, 0, 5, 0, "m"),)
     line.ask(TxnOffsetCommitRequest(name, name, *who, done))
-    line.ask(TxnOffsetCommitRequest(name, name, *who, done, 9, "nobody"))
+    line.ask(TxnOffsetCommitRequest(name, name, *who, done, generation_id=9, member_id="nobody"))
     line.ask(EndTxnRequest(name, *who, committed=True))
     line.ask(EndTxnRequest(name, given.producer_id, given.producer_epoch + 9, committed=True))
     line.ask(AddOffsetsToTxnRequest(name, given.producer_id, given.producer_epoch + 9, name))
@@ -377,13 +376,16 @@ def log_and_tools(line: Line) -> None:
     found = line.ask(MetadataRequest((MetadataTopic(TOPIC), MetadataTopic("missing"))))
     line.topic_id = found.topics[0].topic_id
     line.ask(
-        MetadataRequest((MetadataTopic(None, found.topics[0].topic_id), MetadataTopic(None, uuid.UUID(int=9)))),
+        MetadataRequest(tuple(MetadataTopic(None, topic_id=one) for one in (line.topic_id, uuid.UUID(int=9)))),
         at_least=12,
     )
     line.ask(ListOffsetsRequest((ListOffsetsPartition(TOPIC, 0, -1), ListOffsetsPartition(TOPIC, 99, -1))))
     line.ask(
         OffsetForLeaderEpochRequest(
-            (OffsetForLeaderEpochPartition(TOPIC, 0, 0, 0), OffsetForLeaderEpochPartition(TOPIC, 1, 0, 99))
+            (
+                OffsetForLeaderEpochPartition(TOPIC, 0, 0, current_leader_epoch=0),
+                OffsetForLeaderEpochPartition(TOPIC, 1, 0, current_leader_epoch=99),
+            )
         )
     )
     a_group = (32, f"classic-{line.lap}")

@@ -66,7 +66,6 @@ from tailrace.protocol.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
-    LeavingMember,
     Request,
     SyncGroupRequest,
     TopicIdPartitions,
@@ -165,8 +164,8 @@ class GroupRequests:
             effect.member_id,
             self._protocol.protocol_type,
             self._protocol.offers(effect),
-            self._config.group_instance_id,
-            effect.reason,
+            group_instance_id=self._config.group_instance_id,
+            reason=effect.reason,
         )
         return await self._while_it_lives(coordinator, self._ask_to_join(coordinator, request, effect.timeout_s))
 
@@ -235,8 +234,8 @@ class GroupRequests:
             with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
                 answer = await coordinator.send(question, key=self._heartbeats, timeout_s=session_s / 3)
                 heard_at = asked_at
-                if not answer.only.error_code and answer.only.node_id != coordinator.id:
-                    return CoordinatorGone(f"broker {answer.only.node_id} is the coordinator now")
+                if not answer.error_code and answer.node_id != coordinator.id:
+                    return CoordinatorGone(f"broker {answer.node_id} is the coordinator now")
             if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:
                 return CoordinatorGone(f"{coordinator.address} is not the coordinator any more")
         return CoordinatorGone(f"{coordinator.address} holds a join and has not answered for {session_s:g} s")
@@ -352,8 +351,8 @@ class GroupRequests:
             farewell = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
             codes = [(await coordinator.send(farewell, key=self._heartbeats)).error_code]
         else:
-            leaving = LeavingMember(me.member_id, me.instance_id, effect.reason)
-            answer = await coordinator.send(LeaveGroupRequest(self._group_id, leaving), key=self._heartbeats)
+            leaving = LeaveGroupRequest(self._group_id, me.member_id, me.instance_id, effect.reason)
+            answer = await coordinator.send(leaving, key=self._heartbeats)
             codes = [answer.error_code, *(member.error_code for member in answer.members)]
         if code := next((code for code in codes if code), ErrorCode.NONE):
             return self._reactions.event_of(code, GroupRequestKind.LEAVE)

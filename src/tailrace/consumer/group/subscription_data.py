@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tailrace.protocol.encoding.member_metadata import (
+from tailrace.protocol.member_metadata import (
     decode_cooperative_data,
     decode_sticky_data,
     decode_subscription,

@@ -291,9 +291,9 @@ class Committer:
         request = OffsetCommitRequest(
             self._group_id,
             tuple(with_topic_ids(entries.values(), self._cluster.topology)),
-            identity.generation,
-            identity.member_id,
-            identity.instance_id,
+            generation_id=identity.generation,
+            member_id=identity.member_id,
+            group_instance_id=identity.instance_id,
         )
         try:
             coordinator = await self._cluster.coordinator(self._group_id)

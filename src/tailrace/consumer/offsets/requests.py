@@ -185,5 +185,6 @@ def _question(
     entries = []
     for partition, time in wanted.items():
         leadership = topology.leader(partition)
-        entries.append(ListOffsetsPartition(*partition, time, leadership.epoch if leadership is not None else -1))
-    return ListOffsetsRequest(tuple(entries), isolation_level)
+        epoch = leadership.epoch if leadership is not None else -1
+        entries.append(ListOffsetsPartition(*partition, time, current_leader_epoch=epoch))
+    return ListOffsetsRequest(tuple(entries), isolation_level=isolation_level)

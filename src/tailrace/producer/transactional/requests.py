@@ -144,11 +144,11 @@ class TransactionRequests:
         if self._coordinator_id is None:
             request = FindCoordinatorRequest(self._id, _TRANSACTION)
             try:
-                answer = (await self._cluster.send_to_any(request)).only
+                answer = await self._cluster.send_to_any(request)
             except BrokerConnectionError:
                 # Who has nothing to write would never hear where the brokers have gone.
                 await self._cluster.refresh()
-                answer = (await self._cluster.send_to_any(request)).only
+                answer = await self._cluster.send_to_any(request)
             if answer.error_code:
                 raise broker_error(answer.error_code, answer.error_message or "")
             self._coordinator_id = answer.node_id
@@ -199,7 +199,13 @@ class TransactionRequests:
         group, me = question.offsets, question.offsets.identity
         answer = await connection.send(
             TxnOffsetCommitRequest(
-                self._id, group.group_id, *question.producer, group.offsets, me.generation, me.member_id, me.instance_id
+                self._id,
+                group.group_id,
+                *question.producer,
+                group.offsets,
+                generation_id=me.generation,
+                member_id=me.member_id,
+                group_instance_id=me.instance_id,
             )
         )
         topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group.offsets}

@@ -1,12 +1,13 @@
-"""Reading a frame: a cursor over bytes that never reads past their end.
+"""Cursor over the bytes of a frame that never reads past their end.
 
-Rule of this file: every length that a peer claims is checked against what is there before anything is made of it,
-so a hostile or garbled frame gives MalformedMessageError in bounded time and memory.
+Each length that a peer claims is checked against the bytes that are left before anything is allocated for it, so a
+hostile or garbled frame raises MalformedMessageError in bounded time and memory.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import Any
 from uuid import UUID
 
 from tailrace.errors import MalformedMessageError
@@ -18,7 +19,7 @@ _INT32 = struct.Struct(">i")
 
 
 class FrameReader:
-    """A cursor over one frame; what it hands out as ``memoryview`` shares the frame's memory."""
+    """Cursor over one frame; each ``memoryview`` that it returns shares the frame's memory."""
 
     __slots__ = ("_at", "_data", "_size")
 
@@ -29,12 +30,13 @@ class FrameReader:
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
+        """Number of bytes not read yet."""
         return self._size - self._at
 
     def view(self, size: int) -> memoryview:
-        """The next ``size`` bytes, not copied."""
-        start, end = self._at, self._at + size
+        """Return the next ``size`` bytes without copying them."""
+        start = self._at
+        end = start + size
         if size < 0 or end > self._size:
             raise MalformedMessageError(
                 f"a field claims {size} bytes at {start} of a message of {self._size} - "
@@ -43,41 +45,61 @@ class FrameReader:
         self._at = end
         return self._data[start:end]
 
-    def fixed(self, layout: struct.Struct) -> object:
-        """One number of a fixed size."""
-        return layout.unpack(self.view(layout.size))[0]
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """Return the next numbers, as many as ``layout`` has."""
+        start = self._at
+        end = start + layout.size
+        if end > self._size:
+            self.view(layout.size)
+        self._at = end
+        return layout.unpack_from(self._data, start)
 
     def int16(self) -> int:
-        """A signed number of two bytes."""
-        return int.from_bytes(self.view(2), "big", signed=True)
+        """Return a signed number of two bytes."""
+        number: int = self.unpack(_INT16)[0]
+        return number
 
     def int32(self) -> int:
-        """A signed number of four bytes."""
-        return int.from_bytes(self.view(4), "big", signed=True)
+        """Return a signed number of four bytes."""
+        number: int = self.unpack(_INT32)[0]
+        return number
 
     def uvarint(self) -> int:
-        """An unsigned varint of at most 32 bits (KIP-482)."""
+        """Return an unsigned varint of at most 32 bits (KIP-482)."""
+        data, size, at = self._data, self._size, self._at
         value = 0
         for shift in range(0, 35, 7):
-            byte = self.view(1)[0]
-            value |= (byte & 0x7F) << shift
+            if at >= size:
+                self.view(size - self._at + 1)
+            byte = data[at]
+            at += 1
             if byte < 0x80:
-                return value
-        raise MalformedMessageError(f"a varint at {self._at} has more than five bytes")
+                self._at = at
+                return value | byte << shift
+            value |= (byte & 0x7F) << shift
+        raise MalformedMessageError(f"a varint at {at} has more than five bytes")
 
     def uuid(self) -> UUID:
-        """Sixteen bytes."""
+        """Return the UUID of the next sixteen bytes."""
         return UUID(bytes=bytes(self.view(16)))
 
     def skip_tagged_fields(self) -> None:
-        """Pass over fields that nobody here asks for."""
+        """Skip tagged fields, whatever they are."""
+        at = self._at
+        if at < self._size and not self._data[at]:
+            self._at = at + 1
+            return
         for _ in range(self.count(self.uvarint())):
             self.uvarint()
             self.view(self.uvarint())
 
     def count(self, claimed: int) -> int:
-        """A number of elements, each of which takes at least one byte, so more than the bytes left is a lie."""
-        if claimed > self.remaining:
+        """Return ``claimed``, a number of elements; each takes a byte at least, so there are no more than bytes left.
+
+        Raises:
+            MalformedMessageError: there are.
+        """
+        if claimed > self._size - self._at:
             raise MalformedMessageError(f"an array claims {claimed} elements with {self.remaining} bytes left")
         return claimed
 

@@ -1,6 +1,6 @@
-"""Kafka's plain types as bytes: numbers, ids, text, byte strings, and how a length is written.
+"""Kafka's primitive types: what declarations call them, and how each is written and read.
 
-Rule of this file: a type gives two functions for one version of the message around it, and knows of no structure.
+A flexible version (KIP-482) writes lengths as varints, an earlier one as two or four bytes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from tailrace.errors import MalformedMessageError
@@ -21,68 +21,34 @@ __all__ = [
     "INT16",
     "INT32",
     "INT64",
-    "NOT_ASKED_FOR",
     "RECORDS",
     "STRING",
     "UUIDS",
     "Decode",
     "Encode",
+    "Number",
+    "Primitive",
+    "Sized",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
     "length_reader",
     "write_length",
 ]
-
-NOT_ASKED_FOR = -(1 << 31)
-"""What the protocol says of authorized operations when nobody asked for them."""
 
 Encode = Callable[[bytearray, Any], None]
 Decode = Callable[[FrameReader], Any]
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------
+# ---- lengths ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    layout: struct.Struct
-    label: str
-
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one size for all
-        pack = self.layout.pack
-
-        def encode(out: bytearray, value: object) -> None:
-            try:
-                out += pack(value)
-            except struct.error as error:
-                raise MalformedMessageError(f"{value!r} does not fit {self.label}") from error
-
-        return encode
-
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one size for all
-        layout = self.layout
-        return lambda reader: reader.fixed(layout)
-
-
-class _Uuid:
-    label = "uuid"
-
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one size for all
-        def encode(out: bytearray, value: UUID) -> None:
-            out += value.bytes
-
-        return encode
-
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one size for all
-        return FrameReader.uuid
-
-
-# ---- what has a length -----------------------------------------------------------------------------------------
-
-
-def write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool) -> None:
+def write_length(out: bytearray, length: int | None, *, flexible: bool, short: bool = False) -> None:
     """Append a length, None for null: a varint in flexible versions, else two bytes (``short``) or four.
 
     Raises:
-        MalformedMessageError: so many cannot be said.
+        MalformedMessageError: the length does not fit.
     """
     if flexible:
         write_uvarint(out, 0 if length is None else length + 1)
@@ -93,40 +59,91 @@ def write_length(out: bytearray, length: int | None, *, flexible: bool, short: b
     out += (-1 if length is None else length).to_bytes(2 if short else 4, "big", signed=True)
 
 
-def length_reader(*, flexible: bool, short: bool) -> Callable[[FrameReader], int]:
-    """What reads such a length; -1 is null."""
+def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameReader], int]:
+    """Return the function that reads such a length; it returns -1 for null."""
     if flexible:
         return lambda reader: reader.uvarint() - 1
     return FrameReader.int16 if short else FrameReader.int32
 
 
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    """Strings and byte strings: a length, then so many bytes."""
+# ---- types -----------------------------------------------------------------------------------------------------
 
-    label: str
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Type of a fixed size that ``struct`` can pack together with its neighbors."""
+
+    name: str
+    """As in Kafka's message definitions."""
+    code: str
+    """As in a format of ``struct``."""
+
+    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one form for all versions
+        """Return the function that appends one number."""
+        pack = struct.Struct(f">{self.code}").pack
+
+        def encode(out: bytearray, value: object) -> None:
+            try:
+                out += pack(value)
+            except struct.error as error:
+                raise MalformedMessageError(f"{value!r} does not fit {self.name}") from error
+
+        return encode
+
+    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one form for all versions
+        """Return the function that reads one number."""
+        layout = struct.Struct(f">{self.code}")
+        return lambda reader: reader.unpack(layout)[0]
+
+
+class _Uuid:
+    name = "uuid"
+
+    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one form for all versions
+        def encode(out: bytearray, value: UUID) -> None:
+            out += value.bytes
+
+        return encode
+
+    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - one form for all versions
+        return FrameReader.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Type of a length and as many bytes."""
+
+    name: str
+    """As in Kafka's message definitions."""
     short: bool
-    """Whether the length has two bytes (strings) or four, in versions that are not flexible."""
+    """True if the length has two bytes (strings) in versions that are not flexible, False if four."""
     to_bytes: Callable[[Any], bytes]
     from_view: Callable[[memoryview], Any]
 
-    def encoder(self, version: int, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - alike in all
+    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:
+        """Return the function that appends one value, None too if ``nullable``."""
+        to_bytes, short = self.to_bytes, self.short
+
         def encode(out: bytearray, value: object) -> None:
             if value is None:
                 if not nullable:
-                    raise MalformedMessageError(f"None where the protocol wants a {self.label}")
-                write_length(out, None, flexible=flexible, short=self.short)
+                    raise MalformedMessageError(f"None where the protocol wants a {self.name}")
+                write_length(out, None, flexible=flexible, short=short)
                 return
             try:
-                raw = self.to_bytes(value)
+                raw = to_bytes(value)
             except UnicodeEncodeError as error:
                 raise MalformedMessageError(f"{value!r} cannot be written as UTF-8") from error
-            write_length(out, len(raw), flexible=flexible, short=self.short)
+            if flexible and (length := len(raw)) < 0x7F:
+                out.append(length + 1)
+            else:
+                write_length(out, len(raw), flexible=flexible, short=short)
             out += raw
 
         return encode
 
-    def decoder(self, version: int, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - alike in all
+    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:
+        """Return the function that reads one value, None too if ``nullable``."""
         read_length = length_reader(flexible=flexible, short=self.short)
         from_view = self.from_view
 
@@ -139,6 +156,9 @@ class _Sized:
         return decode
 
 
+Primitive = Number | Sized | _Uuid
+
+
 def _utf8(view: memoryview) -> str:
     try:
         return str(view, "utf-8")
@@ -146,13 +166,18 @@ def _utf8(view: memoryview) -> str:
         raise MalformedMessageError(f"a string that is not UTF-8: {bytes(view[:40])!r}") from error
 
 
-BOOL = _Fixed(struct.Struct(">?"), "bool")
-INT8 = _Fixed(struct.Struct(">b"), "int8")
-INT16 = _Fixed(struct.Struct(">h"), "int16")
-INT32 = _Fixed(struct.Struct(">i"), "int32")
-INT64 = _Fixed(struct.Struct(">q"), "int64")
+BOOL = Number("bool", "?")
+INT8 = Number("int8", "b")
+INT16 = Number("int16", "h")
+INT32 = Number("int32", "i")
+INT64 = Number("int64", "q")
 UUIDS = _Uuid()
-STRING = _Sized("string", short=True, to_bytes=lambda text: text.encode(), from_view=_utf8)
-BYTES = _Sized("bytes", short=False, to_bytes=bytes, from_view=bytes)
-RECORDS = _Sized("records", short=False, to_bytes=bytes, from_view=lambda view: view)
+STRING = Sized("string", short=True, to_bytes=str.encode, from_view=_utf8)
+BYTES = Sized("bytes", short=False, to_bytes=lambda data: data, from_view=bytes)
+RECORDS = Sized("records", short=False, to_bytes=lambda data: data, from_view=lambda view: view)
 """Record batches; not copied when read, so they keep their whole frame alive."""
+
+int8 = Annotated[int, INT8]
+int16 = Annotated[int, INT16]
+int32 = Annotated[int, INT32]
+int64 = Annotated[int, INT64]

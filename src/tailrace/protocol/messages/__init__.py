@@ -1,14 +1,8 @@
-"""What is said to brokers and heard from them, free of versions and layouts.
-
-Rule of this file: one frozen dataclass for each request and answer, flat where the wire nests (an entry names its
-topic and partition itself). ``wire/`` turns them into the bytes of a version, ``core/`` consumes and emits them,
-``consumer/`` ferries them between the two. A field's default is what Kafka's schema says of an absent one, so an
-answer of an old version is a full message too. Times are as on the wire, in milliseconds.
-"""
+"""All messages, from the modules that declare them."""
 
 from __future__ import annotations
 
-from tailrace.protocol.messages.classic_group import (
+from tailrace.protocol.classic_group import (
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupMember,
@@ -22,7 +16,7 @@ from tailrace.protocol.messages.classic_group import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from tailrace.protocol.messages.committed_offsets import (
+from tailrace.protocol.committed_offsets import (
     CommitOffset,
     CommitResult,
     CommittedOffset,
@@ -36,7 +30,7 @@ from tailrace.protocol.messages.committed_offsets import (
     OffsetFetchResponse,
     OffsetToDelete,
 )
-from tailrace.protocol.messages.configs import (
+from tailrace.protocol.configs import (
     AlteredConfigs,
     ConfigAlteration,
     ConfigEntry,
@@ -48,12 +42,12 @@ from tailrace.protocol.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tailrace.protocol.messages.consumer_group import (
+from tailrace.protocol.consumer_group import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     TopicIdPartitions,
 )
-from tailrace.protocol.messages.fetch import (
+from tailrace.protocol.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     FetchedPartition,
@@ -63,7 +57,7 @@ from tailrace.protocol.messages.fetch import (
     ForgottenPartition,
     LeaderIdAndEpoch,
 )
-from tailrace.protocol.messages.group_descriptions import (
+from tailrace.protocol.group_descriptions import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     DeletedGroup,
@@ -80,7 +74,7 @@ from tailrace.protocol.messages.group_descriptions import (
     ListGroupsRequest,
     ListGroupsResponse,
 )
-from tailrace.protocol.messages.handshake import (
+from tailrace.protocol.handshake import (
     ApiVersionRange,
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -89,7 +83,7 @@ from tailrace.protocol.messages.handshake import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from tailrace.protocol.messages.list_offsets import (
+from tailrace.protocol.list_offsets import (
     LeaderEpochEndOffset,
     ListedOffset,
     ListOffsetsPartition,
@@ -99,10 +93,10 @@ from tailrace.protocol.messages.list_offsets import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
-from tailrace.protocol.messages.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
-from tailrace.protocol.messages.metadata import (
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.message import NO_TOPIC_ID, Request
+from tailrace.protocol.metadata import (
     BrokerMetadata,
-    CoordinatorAddress,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     MetadataRequest,
@@ -111,8 +105,14 @@ from tailrace.protocol.messages.metadata import (
     PartitionMetadata,
     TopicMetadata,
 )
-from tailrace.protocol.messages.request import NO_TOPIC_ID, Request
-from tailrace.protocol.messages.topics import (
+from tailrace.protocol.produce import (
+    ProducedPartition,
+    ProduceRequest,
+    ProduceResponse,
+    RecordsToProduce,
+    RefusedRecord,
+)
+from tailrace.protocol.topics import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -128,8 +128,9 @@ from tailrace.protocol.messages.topics import (
     ReplicaAssignment,
     TopicConfig,
     TopicResult,
+    TopicToDelete,
 )
-from tailrace.protocol.messages.transactions import (
+from tailrace.protocol.transactions import (
     AddedPartition,
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -140,11 +141,6 @@ from tailrace.protocol.messages.transactions import (
     InitProducerIdRequest,
     InitProducerIdResponse,
     PartitionToAdd,
-    ProducedPartition,
-    ProduceRequest,
-    ProduceResponse,
-    RecordsToProduce,
-    RefusedRecord,
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
@@ -173,7 +169,6 @@ __all__ = [
     "ConsumerGroupDescribeResponse",
     "ConsumerGroupHeartbeatRequest",
     "ConsumerGroupHeartbeatResponse",
-    "CoordinatorAddress",
     "CreatePartitionsRequest",
     "CreatePartitionsResponse",
     "CreateTopicsRequest",
@@ -269,6 +264,7 @@ __all__ = [
     "TopicIdPartitions",
     "TopicMetadata",
     "TopicResult",
+    "TopicToDelete",
     "TxnOffsetCommitRequest",
     "TxnOffsetCommitResponse",
 ]

@@ -39,7 +39,7 @@ def each_refused(code):
 
 def nobody_coordinates(code):
     def edit(answer):
-        return replace(answer, coordinators=(replace(answer.only, node_id=-1, error_code=code),))
+        return replace(answer, node_id=-1, error_code=code)
 
     return edit
 

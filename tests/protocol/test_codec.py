@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
@@ -10,20 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
+from tailrace.protocol.encoding.codec import decoder, encoder
+from tailrace.protocol.encoding.fields import OneElement, by_topic, field
 from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
-from tailrace.protocol.encoding.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS
-from tailrace.protocol.encoding.schema import Array, ByTopic, Sole, Struct, field
+from tailrace.protocol.encoding.layout import Array, Slot, Wrapped, layout
+from tailrace.protocol.encoding.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS, int8
+from tailrace.protocol.message import ApiMessage
 
 
-def encoded(kind, value, *, version=0, flexible=False, nullable=False) -> bytes:
+def encoded(shape, value, *, flexible=False, nullable=False) -> bytes:
     out = bytearray()
-    kind.encoder(version, flexible=flexible, nullable=nullable)(out, value)
+    encoder(shape, flexible=flexible, nullable=nullable)(out, value)
     return bytes(out)
 
 
-def decoded(kind, data, *, version=0, flexible=False, nullable=False):
+def decoded(shape, data, *, flexible=False, nullable=False):
     reader = FrameReader(data)
-    value = kind.decoder(version, flexible=flexible, nullable=nullable)(reader)
+    value = decoder(shape, flexible=flexible, nullable=nullable)(reader)
     assert reader.remaining == 0
     return value
 
@@ -182,25 +184,17 @@ def test_bytes_are_copied_and_records_are_not():
 # ---- structures and tagged fields ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Leader:
-    node: int = -1
+class Leader(ApiMessage):
+    node: int8 = -1
 
 
-@dataclass(frozen=True)
-class Part:
-    number: int
-    leader: Leader = Leader()
-    note: str | None = None
+class Part(ApiMessage):
+    number: int8
+    leader: Leader = field(since=1, tag=0, default=Leader())
+    note: str | None = field(since=1, tag=300, default=None)
 
 
-OLD = Struct(Part, field("number", INT8))
-NEW = Struct(
-    Part,
-    field("number", INT8),
-    field("leader", Struct(Leader, field("node", INT8)), 0, tag=0),
-    field("note", STRING, 0, nullable=0, tag=300),
-)
+OLD, NEW = layout(Part, 0), layout(Part, 1)
 
 
 def test_a_tagged_field_has_its_tag_its_size_and_its_value():
@@ -243,39 +237,64 @@ def test_tagged_fields_that_lie_are_malformed(data):
         decoded(NEW, bytes.fromhex(data), flexible=True)
 
 
-VERSIONED = Struct(
-    Part,
-    field("number", INT8),
-    field("leader", Struct(Leader, field("node", INT8, 2)), 1, ignorable=True),
-    field("note", STRING, 1, 2, nullable=1),
-)
+class LaterLeader(ApiMessage):
+    node: int8 = field(since=2, default=-1)
+
+
+class Versioned(ApiMessage):
+    number: int8
+    leader: LaterLeader = field(since=1, ignorable=True, default=LaterLeader())
+    note: str | None = field(since=1, until=2, default=None)
 
 
 def test_a_value_that_a_version_cannot_carry_is_refused():
     """An option that would be lost raises, naming what it is and what would carry it; a default is no loss."""
-    assert encoded(VERSIONED, Part(5), version=0) == b"\x05"
+    versions = [layout(Versioned, version) for version in range(4)]
+
+    assert encoded(versions[0], Versioned(5)) == b"\x05"
     with pytest.raises(UnsupportedVersionError, match=r"version 0 .* note='hi'; it needs version 1"):
-        encoded(VERSIONED, Part(5, note="hi"), version=0)
+        encoded(versions[0], Versioned(5, note="hi"))
     with pytest.raises(UnsupportedVersionError, match="node=7"):
-        encoded(VERSIONED, Part(5, Leader(7)), version=1)
+        encoded(versions[1], Versioned(5, LaterLeader(7)))
 
 
 def test_a_value_that_may_be_lost_is_left_out():
     """A field marked ignorable is dropped by versions that lack it, as Kafka's definitions say."""
-    assert encoded(VERSIONED, Part(5, Leader(7)), version=0) == b"\x05"
+    assert encoded(layout(Versioned, 0), Versioned(5, LaterLeader(7))) == b"\x05"
 
 
 def test_a_field_exists_from_one_version_to_another():
     """Both ends of a field's life are obeyed, reading and writing."""
-    assert encoded(VERSIONED, Part(5), version=1) == b"\x05\xff\xff"
-    assert encoded(VERSIONED, Part(5), version=2) == b"\x05\xff\xff\xff"
-    assert encoded(VERSIONED, Part(5), version=3) == b"\x05\xff"
-    assert Part(5, Leader(9)) == decoded(VERSIONED, b"\x05\x09", version=3)
+    first, second, third = (layout(Versioned, version) for version in (1, 2, 3))
+
+    assert encoded(first, Versioned(5)) == b"\x05\xff\xff"
+    assert encoded(second, Versioned(5)) == b"\x05\xff\xff\xff"
+    assert encoded(third, Versioned(5)) == b"\x05\xff"
+    assert Versioned(5, LaterLeader(9)) == decoded(third, b"\x05\x09")
+
+
+class Moved(ApiMessage):
+    group: str = field(inside=OneElement("groups", since=1))
+    offset: int8 = field(inside=OneElement("groups", since=1), behind=(2, "epoch"))
+    timeout: int8
+    epoch: int8 = field(since=2, default=-1)
+
+
+def test_fields_may_stand_in_an_array_of_one_element():
+    """From some version on they do, and other numbers of elements are malformed; one may move behind another."""
+    inside = layout(Moved, 1)
+
+    assert encoded(layout(Moved, 0), Moved("g", 5, 6)) == b"\x00\x01g\x05\x06"
+    assert encoded(inside, Moved("g", 5, 6), flexible=True) == b"\x02\x02g\x05\x00\x06\x00"
+    assert decoded(inside, b"\x02\x02g\x05\x00\x06\x00", flexible=True) == Moved("g", 5, 6)
+    assert [slot.attribute for slot in layout(Moved, 2).slots[0].shape.element.slots] == ["group", "offset"]
+    with pytest.raises(MalformedMessageError, match="2 elements where one was asked for"):
+        decoded(inside, b"\x03\x02g\x05\x00\x02g\x05\x00\x06\x00", flexible=True)
 
 
 # ---- structures that may be null -------------------------------------------------------------------------------
 
-NODES = Sole(field("nodes", Array(INT8)))
+NODES = Wrapped(Slot("nodes", "nodes", Array(INT8)))
 
 
 @pytest.mark.parametrize(
@@ -323,24 +342,21 @@ def test_a_sole_field_stands_for_its_structure():
 # ---- topics and their partitions -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Entry:
-    topic: str
-    partition: int
-    offset: int = -1
+class Entry(ApiMessage):
+    topic: str = field("name", per_topic=True)
+    partition: int8
+    offset: int8 = field(since=1, default=-1)
 
 
-TOPICS = ByTopic(
-    (field("name", STRING, attribute="topic"),),
-    "partitions",
-    Struct(Entry, field("index", INT8, attribute="partition"), field("offset", INT8)),
-)
-BARE = ByTopic(
-    (field("name", STRING, attribute="topic"),),
-    "partitions",
-    Struct(Entry, field("partitions", INT8, attribute="partition")),
-    bare=True,
-)
+class Entries(ApiMessage):
+    partitions: tuple[Entry, ...] = by_topic()
+
+
+class BareEntries(ApiMessage):
+    partitions: tuple[Entry, ...] = by_topic(bare=True)
+
+
+TOPICS, BARE = layout(Entries, 1).slots[0].shape, layout(BareEntries, 0).slots[0].shape
 
 
 def test_entries_are_gathered_by_topic():

@@ -1,0 +1,388 @@
+"""Functions that write and read a layout, compiled when a version of a message is first spoken.
+
+For each structure a function of straight-line Python is generated, as ``dataclasses`` does for ``__init__``: numbers
+that stand side by side are packed and unpacked at once, and the message is made by one call. From a message's first
+flexible version on, lengths are varints and tagged fields follow each structure (KIP-482). An unknown tag is skipped,
+so a newer broker may say more than this version knows.
+
+Values have no types in here and nowhere else: declarations tie them to the attributes of messages.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NoReturn
+
+from tailrace.errors import MalformedMessageError, UnsupportedVersionError
+from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
+from tailrace.protocol.encoding.layout import Array, ByTopic, Shape, Single, Slot, Structure, Wrapped, layout
+from tailrace.protocol.encoding.primitives import Decode, Encode, Number, length_reader, write_length
+
+__all__ = ["decoder", "decoder_of", "encoder", "encoder_of"]
+
+
+@cache
+def encoder_of(message: type, version: int, *, flexible: bool) -> Encode:
+    """Return the function that appends a message of that type in that version."""
+    return encoder(layout(message, version), flexible=flexible)
+
+
+@cache
+def decoder_of(message: type, version: int, *, flexible: bool) -> Decode:
+    """Return the function that reads a message of that type in that version."""
+    return decoder(layout(message, version), flexible=flexible)
+
+
+def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
+    """Return the function that appends a value to a buffer."""
+    match shape:
+        case Array(Number() as number):
+            return _numbers_encoder(number, flexible=flexible, nullable=nullable)
+        case Array(item):
+            return _array_encoder(encoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
+        case ByTopic():
+            return _topics_encoder(shape, flexible=flexible, nullable=nullable)
+        case Structure() | Wrapped():
+            encode = _structure_encoder(shape, flexible=flexible)
+            return _or_null(encode) if nullable else encode
+        case Single(element):
+            return _single_encoder(element, flexible=flexible)
+        case _:
+            return shape.encoder(flexible=flexible, nullable=nullable)
+
+
+def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
+    """Return the function that reads a value."""
+    match shape:
+        case Array(Number(code=code)):
+            return _numbers_decoder(code, flexible=flexible, nullable=nullable)
+        case Array(item):
+            return _array_decoder(decoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
+        case ByTopic():
+            return _topics_decoder(shape, flexible=flexible, nullable=nullable)
+        case Structure() | Wrapped():
+            decode = _structure_decoder(shape, flexible=flexible)
+            return _null_or(decode) if nullable else decode
+        case Single(element):
+            return _single_decoder(element, flexible=flexible)
+        case _:
+            return shape.decoder(flexible=flexible, nullable=nullable)
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------
+
+
+def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> Encode:
+    def encode(out: bytearray, value: Any) -> None:
+        if value is None and not nullable:
+            raise MalformedMessageError("None where the protocol wants an array")
+        write_length(out, None if value is None else len(value), flexible=flexible)
+        for item in value or ():
+            encode_item(out, item)
+
+    return encode
+
+
+def _numbers_encoder(number: Number, *, flexible: bool, nullable: bool) -> Encode:
+    def encode(out: bytearray, value: Any) -> None:
+        if value is None and not nullable:
+            raise MalformedMessageError("None where the protocol wants an array")
+        write_length(out, None if value is None else len(value), flexible=flexible)
+        try:
+            out += struct.pack(f">{len(value or ())}{number.code}", *(value or ()))
+        except struct.error:
+            _raise_unfit([number] * len(value), value)
+
+    return encode
+
+
+def _array_decoder(decode_item: Decode, *, flexible: bool, nullable: bool) -> Decode:
+    read_count = _count_reader(flexible=flexible, nullable=nullable)
+
+    def decode(reader: FrameReader) -> Any:
+        count = read_count(reader)
+        return None if count is None else tuple([decode_item(reader) for _ in range(count)])
+
+    return decode
+
+
+def _numbers_decoder(code: str, *, flexible: bool, nullable: bool) -> Decode:
+    read_count = _count_reader(flexible=flexible, nullable=nullable)
+
+    def decode(reader: FrameReader) -> Any:
+        count = read_count(reader)
+        return None if count is None else reader.unpack(_numbers(count, code))
+
+    return decode
+
+
+@lru_cache(64)
+def _numbers(count: int, code: str) -> struct.Struct:
+    return struct.Struct(f">{count}{code}")
+
+
+def _count_reader(*, flexible: bool, nullable: bool) -> Callable[[FrameReader], int | None]:
+    """Return the function that reads the length of an array, None for null."""
+    read_length = length_reader(flexible=flexible)
+
+    def read_count(reader: FrameReader) -> int | None:
+        length = read_length(reader)
+        if length < 0:
+            if length == -1 and nullable:
+                return None
+            raise MalformedMessageError(f"an array of {length} elements")
+        return reader.count(length)
+
+    return read_count
+
+
+def _single_encoder(element: Structure, *, flexible: bool) -> Encode:
+    encode_element = _structure_encoder(element, flexible=flexible)
+
+    def encode(out: bytearray, message: Any) -> None:
+        write_length(out, 1, flexible=flexible)
+        encode_element(out, message)
+
+    return encode
+
+
+def _single_decoder(element: Structure, *, flexible: bool) -> Decode:
+    read_length = length_reader(flexible=flexible)
+    decode_element = _structure_decoder(element, flexible=flexible, apart=True)
+
+    def decode(reader: FrameReader) -> Any:
+        length = read_length(reader)
+        if length != 1:
+            raise MalformedMessageError(f"{length} elements where one was asked for")
+        return decode_element(reader)
+
+    return decode
+
+
+# ---- topics and their partitions -------------------------------------------------------------------------------
+
+
+def _topics_encoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Encode:
+    key_of = attrgetter(*(slot.attribute for slot in shape.keys))
+    keys = [(attrgetter(slot.attribute), encoder(slot.shape, flexible=flexible)) for slot in shape.keys]
+    encode_entries = encoder(Array(shape.entry), flexible=flexible)
+
+    def encode(out: bytearray, value: Any) -> None:
+        if value is None and not nullable:
+            raise MalformedMessageError("None where the protocol wants an array of topics")
+        topics: dict[Any, list[Any]] = {}
+        for entry in value or ():
+            topics.setdefault(key_of(entry), []).append(entry)
+        write_length(out, None if value is None else len(topics), flexible=flexible)
+        for entries in topics.values():
+            for get, encode_key in keys:
+                encode_key(out, get(entries[0]))
+            encode_entries(out, entries)
+            if flexible:
+                out.append(0)
+
+    return encode
+
+
+def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode:
+    read_topic_count = _count_reader(flexible=flexible, nullable=nullable)
+    read_entry_count = _count_reader(flexible=flexible, nullable=False)
+    keys = [decoder(slot.shape, flexible=flexible) for slot in shape.keys]
+    decode_entry = _structure_decoder(shape.entry, flexible=flexible, given=[slot.attribute for slot in shape.keys])
+
+    def decode(reader: FrameReader) -> Any:
+        count = read_topic_count(reader)
+        if count is None:
+            return None
+        entries: list[Any] = []
+        for _ in range(count):
+            topic = [decode_key(reader) for decode_key in keys]
+            entries += [decode_entry(reader, *topic) for _ in range(read_entry_count(reader) or 0)]
+            if flexible:
+                reader.skip_tagged_fields()
+        return tuple(entries)
+
+    return decode
+
+
+# ---- structures ------------------------------------------------------------------------------------------------
+
+_NULL, _THERE = 0xFF, 0x01
+"""The byte before a structure that may be null, in all versions alike (KIP-893)."""
+
+
+def _or_null(encode: Encode) -> Encode:
+    def encode_or_null(out: bytearray, value: Any) -> None:
+        if value is None:
+            out.append(_NULL)
+            return
+        out.append(_THERE)
+        encode(out, value)
+
+    return encode_or_null
+
+
+def _null_or(decode: Decode) -> Decode:
+    def decode_or_null(reader: FrameReader) -> Any:
+        mark = reader.view(1)[0]
+        if mark == _NULL:
+            return None
+        if mark != _THERE:
+            raise MalformedMessageError(f"0x{mark:02x} before a structure, which neither is there nor is null")
+        return decode(reader)
+
+    return decode_or_null
+
+
+def _structure_encoder(shape: Structure | Wrapped, *, flexible: bool) -> Encode:
+    structure, get = (shape, "message.") if isinstance(shape, Structure) else (_only(shape.slot), "")
+    lines: list[str] = []
+    names: dict[str, Any] = {"error": struct.error, "raise_unfit": _raise_unfit}
+    if structure.unsent:
+        names["check"] = _unsent_check(structure)
+        lines.append("check(message)")
+    for number, run in enumerate(_runs(structure.plain)):
+        values = ", ".join(f"{get}{slot.attribute}" if get and slot.attribute else "message" for slot in run)
+        if types := _numbers_in(run):
+            names[f"pack{number}"] = _together(types).pack
+            names[f"types{number}"] = types
+            lines += [
+                f"try: out += pack{number}({values})",
+                f"except error: raise_unfit(types{number}, ({values},))",
+            ]
+        else:
+            names[f"write{number}"] = encoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
+            lines.append(f"write{number}(out, {values})")
+    if flexible and not structure.bare:
+        names["write_tags"] = _tags_encoder(structure.tagged)
+        lines.append("write_tags(out, message)" if structure.tagged else "out.append(0)")
+    function: Encode = _function("encode(out, message)", lines, names, structure)
+    return function
+
+
+def _structure_decoder(
+    shape: Structure | Wrapped, *, flexible: bool, given: Sequence[str] = (), apart: bool = False
+) -> Decode:
+    """Return the function that reads a structure; ``given`` values are its arguments.
+
+    It returns the message, or with ``apart`` the values of its fields.
+    """
+    structure, makes = (shape, not apart) if isinstance(shape, Structure) else (_only(shape.slot), False)
+    lines: list[str] = []
+    names: dict[str, Any] = {"make": structure.message}
+    read = list(given)
+    for number, run in enumerate(_runs(structure.plain)):
+        attributes = [one for slot in run for one in _attributes(slot)]
+        read += attributes
+        values = ", ".join(attributes)
+        if types := _numbers_in(run):
+            names[f"layout{number}"] = _together(types)
+            lines.append(f"{values}, = reader.unpack(layout{number})")
+        else:
+            names[f"read{number}"] = decoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
+            lines.append(f"{values} = read{number}(reader)")
+    values = ", ".join(f"{one}={one}" for one in read)
+    if flexible and not structure.bare:
+        names["read_tags"] = _tags_decoder(structure.tagged)
+        lines += (
+            [f"if more := read_tags(reader): return make({values}, **more)"]
+            if structure.tagged
+            else ["reader.skip_tagged_fields()"]
+        )
+    lines.append(f"return make({values})" if makes else f"return {', '.join(read)}")
+    function: Decode = _function(f"decode({', '.join(['reader', *given])})", lines, names, structure)
+    return function
+
+
+def _only(slot: Slot) -> Structure:
+    return Structure(object, 0, (slot,))
+
+
+def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+    """Yield numbers that stand side by side together, other fields alone."""
+    for are_numbers, run in groupby(slots, lambda slot: isinstance(slot.shape, Number)):
+        if are_numbers:
+            yield list(run)
+        else:
+            yield from ([slot] for slot in run)
+
+
+def _numbers_in(run: Sequence[Slot]) -> list[Number]:
+    return [slot.shape for slot in run if isinstance(slot.shape, Number)]
+
+
+def _together(types: Sequence[Number]) -> struct.Struct:
+    return struct.Struct(">" + "".join(one.code for one in types))
+
+
+def _attributes(slot: Slot) -> list[str]:
+    return [one.attribute for one in slot.shape.element.slots] if isinstance(slot.shape, Single) else [slot.attribute]
+
+
+def _function(head: str, lines: Sequence[str], names: dict[str, Any], structure: Structure) -> Any:
+    source = f"def {head}:\n    " + "\n    ".join(lines or ["pass"])
+    code = compile(source, f"<{structure.message.__name__} v{structure.version}>", "exec")
+    exec(code, names)  # noqa: S102 - made of the declarations alone
+    return names[head.partition("(")[0]]
+
+
+def _raise_unfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
+    for one, value in zip(types, values, strict=True):
+        one.encoder(flexible=False, nullable=False)(bytearray(), value)
+    raise AssertionError(f"each of {values!r} fits its type")
+
+
+def _unsent_check(structure: Structure) -> Callable[[Any], None]:
+    """Return the function that refuses a value that the version cannot carry: an error, and not a silent loss."""
+
+    def check(message: Any) -> None:
+        for one in structure.unsent:
+            if (value := getattr(message, one.attribute)) != one.default:
+                raise UnsupportedVersionError(
+                    f"version {structure.version} of this request cannot carry {one.name}={value!r}; "
+                    f"it needs version {one.since} - upgrade the broker, or leave the option at its default"
+                )
+
+    return check
+
+
+# ---- tagged fields ---------------------------------------------------------------------------------------------
+
+
+def _tags_encoder(slots: Sequence[Slot]) -> Encode:
+    tagged = [
+        (slot.tag, attrgetter(slot.attribute), encoder(slot.shape, flexible=True, nullable=slot.nullable), slot.default)
+        for slot in slots
+    ]
+
+    def encode(out: bytearray, message: Any) -> None:
+        present = [(tag, encode, value) for tag, get, encode, default in tagged if (value := get(message)) != default]
+        out.append(len(present))
+        for tag, encode_value, value in present:
+            body = bytearray()
+            encode_value(body, value)
+            write_uvarint(out, tag or 0)
+            write_uvarint(out, len(body))
+            out += body
+
+    return encode
+
+
+def _tags_decoder(slots: Sequence[Slot]) -> Decode:
+    """Return the function that reads tagged fields as a dict, of those that were declared."""
+    tagged = {slot.tag: (slot.attribute, decoder(slot.shape, flexible=True, nullable=slot.nullable)) for slot in slots}
+
+    def decode(reader: FrameReader) -> dict[str, Any]:
+        values = {}
+        for _ in range(reader.count(reader.uvarint())):
+            tag, body = reader.uvarint(), FrameReader(reader.view(reader.uvarint()))
+            if tag in tagged:
+                attribute, decode_value = tagged[tag]
+                values[attribute] = decode_value(body)
+        return values
+
+    return decode

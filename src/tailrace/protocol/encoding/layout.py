@@ -1,0 +1,179 @@
+"""Layout of a message in one version: what stands on the wire, in order, derived from the message's declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from tailrace.protocol.encoding.fields import OneElement, Wire, wire_of
+from tailrace.protocol.encoding.primitives import BOOL, BYTES, STRING, UUIDS, Number, Primitive, Sized
+
+__all__ = ["Array", "ByTopic", "Shape", "Single", "Slot", "Structure", "Unsent", "Wrapped", "layout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One field of one version."""
+
+    name: str
+    """As in Kafka's message definitions, in snake case."""
+    attribute: str
+    """As in the message."""
+    shape: Shape
+    nullable: bool = False
+    tag: int | None = None
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Field that a version cannot carry although its value matters."""
+
+    name: str
+    attribute: str
+    default: Any
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Fields in order, and behind them, in flexible versions, the tagged ones."""
+
+    message: type
+    version: int
+    slots: tuple[Slot, ...]
+    unsent: tuple[Unsent, ...] = ()
+    bare: bool = False
+    """True if the only field stands for the structure, without tagged fields."""
+
+    @property
+    def plain(self) -> tuple[Slot, ...]:
+        """The fields that are not tagged."""
+        return tuple(slot for slot in self.slots if slot.tag is None)
+
+    @property
+    def tagged(self) -> tuple[Slot, ...]:
+        """The tagged fields, in the order of their tags."""
+        return tuple(sorted((slot for slot in self.slots if slot.tag is not None), key=lambda slot: slot.tag or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A length and as many elements; a tuple in messages."""
+
+    item: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class ByTopic:
+    """Array of topics, each with an array of entries; a flat tuple in messages, whose entries name their topics."""
+
+    keys: tuple[Slot, ...]
+    name: str
+    entry: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """Structure with one field, in whose place messages have the field's value."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Array of one structure, whose fields messages have themselves."""
+
+    element: Structure
+
+
+Shape = Primitive | Structure | Array | ByTopic | Wrapped | Single
+
+_PLAIN: dict[object, Primitive] = {bool: BOOL, str: STRING, bytes: BYTES, UUID: UUIDS}
+
+
+@cache
+def layout(message: type, version: int) -> Structure:
+    """Return what ``version`` of a declared message has on the wire."""
+    slots: list[Slot] = []
+    unsent: list[Unsent] = []
+    arrays: dict[str, OneElement] = {}
+    moves: list[tuple[str, str]] = []
+    for attribute, wire, hint, default in _declared(message):
+        if not wire.since <= version <= wire.until:
+            if not wire.ignorable and default is not MISSING:
+                unsent.append(Unsent(wire.name or attribute, attribute, default, wire.since))
+            continue
+        slots.append(_slot(attribute, wire, hint, default, version))
+        if wire.inside is not None and version >= wire.inside.since:
+            arrays[attribute] = wire.inside
+        if wire.behind is not None and version >= wire.behind[0]:
+            moves.append((attribute, wire.behind[1]))
+    for attribute, other in moves:
+        moved = slots.pop(_place(slots, attribute))
+        slots.insert(_place(slots, other) + 1, moved)
+    return Structure(message, version, tuple(_gathered(slots, arrays, message, version)), tuple(unsent))
+
+
+@cache
+def _declared(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
+    hints = get_type_hints(message, include_extras=True)
+    return tuple((one.name, wire_of(one), hints[one.name], one.default) for one in dataclasses.fields(message))
+
+
+def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> Slot:
+    hint, optional = _without_none(hint)
+    name = wire.name or attribute
+    shape = _shape(hint, version if wire.entries_of is None else wire.entries_of)
+    match shape:
+        case Array(Structure() as entry) if wire.partitions:
+            shape = _nested_by_topic(entry, wire)
+        case Array(Structure() as item) if wire.bare is not None and version <= wire.bare[1]:
+            shape, name = Array(dataclasses.replace(item, bare=True)), wire.bare[0]
+    if wire.wrapping:
+        shape = Wrapped(Slot(wire.wrapping, attribute, shape))
+    return Slot(name, attribute, shape, optional and version >= wire.nullable_from, wire.tag, default)
+
+
+def _nested_by_topic(entry: Structure, wire: Wire) -> ByTopic:
+    per_topic = {attribute for attribute, inner, _, _ in _declared(entry.message) if inner.per_topic}
+    keys = tuple(slot for slot in entry.slots if slot.attribute in per_topic)
+    own = tuple(slot for slot in entry.slots if slot.attribute not in per_topic)
+    return ByTopic(keys, wire.partitions, dataclasses.replace(entry, slots=own, bare=wire.bare is not None))
+
+
+def _shape(hint: Any, version: int) -> Shape:
+    if get_origin(hint) is Annotated:
+        return next(one for one in hint.__metadata__ if isinstance(one, Number | Sized))
+    if get_origin(hint) is tuple:
+        return Array(_shape(get_args(hint)[0], version))
+    return _PLAIN[hint] if hint in _PLAIN else layout(hint, version)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    (there,) = (one for one in get_args(hint) if one is not NoneType)
+    return there, True
+
+
+def _place(slots: list[Slot], attribute: str) -> int:
+    return next(place for place, slot in enumerate(slots) if slot.attribute == attribute)
+
+
+def _gathered(slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int) -> Iterator[Slot]:
+    """Yield the fields; those of an array of one element together, where the first of them stands."""
+    seen: set[OneElement] = set()
+    for slot in slots:
+        array = arrays.get(slot.attribute)
+        if array is None:
+            yield slot
+        elif array not in seen:
+            seen.add(array)
+            within = tuple(one for one in slots if arrays.get(one.attribute) == array)
+            yield Slot(array.name, "", Single(Structure(message, version, within, bare=array.bare)))

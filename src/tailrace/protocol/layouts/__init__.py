@@ -1,1 +1,0 @@
-"""Layout of each message on the wire, by version."""

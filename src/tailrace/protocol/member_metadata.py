@@ -1,0 +1,158 @@
+"""Metadata that members of a classic group exchange: subscriptions in JoinGroup, assignments in SyncGroup.
+
+The broker does not read these bytes, so all clients in a group have to agree on them: Java's, librdkafka's, this one.
+A version stands in front; a reader takes the fields that it knows of a newer one and skips the rest.
+
+A subscription has bytes of the assignor's own in it, the user data. Two assignors use them: ``sticky`` for the owned
+partitions and their generation, ``cooperative-sticky`` for the generation alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.encoding.codec import decoder_of, encoder_of
+from tailrace.protocol.encoding.fields import field
+from tailrace.protocol.encoding.frame_reader import FrameReader
+from tailrace.protocol.encoding.primitives import int32
+from tailrace.protocol.message import ApiMessage
+
+__all__ = [
+    "MemberAssignment",
+    "MemberSubscription",
+    "OwnedPartitions",
+    "decode_assignment",
+    "decode_cooperative_data",
+    "decode_sticky_data",
+    "decode_subscription",
+    "encode_assignment",
+    "encode_cooperative_data",
+    "encode_sticky_data",
+    "encode_subscription",
+]
+
+MessageT = TypeVar("MessageT", bound=ApiMessage)
+
+_NEWEST = 3
+
+
+class OwnedPartitions(ApiMessage):
+    topic: str
+    partitions: tuple[int32, ...]
+
+
+class MemberSubscription(ApiMessage):
+    """ConsumerProtocolSubscription: the topics that a member subscribes to."""
+
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned_partitions: tuple[OwnedPartitions, ...] = field(since=1, ignorable=True, default=())
+    generation_id: int32 = field(since=2, ignorable=True, default=-1)
+    rack_id: str | None = field(since=3, ignorable=True, default=None)
+
+
+class MemberAssignment(ApiMessage):
+    """ConsumerProtocolAssignment: the partitions that a member is assigned."""
+
+    assigned_partitions: tuple[OwnedPartitions, ...]
+    user_data: bytes | None = None
+
+
+def encode_subscription(subscription: MemberSubscription, version: int = _NEWEST) -> bytes:
+    """Return the bytes of a member's subscription."""
+    return _encode(subscription, version)
+
+
+def encode_assignment(assignment: MemberAssignment, version: int = _NEWEST) -> bytes:
+    """Return the bytes of a member's assignment."""
+    return _encode(assignment, version)
+
+
+def decode_subscription(data: bytes) -> MemberSubscription:
+    """Return the subscription in ``data``.
+
+    Raises:
+        MalformedMessageError: the bytes are no subscription.
+    """
+    return _decode(MemberSubscription, data)
+
+
+def decode_assignment(data: bytes) -> MemberAssignment:
+    """Return the assignment in ``data``; no bytes at all, as Java's leader may send, are an empty assignment.
+
+    Raises:
+        MalformedMessageError: the bytes are no assignment.
+    """
+    return _decode(MemberAssignment, data) if data else MemberAssignment(())
+
+
+def _encode(message: ApiMessage, version: int) -> bytes:
+    out = bytearray(version.to_bytes(2, "big", signed=True))
+    encoder_of(type(message), version, flexible=False)(out, message)
+    return bytes(out)
+
+
+def _decode(kind: type[MessageT], data: bytes) -> MessageT:
+    reader = FrameReader(data)
+    version = reader.int16()
+    if version < 0:
+        raise MalformedMessageError(
+            f"version {version} of the consumer protocol - another kind of client in the group?"
+        )
+    message: MessageT = decoder_of(kind, min(version, _NEWEST), flexible=False)(reader)
+    return message
+
+
+# ---- user data -------------------------------------------------------------------------------------------------
+
+_NO_GENERATION = -1
+_GENERATION_SIZE = 4
+
+
+class _StickyData(ApiMessage):
+    owned: tuple[OwnedPartitions, ...]
+    generation: int32 = field(since=1, default=_NO_GENERATION)
+
+
+def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> bytes:
+    """Return the user data of a member with the ``sticky`` assignor: its owned partitions and their generation."""
+    out = bytearray()
+    encoder_of(_StickyData, 1, flexible=False)(out, _StickyData(tuple(owned), generation))
+    return bytes(out)
+
+
+def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
+    """Return the partitions that a member with the ``sticky`` assignor owned, and their generation.
+
+    Without user data the member owned nothing; without a generation, as in Java's before 2.3, it is -1.
+
+    Raises:
+        MalformedMessageError: the bytes are something else.
+    """
+    if not data:
+        return (), _NO_GENERATION
+    reader = FrameReader(data)
+    old: _StickyData = decoder_of(_StickyData, 0, flexible=False)(reader)
+    return old.owned, reader.int32() if reader.remaining else _NO_GENERATION
+
+
+def encode_cooperative_data(generation: int) -> bytes:
+    """Return the user data of a member with ``cooperative-sticky``: the generation of its owned partitions."""
+    return generation.to_bytes(_GENERATION_SIZE, "big", signed=True)
+
+
+def decode_cooperative_data(data: bytes | None) -> int:
+    """Return the generation of a member with ``cooperative-sticky``, -1 without one.
+
+    Java's client writes the number alone, librdkafka the user data of ``sticky``.
+
+    Raises:
+        MalformedMessageError: the bytes are something else.
+    """
+    if not data:
+        return _NO_GENERATION
+    if len(data) == _GENERATION_SIZE:
+        return FrameReader(data).int32()
+    return decode_sticky_data(data)[1]

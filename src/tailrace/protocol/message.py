@@ -1,0 +1,71 @@
+"""Bases of all messages: a class with annotated fields is a frozen dataclass, and a request has its API.
+
+    class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
+        group_id: str
+        generation_id: int32
+        member_id: str
+        group_instance_id: str | None = field(since=3, default=None)
+
+Messages are flat where the wire nests: an entry names its topic and partition itself. A field's default is that of
+Kafka's definitions, so an answer of an old version is a full message too. Times are in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args
+from uuid import UUID
+
+from tailrace.protocol.encoding.api import Api
+from tailrace.protocol.encoding.fields import NEVER, by_topic, field
+
+__all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
+
+ResponseT = TypeVar("ResponseT")
+
+NO_TOPIC_ID = UUID(int=0)
+"""An absent topic id, as the protocol writes it."""
+
+
+class _MessageType(type):
+    """Metaclass of messages, so that declarations need no decorator."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
+        made = super().__new__(mcs, name, bases, namespace)
+        if "__slots__" in namespace:
+            return made  # one of the bases, or called again by dataclass, which makes a class with slots of this one
+        message: Any = dataclass(frozen=True, slots=True)(made)
+        if api:
+            message.api = _api(message, **api)
+        return message
+
+
+def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: int = NEVER) -> Api[Any]:
+    (base,) = request.__orig_bases__  # type: ignore[attr-defined]
+    (answer,) = get_args(base)
+    name = request.__name__.removesuffix("Request")
+    return Api(key, name, range(versions[0], versions[1] + 1), flexible_from, request, answer)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))
+class ApiMessage(metaclass=_MessageType):
+    """A request, an answer, or a structure in one: fields in the order of the wire."""
+
+    __slots__ = ()
+
+
+class Request(ApiMessage, Generic[ResponseT]):
+    """A request, typed by its answer: ``await broker.send(request)`` returns a ``ResponseT``.
+
+    Subclasses are declared with their API's ``key``, the first and last of its ``versions`` that tailrace speaks, and
+    the first flexible version, ``flexible_from``, if it has any.
+    """
+
+    __slots__ = ()
+
+    api: ClassVar[Api[Any]]
+
+    @property
+    def newest_version(self) -> int | None:
+        """Newest version of the API that can carry this request; None if each can."""
+        return None

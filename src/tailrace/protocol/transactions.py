@@ -1,0 +1,109 @@
+"""Transactions (KIP-98): a producer's id, the partitions and offsets of a transaction, and its end.
+
+The oldest versions are those of Apache Kafka 2.5, the first whose transactions know members of groups (KIP-447). The
+newest are those of the first kind of transaction: in the later ones of EndTxn and TxnOffsetCommit the broker gives a
+new epoch with each (KIP-890), which belongs together with a Produce of version 12. AddPartitionsToTxn from 4 on is
+spoken among brokers only.
+"""
+
+from __future__ import annotations
+
+from tailrace.protocol.committed_offsets import CommitOffset, CommitResult
+from tailrace.protocol.encoding.fields import by_topic, field
+from tailrace.protocol.encoding.primitives import int16, int32, int64
+from tailrace.protocol.message import ApiMessage, Request
+
+__all__ = [
+    "AddOffsetsToTxnRequest",
+    "AddOffsetsToTxnResponse",
+    "AddPartitionsToTxnRequest",
+    "AddPartitionsToTxnResponse",
+    "AddedPartition",
+    "EndTxnRequest",
+    "EndTxnResponse",
+    "InitProducerIdRequest",
+    "InitProducerIdResponse",
+    "PartitionToAdd",
+    "TxnOffsetCommitRequest",
+    "TxnOffsetCommitResponse",
+]
+
+
+class InitProducerIdResponse(ApiMessage):
+    throttle_time_ms: int32 = field(default=0, kw_only=True)
+    error_code: int16
+    producer_id: int64 = -1
+    producer_epoch: int16 = -1
+
+
+class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3, 5), flexible_from=2):
+    transactional_id: str | None
+    transaction_timeout_ms: int32
+    producer_id: int64 = -1
+    """With its epoch, asks for the next epoch of this id, unless another producer has taken it (KIP-360)."""
+    producer_epoch: int16 = -1
+
+
+class PartitionToAdd(ApiMessage):
+    topic: str = field("name", per_topic=True)
+    partition: int32 = field("partitions")
+
+
+class AddedPartition(ApiMessage):
+    topic: str = field("name", per_topic=True)
+    partition: int32 = field("partition_index")
+    error_code: int16 = field("partition_error_code")
+
+
+class AddPartitionsToTxnResponse(ApiMessage):
+    throttle_time_ms: int32 = field(default=0, kw_only=True)
+    partitions: tuple[AddedPartition, ...] = by_topic("results_by_topic_v3_and_below", "results_by_partition")
+
+
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse], key=24, versions=(1, 3), flexible_from=3):
+    transactional_id: str = field("v3_and_below_transactional_id")
+    producer_id: int64 = field("v3_and_below_producer_id")
+    producer_epoch: int16 = field("v3_and_below_producer_epoch")
+    partitions: tuple[PartitionToAdd, ...] = by_topic("v3_and_below_topics", bare=True)
+
+
+class AddOffsetsToTxnResponse(ApiMessage):
+    throttle_time_ms: int32 = field(default=0, kw_only=True)
+    error_code: int16
+
+
+class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse], key=25, versions=(1, 4), flexible_from=3):
+    transactional_id: str
+    producer_id: int64
+    producer_epoch: int16
+    group_id: str
+
+
+class TxnOffsetCommitResponse(ApiMessage):
+    throttle_time_ms: int32 = field(default=0, kw_only=True)
+    partitions: tuple[CommitResult, ...] = by_topic()
+
+
+class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], key=28, versions=(3, 4), flexible_from=3):
+    transactional_id: str
+    group_id: str
+    producer_id: int64
+    producer_epoch: int16
+    generation_id: int32 = field(default=-1, kw_only=True)
+    """Generation, or the member's epoch under KIP-848; -1 outside of any membership: nothing is fenced (KIP-447)."""
+    member_id: str = field(default="", kw_only=True)
+    group_instance_id: str | None = field(default=None, kw_only=True)
+    partitions: tuple[CommitOffset, ...] = by_topic(entries_of=9)
+
+
+class EndTxnResponse(ApiMessage):
+    throttle_time_ms: int32 = field(default=0, kw_only=True)
+    error_code: int16
+
+
+class EndTxnRequest(Request[EndTxnResponse], key=26, versions=(1, 4), flexible_from=3):
+    transactional_id: str
+    producer_id: int64
+    producer_epoch: int16
+    committed: bool
+    """False aborts the transaction."""
