@@ -8,8 +8,8 @@ import pytest
 
 from tailrace import LogTruncatedError
 from tailrace.observe.events import LogTruncated
+from tailrace.protocol.fetch import EpochEndOffset
 from tailrace.protocol.messages import FetchRequest
-from tailrace.protocol.messages.fetch import EpochEndOffset
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import numbers
 

@@ -1,7 +1,7 @@
 """Functions that write and read a layout, compiled when a version of a message is first spoken.
 
 For each structure a function of straight-line Python is generated, as ``dataclasses`` does for ``__init__``: numbers
-that stand side by side are packed and unpacked at once, and the message is made by one call. From a message's first
+that stand side by side are packed and unpacked at once. From a message's first
 flexible version on, lengths are varints and tagged fields follow each structure (KIP-482). An unknown tag is skipped,
 so a newer broker may say more than this version knows.
 
@@ -10,6 +10,7 @@ Values have no types in here and nowhere else: declarations tie them to the attr
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -273,7 +274,7 @@ def _structure_decoder(
     """
     structure, makes = (shape, not apart) if isinstance(shape, Structure) else (_only(shape.slot), False)
     lines: list[str] = []
-    names: dict[str, Any] = {"make": structure.message}
+    names: dict[str, Any] = {}
     read = list(given)
     for number, run in enumerate(_runs(structure.plain)):
         attributes = [one for slot in run for one in _attributes(slot)]
@@ -285,17 +286,31 @@ def _structure_decoder(
         else:
             names[f"read{number}"] = decoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
             lines.append(f"{values} = read{number}(reader)")
-    values = ", ".join(f"{one}={one}" for one in read)
     if flexible and not structure.bare:
-        names["read_tags"] = _tags_decoder(structure.tagged)
-        lines += (
-            [f"if more := read_tags(reader): return make({values}, **more)"]
-            if structure.tagged
-            else ["reader.skip_tagged_fields()"]
-        )
-    lines.append(f"return make({values})" if makes else f"return {', '.join(read)}")
+        tagged = [slot.attribute for slot in structure.tagged]
+        names["read_tags"] = _tags_decoder(structure.tagged) if tagged else FrameReader.skip_tagged_fields
+        lines.append(f"{''.join(f'{one}, ' for one in tagged)}= read_tags(reader)" if tagged else "read_tags(reader)")
+        read += tagged
+    lines += _making(structure.message, read, names) if makes else [f"return {', '.join(read)}"]
     function: Decode = _function(f"decode({', '.join(['reader', *given])})", lines, names, structure)
     return function
+
+
+def _making(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that make a message of local variables and defaults.
+
+    They set its slots, since ``__init__`` of a frozen dataclass takes more than twice as long.
+    """
+    names |= {"new": object.__new__, "kind": message}
+    yield "made = new(kind)"
+    for one in dataclasses.fields(message):
+        names[f"set_{one.name}"] = getattr(message, one.name).__set__
+        if one.name not in read:
+            names[one.name] = one.default
+            if one.default is dataclasses.MISSING:
+                raise TypeError(f"{message.__name__}.{one.name} needs a default for the versions that lack it")
+        yield f"set_{one.name}(made, {one.name})"
+    yield "return made"
 
 
 def _only(slot: Slot) -> Structure:
@@ -373,16 +388,23 @@ def _tags_encoder(slots: Sequence[Slot]) -> Encode:
 
 
 def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads tagged fields as a dict, of those that were declared."""
-    tagged = {slot.tag: (slot.attribute, decoder(slot.shape, flexible=True, nullable=slot.nullable)) for slot in slots}
+    """Return the function that reads tagged fields as a list, with the defaults of those that are not there."""
+    tagged = {
+        slot.tag: (place, decoder(slot.shape, flexible=True, nullable=slot.nullable))
+        for place, slot in enumerate(slots)
+    }
+    defaults = [slot.default for slot in slots]
 
-    def decode(reader: FrameReader) -> dict[str, Any]:
-        values = {}
-        for _ in range(reader.count(reader.uvarint())):
+    def decode(reader: FrameReader) -> list[Any]:
+        count = reader.count(reader.uvarint())
+        if not count:
+            return defaults
+        values = defaults.copy()
+        for _ in range(count):
             tag, body = reader.uvarint(), FrameReader(reader.view(reader.uvarint()))
             if tag in tagged:
-                attribute, decode_value = tagged[tag]
-                values[attribute] = decode_value(body)
+                place, decode_value = tagged[tag]
+                values[place] = decode_value(body)
         return values
 
     return decode

@@ -48,7 +48,7 @@ class Wire:
     entries_of: int | None = None
 
 
-_AS_NAMED = Wire()
+_UNDER_ITS_NAME = Wire()
 
 
 def field(  # noqa: PLR0913 - one row of a declaration
@@ -130,5 +130,5 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
 
 def wire_of(declared: dataclasses.Field[Any]) -> Wire:
     """Return the declaration of a dataclass's field; one without ``field`` stands in all versions, under its name."""
-    wire: Wire = declared.metadata.get(Wire, _AS_NAMED)
+    wire: Wire = declared.metadata.get(Wire, _UNDER_ITS_NAME)
     return wire
