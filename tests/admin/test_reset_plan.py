@@ -10,7 +10,7 @@ from tailrace import ConfigurationError, TopicPartition
 from tailrace.admin.offsets import GroupOffset
 from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, planned_change
 from tailrace.core.offset_map import OffsetMap, encode_metadata
-from tailrace.protocol.messages import ListedOffset
+from tailrace.protocol.list_offsets import ListedOffset
 
 HERE = TopicPartition("orders", 0)
 BEGIN, END = 100, 900

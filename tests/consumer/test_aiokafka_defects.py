@@ -22,15 +22,11 @@ from tailrace.observe.events import (
     GroupLeft,
     OffsetReset,
 )
-from tailrace.protocol.messages import (
-    FetchRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    ListOffsetsRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import ProxiedBroker, numbers

@@ -18,7 +18,7 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.protocol.messages import MetadataRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 
 

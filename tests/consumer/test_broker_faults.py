@@ -20,13 +20,10 @@ from tailrace.observe.events import (
     GroupLeft,
     PartitionsAssigned,
 )
-from tailrace.protocol.messages import (
-    ApiVersionsRequest,
-    FetchRequest,
-    JoinGroupRequest,
-    OffsetCommitRequest,
-    SyncGroupRequest,
-)
+from tailrace.protocol.classic_group import JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.handshake import ApiVersionsRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import numbers

@@ -7,7 +7,10 @@ import asyncio
 import pytest
 
 from tailrace import Consumer, ConsumerStateError, SharedCluster
-from tailrace.protocol.messages import FetchRequest, JoinGroupRequest, MetadataRequest, OffsetCommitRequest
+from tailrace.protocol.classic_group import JoinGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.event_recorder import EventRecorder
 
 QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100}

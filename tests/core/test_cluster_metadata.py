@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
 FIRST_ID, SECOND_ID = UUID(int=1), UUID(int=2)

@@ -14,21 +14,11 @@ from tailrace.errors import BrokerConnectionError, NodeNotConnectedError, Reques
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import (
-    BrokerMetadata,
-    CommitOffset,
-    FetchPartition,
-    FetchRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupProtocol,
-    JoinGroupRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    MetadataResponse,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupProtocol, JoinGroupRequest
+from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.fetch import FetchPartition, FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, configured, coordinated
 from tests.support.net.open_sockets import Sockets

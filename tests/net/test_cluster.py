@@ -31,7 +31,7 @@ from tailrace.observe.events import (
     CoordinatorLost,
     MetadataRefreshFailed,
 )
-from tailrace.protocol.messages import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
 from tailrace.records import TopicPartition
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import cluster_at

@@ -18,15 +18,9 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.net.connection import Connection
-from tailrace.protocol.messages import (
-    FetchPartition,
-    FetchRequest,
-    FindCoordinatorRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MetadataRequest,
-    MetadataTopic,
-)
+from tailrace.protocol.fetch import FetchPartition, FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
 from tests.support.net.open_connections import dialled
 from tests.support.net.peers import Peer, opens_then
 

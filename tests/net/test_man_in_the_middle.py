@@ -14,7 +14,7 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
 )
-from tailrace.protocol.messages import (
+from tailrace.protocol.handshake import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,

@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from tailrace.net.metadata_refresher import MetadataRefresher
-from tailrace.protocol.messages import MetadataRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.net.open_connections import cluster_at
 

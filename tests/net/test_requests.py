@@ -8,34 +8,32 @@ from functools import partial
 
 from tailrace.error_codes import ErrorCode
 from tailrace.net.broker import Broker
+from tailrace.protocol.classic_group import (
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+from tailrace.protocol.committed_offsets import (
+    CommitOffset,
+    OffsetCommitRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+)
+from tailrace.protocol.fetch import FetchPartition, FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.member_metadata import (
+    MemberAssignment,
+    MemberSubscription,
+    OwnedPartitions,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from tailrace.protocol.messages import (
-    CommitOffset,
-    FetchPartition,
-    FetchRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupProtocol,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MemberAssignment,
-    MemberSubscription,
-    MetadataRequest,
-    MetadataTopic,
-    OffsetCommitRequest,
-    OffsetFetchPartition,
-    OffsetFetchRequest,
-    OwnedPartitions,
-    SyncGroupAssignment,
-    SyncGroupRequest,
-)
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
 from tests.support.net.open_connections import broker_at, coordinated
 
 SESSION_MS = 60_000

@@ -11,12 +11,8 @@ from tailrace.errors import AuthenticationError, BrokerConnectionError, NodeNotC
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.connection import Connection
 from tailrace.observe.events import ConnectionLost
-from tailrace.protocol.messages import (
-    FindCoordinatorRequest,
-    MetadataRequest,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-)
+from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslHandshakeRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tailrace.testing import unsecured_token
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, dialled

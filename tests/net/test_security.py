@@ -10,7 +10,8 @@ import trustme
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import ConnectionOpened
-from tailrace.protocol.messages import FindCoordinatorRequest, OffsetFetchRequest
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, cluster_at, configured
 from tests.support.net.peers import Peer, nobody, silent

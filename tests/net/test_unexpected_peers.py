@@ -14,13 +14,8 @@ import trustme
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
-from tailrace.protocol.messages import (
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    BrokerMetadata,
-    MetadataRequest,
-    MetadataResponse,
-)
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.metadata import BrokerMetadata, MetadataRequest, MetadataResponse
 from tests.support.net.open_connections import dialled
 from tests.support.net.peers import (
     Peer,

@@ -11,29 +11,17 @@ from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.api_versions import APIS
+from tailrace.protocol.classic_group import HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.encoding.api import Api, read_request_header
 from tailrace.protocol.encoding.codec import encoder
 from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
 from tailrace.protocol.encoding.primitives import STRING
-from tailrace.protocol.messages import (
-    ApiVersionRange,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    CommitOffset,
-    ConsumerGroupHeartbeatRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    ListGroupsRequest,
-    ListOffsetsRequest,
-    MetadataRequest,
-    MetadataTopic,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    OffsetForLeaderEpochRequest,
-    SyncGroupRequest,
-)
+from tailrace.protocol.group_descriptions import ListGroupsRequest
+from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.list_offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
 from tests.support.protocol.message_strategies import requests, responses
 
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]

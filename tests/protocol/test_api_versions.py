@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.api_versions import APIS, CONSUMING, Offered, api_by_key, api_of
-from tailrace.protocol.messages import (
-    ApiVersionRange,
-    ApiVersionsResponse,
+from tailrace.protocol.classic_group import HeartbeatRequest
+from tailrace.protocol.committed_offsets import (
     CommitOffset,
-    CreateTopicsRequest,
-    FetchRequest,
-    HeartbeatRequest,
-    MetadataRequest,
     OffsetCommitRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
 )
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsResponse
+from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.topics import CreateTopicsRequest
 
 
 def offered(**ranges: tuple[int, int]) -> Offered:

@@ -7,7 +7,7 @@ import pytest
 from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.encoding import primitives
 from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
 
 NAMES = {

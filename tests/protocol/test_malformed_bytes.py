@@ -11,19 +11,13 @@ from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.api_versions import APIS
+from tailrace.protocol.classic_group import JoinGroupRequest, LeaveGroupRequest
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.encoding.frame_reader import write_uvarint
 from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Structure, Wrapped, layout
-from tailrace.protocol.messages import (
-    FetchedPartition,
-    FetchRequest,
-    FetchResponse,
-    FindCoordinatorRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    MetadataRequest,
-    OffsetFetchRequest,
-)
+from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tests.support.protocol.message_strategies import requests, responses
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.member_metadata import (
+    MemberAssignment,
+    MemberSubscription,
+    OwnedPartitions,
     decode_assignment,
     decode_cooperative_data,
     decode_sticky_data,
@@ -17,7 +20,6 @@ from tailrace.protocol.member_metadata import (
     encode_sticky_data,
     encode_subscription,
 )
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
 from tests.support.protocol.message_strategies import messages
 
 

@@ -17,29 +17,23 @@ import pytest
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.api_versions import api_by_key
+from tailrace.protocol.classic_group import JoinGroupRequest
+from tailrace.protocol.configs import DescribeConfigsRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
 from tailrace.protocol.encoding.api import Api, read_request_header
+from tailrace.protocol.group_descriptions import ConsumerGroupDescribeRequest, DescribeGroupsRequest
+from tailrace.protocol.list_offsets import OffsetForLeaderEpochRequest
 from tailrace.protocol.member_metadata import (
+    MemberAssignment,
+    OwnedPartitions,
     decode_assignment,
     decode_cooperative_data,
     decode_sticky_data,
     decode_subscription,
 )
-from tailrace.protocol.messages import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupHeartbeatRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    JoinGroupRequest,
-    MemberAssignment,
-    MetadataRequest,
-    OffsetForLeaderEpochRequest,
-    OwnedPartitions,
-    ProduceRequest,
-    TopicIdPartitions,
-    TxnOffsetCommitRequest,
-)
+from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.transactions import EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
 
 
 class Recorded(NamedTuple):

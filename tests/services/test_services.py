@@ -9,7 +9,8 @@ import signal
 import httpx
 import pytest
 
-from tailrace.protocol.messages import FetchRequest, JoinGroupRequest
+from tailrace.protocol.classic_group import JoinGroupRequest
+from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
 
 TOTAL = 600

@@ -10,19 +10,17 @@ from tailrace.config import resolve
 from tailrace.errors import broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.member_metadata import encode_subscription
-from tailrace.protocol.messages import (
+from tailrace.protocol.classic_group import (
     JoinGroupProtocol,
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
-    MemberSubscription,
-    OffsetFetchPartition,
-    OffsetFetchRequest,
-    Request,
     SyncGroupAssignment,
     SyncGroupRequest,
 )
+from tailrace.protocol.committed_offsets import OffsetFetchPartition, OffsetFetchRequest
+from tailrace.protocol.member_metadata import MemberSubscription, encode_subscription
+from tailrace.protocol.message import Request
 
 ResponseT = TypeVar("ResponseT", bound=Any)
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.protocol.messages import (
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    ProduceRequest,
     TxnOffsetCommitRequest,
 )
 

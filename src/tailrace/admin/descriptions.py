@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from tailrace.errors import MalformedMessageError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.member_metadata import decode_assignment, decode_subscription
-from tailrace.protocol.messages import (
+from tailrace.protocol.group_descriptions import (
     DescribedConsumerGroup,
     DescribedConsumerGroupMember,
     DescribedGroup,
     DescribedGroupMember,
     DescribedPartitions,
 )
+from tailrace.protocol.member_metadata import decode_assignment, decode_subscription
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupDescription", "GroupListing", "GroupMemberDescription", "of_classic_protocol", "of_consumer_protocol"]

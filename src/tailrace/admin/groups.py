@@ -26,7 +26,7 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import (
+from tailrace.protocol.group_descriptions import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribedConsumerGroup,
@@ -34,8 +34,8 @@ from tailrace.protocol.messages import (
     DescribeGroupsRequest,
     ListGroupsRequest,
     ListGroupsResponse,
-    Request,
 )
+from tailrace.protocol.message import Request
 
 __all__ = [
     "check_idle",

@@ -16,7 +16,8 @@ from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, UnknownGroupError, UnknownTopicError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import CommitOffset, ListedOffset
+from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = ["ResetPlan", "reset_offsets"]

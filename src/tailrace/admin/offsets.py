@@ -19,20 +19,22 @@ from tailrace.errors import BrokerConnectionError, BrokerError, TopicRecreatedEr
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
 from tailrace.net.topic_ids import with_other_ids
-from tailrace.protocol.messages import (
+from tailrace.protocol.committed_offsets import (
     CommitOffset,
-    ListedOffset,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
+    OffsetToDelete,
+)
+from tailrace.protocol.list_offsets import (
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
     OffsetForLeaderEpochPartition,
     OffsetForLeaderEpochRequest,
-    OffsetToDelete,
-    Request,
 )
+from tailrace.protocol.message import Request
 from tailrace.records import TopicPartition
 
 __all__ = [

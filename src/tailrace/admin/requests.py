@@ -16,7 +16,7 @@ from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, ConfigurationError, TailraceError, broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import Request
+from tailrace.protocol.message import Request
 
 __all__ = ["NOT_NOW", "PATIENCE_S", "ask_coordinator", "ask_each"]
 

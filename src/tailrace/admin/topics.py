@@ -13,13 +13,13 @@ from typing import Any, cast
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import (
+from tailrace.protocol.message import Request
+from tailrace.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     NewTopic,
-    Request,
     TopicConfig,
     TopicToDelete,
 )

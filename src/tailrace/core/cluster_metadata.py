@@ -13,7 +13,8 @@ from typing import Protocol
 from uuid import UUID
 
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import NO_TOPIC_ID, BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.protocol.message import NO_TOPIC_ID
+from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
 __all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo", "is_other_log"]

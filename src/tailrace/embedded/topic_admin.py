@@ -15,21 +15,18 @@ from typing import Self, TypeVar
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
 from tailrace.protocol.api_versions import Offered, api_of
-from tailrace.protocol.messages import (
-    ApiVersionsRequest,
+from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
+from tailrace.protocol.topics import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MetadataRequest,
-    MetadataResponse,
-    MetadataTopic,
     NewPartitions,
     NewTopic,
     RecordsToDelete,
-    Request,
     TopicConfig,
     TopicResult,
     TopicToDelete,

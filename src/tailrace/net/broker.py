@@ -29,17 +29,11 @@ from tailrace.net.dialer import Dialer
 from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.api_versions import api_of
-from tailrace.protocol.messages import (
-    BrokerMetadata,
-    FetchRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    Request,
-    SyncGroupRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import BrokerMetadata
 
 __all__ = ["Broker", "Channel", "ChannelKey"]
 

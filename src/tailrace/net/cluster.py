@@ -42,13 +42,13 @@ from tailrace.observe.events import (
     MetadataRefreshFailed,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import (
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import (
     BrokerMetadata,
     FindCoordinatorRequest,
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,
-    Request,
 )
 from tailrace.records import TopicPartition
 

@@ -25,7 +25,8 @@ from tailrace.errors import (
 from tailrace.net.frames import LIMIT, FrameProtocol
 from tailrace.protocol.api_versions import Offered, api_of
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.messages import ApiVersionsResponse, Request
+from tailrace.protocol.handshake import ApiVersionsResponse
+from tailrace.protocol.message import Request
 
 __all__ = ["Connection"]
 

@@ -26,7 +26,8 @@ from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
 from tailrace.net.sockets import connected_socket, keep_alive
 from tailrace.protocol.api_versions import Offered, api_of
-from tailrace.protocol.messages import ApiVersionsRequest, ApiVersionsResponse, Request
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.message import Request
 
 __all__ = ["Dialer"]
 

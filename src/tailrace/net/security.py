@@ -19,7 +19,8 @@ from aiokafka.conn import OAuthAuthenticator, SaslGSSAPIAuthenticator, SaslPlain
 from tailrace.config import ConsumerConfig, TokenProvider
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, TailraceError
-from tailrace.protocol.messages import Request, SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
+from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
+from tailrace.protocol.message import Request
 
 __all__ = ["Exchange", "Token", "authenticate", "tls_context"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from uuid import UUID
 
-from tailrace.protocol.messages import NO_TOPIC_ID, MetadataRequest, MetadataResponse, MetadataTopic
+from tailrace.protocol.message import NO_TOPIC_ID
+from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
 from tailrace.records import TopicPartition
 
 __all__ = ["with_other_ids"]

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from tailrace.protocol.api_versions import api_by_key
 from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.messages import Request
+from tailrace.protocol.message import Request
 
 __all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "kept"]
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.api_versions import api_by_key
 from tailrace.protocol.encoding.api import read_request_header
-from tailrace.protocol.messages import Request
+from tailrace.protocol.message import Request
 from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edited, read_frame
 from tailrace.testing.faults import Direction, Fault, ProxiedFrame, kept
 

@@ -20,7 +20,7 @@ from tailrace import (
     UnsupportedVersionError,
 )
 from tailrace.observe.events import TransactionAborted
-from tailrace.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tests.support.consumer_group import until
 from tests.support.pipelines import check, fill, passing_on, until_committed
 

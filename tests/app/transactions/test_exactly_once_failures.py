@@ -23,7 +23,7 @@ from tailrace import (
 )
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import HandlerFailed, LetterRefused, OffsetsCommitted, RecordBuried, TransactionAborted
-from tailrace.protocol.messages import TxnOffsetCommitRequest
+from tailrace.protocol.transactions import TxnOffsetCommitRequest
 from tests.support.consumer_group import until
 from tests.support.pipelines import check, fill, offsets_now, passing_on, until_committed
 from tests.support.transaction_faults import with_code

@@ -15,12 +15,12 @@ from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import OffsetsCommitted, TransactionAborted, TransactionalIdRenewed, TransactionInDoubt
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import (
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    OffsetFetchRequest,
-    ProduceRequest,
     TxnOffsetCommitRequest,
 )
 from tests.support.committed_records import CommittedRecords

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace import Consumer
 from tailrace.observe.events import OffsetsCommitted, TransactionAborted
-from tailrace.protocol.messages import EndTxnRequest, TxnOffsetCommitRequest
+from tailrace.protocol.transactions import EndTxnRequest, TxnOffsetCommitRequest
 from tests.support.pipelines import fill, offsets_now, passing_on, until_committed
 
 

@@ -11,7 +11,9 @@ import pytest
 from tailrace import Consumer, ConsumerStateError, TopicPartition
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import OffsetsCommitted
-from tailrace.protocol.messages import ApiVersionsRequest, FetchRequest, MetadataRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.simulation.cpu_time import cpu_time
 

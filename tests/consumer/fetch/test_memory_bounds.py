@@ -7,7 +7,8 @@ import asyncio
 from tailrace import TopicPartition
 from tailrace.core.fetch.plan import slot_of
 from tailrace.observe.events import GroupJoined
-from tailrace.protocol.messages import FetchRequest, HeartbeatRequest
+from tailrace.protocol.classic_group import HeartbeatRequest
+from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import FetchRequest, MetadataRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.proxied_broker import ProxiedBroker, numbers
 

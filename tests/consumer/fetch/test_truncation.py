@@ -8,8 +8,7 @@ import pytest
 
 from tailrace import LogTruncatedError
 from tailrace.observe.events import LogTruncated
-from tailrace.protocol.fetch import EpochEndOffset
-from tailrace.protocol.messages import FetchRequest
+from tailrace.protocol.fetch import EpochEndOffset, FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import numbers
 

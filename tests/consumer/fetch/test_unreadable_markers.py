@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split
 from tailrace.observe.events import BatchRefused
-from tailrace.protocol.messages import FetchRequest
+from tailrace.protocol.fetch import FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.protocol.built_batches import resealed
 

@@ -25,7 +25,7 @@ from tailrace.observe.events import (
     OverrideRefused,
     PartitionsAssigned,
 )
-from tailrace.protocol.messages import HeartbeatRequest, JoinGroupRequest
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.manual_member import ManualMember

@@ -28,15 +28,9 @@ from tailrace.observe.events import (
     GroupRequestFailed,
     PartitionsLost,
 )
-from tailrace.protocol.messages import (
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    SyncGroupRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -11,16 +11,11 @@ import pytest
 from tailrace import RebalanceError, TopicPartition
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor
 from tailrace.observe.events import GroupJoined
-from tailrace.protocol.messages import (
-    ApiVersionsRequest,
-    FetchRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    MetadataRequest,
-    OffsetFetchRequest,
-    SyncGroupRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

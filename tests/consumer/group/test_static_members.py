@@ -10,13 +10,8 @@ import pytest
 
 from tailrace import ConfigurationError, FencedMemberError, TopicPartition
 from tailrace.observe.events import ConsumerFailed, GroupJoined, PartitionsLost, RebalanceStarted
-from tailrace.protocol.messages import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    OffsetCommitRequest,
-    SyncGroupRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

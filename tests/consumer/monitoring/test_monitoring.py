@@ -9,13 +9,10 @@ import pytest
 from confluent_kafka import Producer
 
 from tailrace import ConfigurationError, ConsumerStateError, TopicPartition
-from tailrace.protocol.messages import (
-    FetchRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    ListOffsetsRequest,
-    OffsetCommitRequest,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.proxied_broker import numbers
 

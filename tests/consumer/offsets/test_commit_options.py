@@ -15,12 +15,9 @@ from tailrace.observe.events import (
     OffsetReset,
     OffsetsCommitted,
 )
-from tailrace.protocol.messages import (
-    FindCoordinatorRequest,
-    LeaveGroupRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
+from tailrace.protocol.classic_group import LeaveGroupRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import CommitFailedError, TopicPartition
 from tailrace.observe.events import PartitionsRevoked, TopicRecreated
-from tailrace.protocol.messages import ApiVersionsRequest
+from tailrace.protocol.handshake import ApiVersionsRequest
 from tests.support.consumer_group import until
 
 OFFSET_COMMIT = 8

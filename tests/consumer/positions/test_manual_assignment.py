@@ -17,7 +17,9 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.protocol.messages import ListOffsetsRequest, MetadataRequest, OffsetFetchRequest
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.witness import offsets
 

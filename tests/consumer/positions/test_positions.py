@@ -17,7 +17,8 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.protocol.messages import FetchRequest, JoinGroupRequest
+from tailrace.protocol.classic_group import JoinGroupRequest
+from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
 
 EARLIEST = {"auto_offset_reset": "earliest"}

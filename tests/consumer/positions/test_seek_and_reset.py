@@ -22,7 +22,8 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.observe.events import OffsetReset, OffsetsCommitted
-from tailrace.protocol.messages import FetchRequest, ListOffsetsRequest
+from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.list_offsets import ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.fetch.isolation import visible
-from tailrace.protocol.messages import AbortedTransaction
+from tailrace.protocol.fetch import AbortedTransaction
 
 
 @dataclass(frozen=True)

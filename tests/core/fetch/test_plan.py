@@ -26,13 +26,8 @@ from tailrace.core.fetch.plan import (
 )
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
-from tailrace.protocol.messages import (
-    BrokerMetadata,
-    FetchPartition,
-    MetadataResponse,
-    PartitionMetadata,
-    TopicMetadata,
-)
+from tailrace.protocol.fetch import FetchPartition
+from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
 TOPIC_ID = UUID(int=1)

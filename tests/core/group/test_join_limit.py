@@ -17,7 +17,7 @@ from tailrace.core.group.events import (
 )
 from tailrace.core.group.join_limit import JoinLimit
 from tailrace.errors import RebalanceError
-from tailrace.protocol.messages import MemberAssignment
+from tailrace.protocol.member_metadata import MemberAssignment
 
 JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
 

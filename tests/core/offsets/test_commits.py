@@ -11,7 +11,7 @@ from tailrace.core.delivery.progress import InHand
 from tailrace.core.offset_map import OffsetMap, decode_metadata
 from tailrace.core.offsets.auto_commit import CommitClock
 from tailrace.core.offsets.commits import Commits, CommitSnapshot
-from tailrace.protocol.messages import CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at
 

@@ -11,7 +11,7 @@ from tailrace.core.positions.partition_spec import PartitionSpec, partition_spec
 from tailrace.core.positions.seek import seeks
 from tailrace.core.positions.start_point import EARLIEST, LATEST, StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError
-from tailrace.protocol.messages import ListedOffset
+from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import TopicPartition
 
 ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)

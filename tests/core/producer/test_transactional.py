@@ -44,7 +44,7 @@ from tailrace.core.producer.events import (
 from tailrace.core.producer.states import ASKING, OVER, ProducerState
 from tailrace.core.producer.transactional import TABLE, TransactionMachine
 from tailrace.errors import CommitFailedError, ProducerFencedError, PublishError
-from tailrace.protocol.messages import CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
 from tests.support.simulation.driven_machine import check_events, told
 from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, member
 

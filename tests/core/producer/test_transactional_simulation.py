@@ -35,7 +35,7 @@ from tailrace.core.producer.events import (
 )
 from tailrace.core.producer.states import ProducerState
 from tailrace.errors import PublishError
-from tailrace.protocol.messages import CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import TopicPartition
 from tests.support.simulation.transaction_brokers import Brokers, Stage
 from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, member

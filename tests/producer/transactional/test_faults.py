@@ -14,15 +14,13 @@ from tailrace.core.group.events import Identity
 from tailrace.core.producer.states import ProducerState
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.transactional.producer import TransactionalProducer
-from tailrace.protocol.messages import (
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
-    MetadataRequest,
-    MetadataResponse,
-    ProduceRequest,
     TxnOffsetCommitRequest,
 )
 from tailrace.testing import FaultProxy

@@ -13,7 +13,8 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.dialer import Dialer
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import BrokerMetadata, FindCoordinatorRequest, OffsetFetchRequest
+from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest
 from tests.support.event_recorder import EventRecorder
 
 

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from tailrace.protocol.api_versions import APIS, api_by_key
 from tailrace.protocol.encoding.api import RequestHeader, read_request_header
-from tailrace.protocol.messages import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse, Request
+from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.message import Request
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Answer = object

@@ -39,50 +39,59 @@ from confluent_kafka.admin import (
 
 from tailrace.batches.batch_writer import BatchWriter
 from tailrace.protocol.api_versions import api_of
-from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.member_metadata import encode_assignment, encode_subscription
-from tailrace.protocol.messages import (
-    NO_TOPIC_ID,
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    CommitOffset,
-    ConfigAlteration,
-    ConfigsToAlter,
-    ConfigsToDescribe,
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupHeartbeatRequest,
-    DeleteGroupsRequest,
-    DescribeConfigsRequest,
-    DescribeGroupsRequest,
-    EndTxnRequest,
-    FindCoordinatorRequest,
+from tailrace.protocol.classic_group import (
     HeartbeatRequest,
-    IncrementalAlterConfigsRequest,
-    InitProducerIdRequest,
     JoinGroupProtocol,
     JoinGroupRequest,
     LeaveGroupRequest,
-    ListGroupsRequest,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    MemberAssignment,
-    MemberSubscription,
-    MetadataRequest,
-    MetadataTopic,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+from tailrace.protocol.committed_offsets import (
+    CommitOffset,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
+    OffsetToDelete,
+)
+from tailrace.protocol.configs import (
+    ConfigAlteration,
+    ConfigsToAlter,
+    ConfigsToDescribe,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
+from tailrace.protocol.encoding.api import Api
+from tailrace.protocol.group_descriptions import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from tailrace.protocol.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
     OffsetForLeaderEpochPartition,
     OffsetForLeaderEpochRequest,
-    OffsetToDelete,
+)
+from tailrace.protocol.member_metadata import (
+    MemberAssignment,
+    MemberSubscription,
     OwnedPartitions,
+    encode_assignment,
+    encode_subscription,
+)
+from tailrace.protocol.message import NO_TOPIC_ID
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.protocol.produce import ProduceRequest, RecordsToProduce
+from tailrace.protocol.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
     PartitionToAdd,
-    ProduceRequest,
-    RecordsToProduce,
-    SyncGroupAssignment,
-    SyncGroupRequest,
-    TopicIdPartitions,
     TxnOffsetCommitRequest,
 )
 from tailrace.testing import FaultProxy, KafkaServer

@@ -40,7 +40,7 @@ from tailrace.core.group.events import (
 )
 from tailrace.core.group.membership import MemberSettings
 from tailrace.errors import FencedMemberError, RebalanceError
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
 SESSION_S, INTERVAL_S, PATIENCE_S = 10.0, 3.0, 5.0

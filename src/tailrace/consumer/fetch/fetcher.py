@@ -62,7 +62,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.observe.events import BatchRefused, FetchAnswered, FetchFailed, FetchInterrupted, LogTruncated
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
 
 __all__ = ["Fetcher", "connection_name"]

@@ -11,8 +11,8 @@ from typing import Protocol
 from tailrace.consumer.group.subscription_data import read_subscription, write_subscription
 from tailrace.core.group.effects import SendJoin, SendSync
 from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
+from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 from tailrace.protocol.member_metadata import decode_assignment, encode_assignment
-from tailrace.protocol.messages import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 
 __all__ = ["ConsumerProtocol", "MemberProtocol"]
 

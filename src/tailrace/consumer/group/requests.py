@@ -58,18 +58,11 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import GroupAnswered, GroupLeft, GroupRequestFailed
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import (
-    ConfigsToDescribe,
-    ConsumerGroupHeartbeatRequest,
-    DescribeConfigsRequest,
-    FindCoordinatorRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    Request,
-    SyncGroupRequest,
-    TopicIdPartitions,
-)
+from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import FindCoordinatorRequest
 
 __all__ = ["GroupRequests", "Question", "outcome_of"]
 

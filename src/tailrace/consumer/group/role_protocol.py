@@ -14,14 +14,8 @@ from tailrace.core.group.assignors.strategies import Strategy
 from tailrace.core.group.effects import SendJoin, SendSync
 from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
 from tailrace.errors import ConfigurationError, RebalanceError
-from tailrace.protocol.messages import (
-    JoinGroupProtocol,
-    JoinGroupResponse,
-    MemberAssignment,
-    MemberSubscription,
-    OwnedPartitions,
-    SyncGroupAssignment,
-)
+from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 
 __all__ = ["Encodable", "Generation", "GroupRole", "HasEncode", "RoleProtocol"]
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tailrace.protocol.member_metadata import (
+    MemberSubscription,
+    OwnedPartitions,
     decode_cooperative_data,
     decode_sticky_data,
     decode_subscription,
@@ -17,7 +19,6 @@ from tailrace.protocol.member_metadata import (
     encode_sticky_data,
     encode_subscription,
 )
-from tailrace.protocol.messages import MemberSubscription, OwnedPartitions
 
 __all__ = ["read_subscription", "write_subscription"]
 

@@ -47,7 +47,7 @@ from tailrace.observe.events import (
     TopicRecreated,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import CommitOffset, OffsetCommitRequest
+from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Committer"]

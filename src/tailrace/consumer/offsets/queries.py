@@ -17,7 +17,7 @@ from tailrace.core.positions.start_point import EARLIEST, LATEST, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import BrokerError, TailraceError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.messages import ListedOffset
+from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 __all__ = ["TOPIC_GRACE_S", "OffsetQueries", "check_topics"]

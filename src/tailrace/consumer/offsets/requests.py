@@ -21,18 +21,16 @@ from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.topic_ids import with_other_ids
-from tailrace.protocol.messages import (
-    NO_TOPIC_ID,
+from tailrace.protocol.committed_offsets import (
     CommitOffset,
     CommittedOffset,
-    ListedOffset,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
     OffsetCommitRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from tailrace.protocol.list_offsets import ListedOffset, ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = [

@@ -23,7 +23,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.observe.events import OffsetReset
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.messages import ListedOffset
+from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = ["OffsetResetter"]

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from tailrace.protocol.messages import AbortedTransaction
+from tailrace.protocol.fetch import AbortedTransaction
 
 __all__ = ["BatchHeader", "visible"]
 

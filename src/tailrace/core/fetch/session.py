@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import FetchPartition, FetchResponse, ForgottenPartition
+from tailrace.protocol.fetch import FetchPartition, FetchResponse, ForgottenPartition
 from tailrace.records import TopicPartition
 
 __all__ = ["FetchSession", "SessionPart", "without_session"]

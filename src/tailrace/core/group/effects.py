@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tailrace.core.group.events import Identity
 from tailrace.errors import TailraceError
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
 __all__ = [

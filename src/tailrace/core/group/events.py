@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tailrace.errors import TailraceError
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
 from tailrace.records import TopicPartition
 
 __all__ = [

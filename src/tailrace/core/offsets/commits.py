@@ -17,7 +17,8 @@ from uuid import UUID
 
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.offset_map import OffsetMap, encode_metadata
-from tailrace.protocol.messages import NO_TOPIC_ID, CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["CommitNote", "CommitSnapshot", "Commits"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tailrace.protocol.messages import ListedOffset
+from tailrace.protocol.list_offsets import ListedOffset
 
 __all__ = ["EARLIEST", "LATEST", "StartFrom", "StartPoint", "shares_of"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from tailrace.core.group.membership import Identity
 from tailrace.errors import TailraceError
-from tailrace.protocol.messages import CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import TopicPartition
 
 __all__ = [

@@ -49,7 +49,8 @@ from tailrace.producer.transactional.outbox import Outbox
 from tailrace.producer.transactional.partitions import PartitionResolver
 from tailrace.producer.transactional.requests import TransactionRequests
 from tailrace.producer.transactional.settings import A_MOMENT_S, Compression, check_options, settings_of
-from tailrace.protocol.messages import NO_TOPIC_ID, CommitOffset
+from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["TransactionalProducer"]

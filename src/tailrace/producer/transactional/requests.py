@@ -55,19 +55,17 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.topic_ids import with_other_ids
-from tailrace.protocol.messages import (
+from tailrace.protocol.committed_offsets import CommitResult
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import FindCoordinatorRequest
+from tailrace.protocol.produce import ProducedPartition, ProduceRequest, RecordsToProduce
+from tailrace.protocol.transactions import (
     AddedPartition,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
-    CommitResult,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     PartitionToAdd,
-    ProducedPartition,
-    ProduceRequest,
-    RecordsToProduce,
-    Request,
     TxnOffsetCommitRequest,
 )
 from tailrace.records import TopicPartition

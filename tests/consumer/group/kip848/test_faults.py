@@ -18,12 +18,9 @@ from tailrace.observe.events import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from tailrace.protocol.messages import (
-    ConsumerGroupHeartbeatRequest,
-    FindCoordinatorRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-)
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import ConsumerGroup, kill, until
 from tests.support.event_recorder import EventRecorder
 from tests.support.kip848_broker import is_full

@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from tailrace.observe.events import GroupJoined, PartitionsLost
-from tailrace.protocol.messages import ConsumerGroupHeartbeatRequest, DescribeConfigsRequest, FetchRequest
+from tailrace.protocol.configs import DescribeConfigsRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.fetch import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.kip848_broker import is_full, says_nothing

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tailrace import ConfigurationError, Consumer, UnsupportedVersionError
-from tailrace.protocol.messages import ApiVersionsRequest
+from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.testing import KafkaServer
 from tests.support.consumer_group import until
 

@@ -9,7 +9,7 @@ import pytest
 from tailrace import FencedMemberError, TopicPartition
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import ConsumerFailed, PartitionsAssigned, PartitionsLost, PartitionsRevoked
-from tailrace.protocol.messages import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 

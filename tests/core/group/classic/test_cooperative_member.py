@@ -43,7 +43,7 @@ from tailrace.core.group.events import (
     TakenOver,
 )
 from tailrace.errors import RebalanceError
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 from tests.support.simulation.classic_member import (
     ASSIGNMENT,

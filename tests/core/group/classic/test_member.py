@@ -48,7 +48,7 @@ from tailrace.core.group.events import (
     Synced,
     TakenOver,
 )
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tests.support.simulation.classic_member import (
     ASSIGNMENT,
     EVENTS,

@@ -57,7 +57,7 @@ from tailrace.core.group.kip848.member import TABLE, Kip848Member
 from tailrace.core.group.kip848.states import ALIVE, OVER, Kip848State
 from tailrace.core.group.membership import MemberSettings
 from tailrace.errors import FencedMemberError, RebalanceError
-from tailrace.protocol.messages import MemberAssignment
+from tailrace.protocol.member_metadata import MemberAssignment
 from tailrace.records import TopicPartition
 from tests.support.simulation.driven_machine import NOW, check_events, effects_of, state_of, told
 

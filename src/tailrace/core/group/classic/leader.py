@@ -14,7 +14,7 @@ from hashlib import blake2b
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember
 from tailrace.core.group.assignors.strategies import Strategy, checked_deal
 from tailrace.core.group.events import JoinedAsLeader, PartitionsFound
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupLeader", "by_topic"]

@@ -48,7 +48,7 @@ from tailrace.core.group.heartbeat import Heartbeat
 from tailrace.core.group.membership import MemberSettings
 from tailrace.core.machine import StateMachine, TransitionTable
 from tailrace.errors import ConfigurationError, RebalanceError, TailraceError
-from tailrace.protocol.messages import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
 __all__ = ["ClassicSteps"]
