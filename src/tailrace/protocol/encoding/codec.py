@@ -93,10 +93,11 @@ def _numbers_encoder(number: Number, *, flexible: bool, nullable: bool) -> Encod
         if value is None and not nullable:
             raise MalformedMessageError("None where the protocol wants an array")
         write_length(out, None if value is None else len(value), flexible=flexible)
+        numbers: Sequence[Any] = () if value is None else value
         try:
-            out += struct.pack(f">{len(value or ())}{number.code}", *(value or ()))
+            out += struct.pack(f">{len(numbers)}{number.code}", *numbers)
         except struct.error:
-            _raise_unfit([number] * len(value), value)
+            _raise_unfit([number] * len(numbers), numbers)
 
     return encode
 
