@@ -101,7 +101,6 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
     bare: bool = False,
     entries_of: int | None = None,
     default: Any = MISSING,
-    kw_only: bool = False,
 ) -> Any:
     """Declare an array that the wire nests by topic, and of which messages have a flat tuple of entries.
 
@@ -114,7 +113,6 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         bare: an entry has nothing but its partition, and the array in each topic is one of numbers.
         entries_of: version of the entry's own declaration to write, where that is of another request.
         default: as in ``dataclasses.field``.
-        kw_only: as in ``dataclasses.field``.
     """
     wire = Wire(
         name,
@@ -125,7 +123,7 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         partitions=partitions,
         entries_of=entries_of,
     )
-    return dataclasses.field(default=default, kw_only=kw_only, metadata={Wire: wire})
+    return dataclasses.field(default=default, metadata={Wire: wire})
 
 
 def wire_of(declared: dataclasses.Field[Any]) -> Wire:
