@@ -9,7 +9,7 @@ import pytest
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.core.positions.start_policy import StartPolicy
-from tailrace.protocol.messages import MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.protocol.metadata import MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 EARLIEST, LATEST, NONE = (StartPoint(one) for one in (StartFrom.EARLIEST, StartFrom.LATEST, StartFrom.NONE))

@@ -14,7 +14,7 @@ from tailrace.core.delivery.offset_map_size import OffsetMapSize
 from tailrace.core.delivery.progress import InHand, Lease, Progress
 from tailrace.core.offset_map import OffsetMap
 from tailrace.core.positions.start_point import StartPoint
-from tailrace.protocol.messages import NO_TOPIC_ID
+from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Position", "Positions"]

@@ -17,7 +17,7 @@ from tailrace.core.cluster_metadata import ClusterMetadata, is_other_log
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.messages import FetchPartition
+from tailrace.protocol.fetch import FetchPartition
 from tailrace.records import TopicPartition
 
 __all__ = [
