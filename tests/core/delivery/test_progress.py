@@ -153,7 +153,7 @@ def test_a_batch_is_in_hand_as_a_whole(progress):
 
 def test_records_that_were_sent_to_another_process_are_finished_by_its_word(progress):
     """It says through which offset they are; what it gives back will be delivered again."""
-    for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20)):
+    for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):
         lease.send_away()
 
     assert (progress.finished, progress.has_in_flight) == (10, True)
@@ -161,7 +161,7 @@ def test_records_that_were_sent_to_another_process_are_finished_by_its_word(prog
     assert progress.finished == 13
     progress.cut(13)
     assert (progress.finished, progress.delivered, progress.has_in_flight) == (13, 13, False)
-    progress.finish_through(20)
+    progress.finish_through(22)
     assert progress.finished == 13
 
 

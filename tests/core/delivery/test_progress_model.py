@@ -161,6 +161,27 @@ class Model(RuleBasedStateMachine):
             del self.state[offset]
         one.waiting.clear()
 
+    @precondition(lambda self: not self.state)
+    @rule(data=st.data(), counts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    def another_process_has_some_and_gives_some_back(self, data, counts):
+        for count in counts:
+            offsets = [one for one in self.behind(self.delivered) if one < self.fetched][:count]
+            if offsets:
+                self.delivered = offsets[-1] + 1
+                self.position.deliver(records_at(offsets, ONE), self.delivered).send_away()
+                self.state |= dict.fromkeys(offsets, IN_FLIGHT)
+        if not self.state:
+            return
+        handed, done = sorted(data.draw(st.tuples(*[st.sampled_from(sorted(self.state))] * 2)), reverse=True)
+        self.progress.finish_through(done)
+        assert self.progress.finished == done
+        self.progress.cut(handed)
+        self.progress.finish_through(handed)
+        assert (self.progress.finished, self.progress.delivered) == (handed, handed)
+        assert not self.progress.has_in_flight
+        self.delivered = handed
+        self.state.clear()
+
     # ---- epochs and commits ----------------------------------------------------------------------------------------
 
     @rule(index=st.integers(0, 40))

@@ -340,8 +340,11 @@ class Progress:
     def cut(self, offset: int) -> None:
         """What is in hand from ``offset`` on goes back: it will be delivered again, here or by the next owner."""
         for lease in list(self._leases):
-            lease.end = min(lease.end, max(offset, lease.finished))
-            lease.close_if_done()
+            if lease.finished >= offset:
+                self.forget(lease)
+            else:
+                lease.end = min(lease.end, offset)
+                lease.close_if_done()
         self.delivered = min(self.delivered, max(offset, self._started_to))
 
     def halt(self) -> None:
