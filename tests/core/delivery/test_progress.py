@@ -151,6 +151,35 @@ def test_a_batch_is_in_hand_as_a_whole(progress):
     assert progress.finished == 14
 
 
+def test_of_a_batch_some_records_may_be_left(progress):
+    """What of it is finished behind them is said in the map; then they are finished, or left to the next owner."""
+    lease = delivered(progress, 10, 11, 12, 13, 14)
+    lease.take_all()
+    assert (progress.finished, progress.offset_map()) == (10, None)
+
+    lease.keep_in_hand(lease.records[1:3])
+    assert (progress.finished, progress.offset_map()) == (11, OffsetMap(11, 15, (11, 12)))
+    lease.keep_in_hand(lease.records[1:])
+    assert (progress.finished, progress.offset_map()) == (12, OffsetMap(12, 15, (12,)))
+    lease.abandon_in_hand()
+    assert (progress.finished, progress.offset_map(), progress.has_in_flight) == (12, OffsetMap(12, 15, (12,)), False)
+
+
+def test_batches_may_finish_in_any_order(progress):
+    """One that is taken out from among others is finished behind them, and the map says so."""
+    whole = delivered(progress, 10, 11, 12, 13, 14)
+    records = whole.records
+    first = whole.take_out(records[1:3], [records[0], *records[3:]])
+    first.take_all()
+    second = whole.take_out([records[0]], records[3:])
+    second.take_all()
+
+    first.finish_taken()
+    assert (progress.finished, progress.offset_map()) == (10, OffsetMap(10, 13, (10,)))
+    second.finish_taken()
+    assert (progress.finished, progress.offset_map(), whole.unstarted) == (13, None, 13)
+
+
 def test_records_that_were_sent_to_another_process_are_finished_by_its_word(progress):
     """It says through which offset they are; what it gives back will be delivered again."""
     for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):

@@ -34,6 +34,8 @@ class InHand(Enum):
     """The last one taken: the one before is finished when the next is taken."""
     ALL = 2
     """All that were taken since the last ``finish_taken`` or ``finish_through``."""
+    RECORDS = 3
+    """``records`` alone: of a batch, all others are finished."""
 
 
 class Lease:
@@ -104,13 +106,13 @@ class Lease:
     @property
     def finished_to(self) -> int:
         """The offset from which nothing of it is finished, unless it was started by offset."""
-        in_hand = self.lowest_in_hand
+        in_hand = None if self.in_hand is InHand.RECORDS else self.lowest_in_hand
         return self.started_to if in_hand is None else in_hand
 
     def open_offsets(self) -> Iterator[int]:
         """The offsets of records in hand and of those not taken, lowest first."""
-        start = self.finished_to
-        return (record.offset for record in self.records if record.offset >= start)
+        start = self.lowest
+        return iter(()) if start is None else (record.offset for record in self.records if record.offset >= start)
 
     @property
     def has_started(self) -> bool:
@@ -122,6 +124,8 @@ class Lease:
         """The lowest offset in hand; None when nothing is."""
         if self.in_hand is InHand.ALL:
             return self.finished if self.finished < self.started_to else None
+        if self.in_hand is InHand.RECORDS:
+            return self.records[0].offset if self.records else None
         if self.in_hand is InHand.LAST and (last := self.last_taken) is not None and last.offset >= self.finished:
             return last.offset
         return None
@@ -217,8 +221,7 @@ class Lease:
 
     def keep_in_hand(self, records: Sequence[Record]) -> None:
         """All records in hand are finished but these."""
-        self.records = records
-        self.finished = records[0].offset if records else self.end
+        self.in_hand, self.records = InHand.RECORDS, records
         self.close_if_done()
 
     def abandon_in_hand(self) -> None:
@@ -479,7 +482,7 @@ class Progress:
             return None
         end, not_finished = self._finished_to(), self._in_flight | self._abandoned
         for lease in self._leases:
-            if lease.finished_to < end:
+            if (lowest := lease.lowest) is not None and lowest < end:
                 not_finished.update(offset for offset in lease.open_offsets() if offset < end)
         finished = min(self.lowest, end)
         limit = end
