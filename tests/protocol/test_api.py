@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
-from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.classic_group import HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, SyncGroupRequest
 from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
@@ -22,6 +21,7 @@ from tailrace.protocol.group_descriptions import ListGroupsRequest
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.list_offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.testing.apis import APIS
 from tests.support.protocol.message_strategies import requests, responses
 
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
-from tailrace.protocol.api_versions import APIS, CONSUMING, Offered, api_by_key, api_of
+from tailrace.protocol.api_versions import CONSUMING, Offered, api_of
 from tailrace.protocol.classic_group import HeartbeatRequest
 from tailrace.protocol.committed_offsets import (
     CommitOffset,
@@ -21,6 +21,7 @@ from tailrace.protocol.fetch import FetchRequest
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsResponse
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.topics import CreateTopicsRequest
+from tailrace.testing.apis import APIS, api_by_key
 
 
 def offered(**ranges: tuple[int, int]) -> Offered:

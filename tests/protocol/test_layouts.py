@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.encoding import primitives
 from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Slot, Structure, Wrapped, layout
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
+from tailrace.testing.apis import APIS
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
 
 NAMES = {

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.api_versions import APIS
 from tailrace.protocol.classic_group import JoinGroupRequest, LeaveGroupRequest
 from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.encoding.api import read_request_header
@@ -18,6 +17,7 @@ from tailrace.protocol.encoding.frame_reader import write_uvarint
 from tailrace.protocol.encoding.layout import Array, ByTopic, Single, Structure, Wrapped, layout
 from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from tailrace.testing.apis import APIS
 from tests.support.protocol.message_strategies import requests, responses
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]

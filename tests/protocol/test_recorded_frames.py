@@ -16,7 +16,6 @@ import pytest
 
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.api_versions import api_by_key
 from tailrace.protocol.classic_group import JoinGroupRequest
 from tailrace.protocol.configs import DescribeConfigsRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
@@ -34,6 +33,7 @@ from tailrace.protocol.member_metadata import (
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.protocol.transactions import EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
+from tailrace.testing.apis import api_by_key
 
 
 class Recorded(NamedTuple):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container
+from importlib import import_module
+from threading import Thread
 
 import anyio
 
@@ -104,6 +106,8 @@ class ConsumerRuntime:
             raise self.failure
 
     async def _open(self) -> None:
+        # The first records need aiokafka, whose import takes a tenth of a second: time to reach the brokers meanwhile.
+        Thread(target=import_module, args=("tailrace.batches.record_batch",), name="tailrace-import").start()
         timeout_s = self.config.start_timeout_ms / 1000
         self.subject.watch()
         if self._components.is_shared:

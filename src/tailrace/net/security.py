@@ -14,8 +14,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
-from aiokafka.conn import OAuthAuthenticator, SaslGSSAPIAuthenticator, SaslPlainAuthenticator, ScramAuthenticator
-
 from tailrace.config import ConsumerConfig, TokenProvider
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, TailraceError
@@ -127,6 +125,14 @@ def _refusal(code: int, message: str | None, mechanism: str) -> str:
 
 
 def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
+    # Imports all of aiokafka's client, which only a consumer with SASL has to wait for.
+    from aiokafka.conn import (  # noqa: PLC0415
+        OAuthAuthenticator,
+        SaslGSSAPIAuthenticator,
+        SaslPlainAuthenticator,
+        ScramAuthenticator,
+    )
+
     loop, mechanism = asyncio.get_running_loop(), config.sasl_mechanism
     made: object
     if mechanism == "OAUTHBEARER":

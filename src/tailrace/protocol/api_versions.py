@@ -1,49 +1,20 @@
-"""All APIs that tailrace speaks, and the version to speak to a broker."""
+"""APIs that a consumer needs, and the version to speak to a broker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
-from tailrace.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
 from tailrace.protocol.encoding.api import Api
 from tailrace.protocol.fetch import FetchRequest
-from tailrace.protocol.group_descriptions import (
-    ConsumerGroupDescribeRequest,
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    ListGroupsRequest,
-)
-from tailrace.protocol.handshake import (
-    ApiVersionRange,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-)
-from tailrace.protocol.list_offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsResponse
+from tailrace.protocol.list_offsets import ListOffsetsRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-from tailrace.protocol.produce import ProduceRequest
-from tailrace.protocol.topics import (
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteRecordsRequest,
-    DeleteTopicsRequest,
-)
-from tailrace.protocol.transactions import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
-)
 
-__all__ = ["APIS", "CONSUMING", "Offered", "api_by_key", "api_of"]
+__all__ = ["CONSUMING", "Offered", "api_of"]
 
 ResponseT = TypeVar("ResponseT")
 
@@ -61,43 +32,10 @@ CONSUMING: tuple[Api[Any], ...] = (
 )
 """APIs that a consumer needs; a broker that lacks one of them is refused when the connection opens."""
 
-APIS: tuple[Api[Any], ...] = (
-    ApiVersionsRequest.api,
-    SaslHandshakeRequest.api,
-    SaslAuthenticateRequest.api,
-    *CONSUMING,
-    ConsumerGroupHeartbeatRequest.api,
-    OffsetForLeaderEpochRequest.api,
-    CreateTopicsRequest.api,
-    DeleteTopicsRequest.api,
-    CreatePartitionsRequest.api,
-    DeleteRecordsRequest.api,
-    DescribeConfigsRequest.api,
-    IncrementalAlterConfigsRequest.api,
-    ListGroupsRequest.api,
-    DescribeGroupsRequest.api,
-    ConsumerGroupDescribeRequest.api,
-    DeleteGroupsRequest.api,
-    OffsetDeleteRequest.api,
-    ProduceRequest.api,
-    InitProducerIdRequest.api,
-    AddPartitionsToTxnRequest.api,
-    AddOffsetsToTxnRequest.api,
-    TxnOffsetCommitRequest.api,
-    EndTxnRequest.api,
-)
-
-_BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
-
 
 def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
     """Return the API that ``request`` belongs to."""
     return request.api
-
-
-def api_by_key(key: int) -> Api[Any] | None:
-    """Return the API of that number, or None if tailrace does not speak it."""
-    return _BY_KEY.get(key)
 
 
 class Offered:

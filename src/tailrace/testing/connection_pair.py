@@ -11,7 +11,8 @@ import socket
 import struct
 from typing import Any
 
-from tailrace.protocol.api_versions import api_by_key, api_of
+from tailrace.protocol.api_versions import api_of
+from tailrace.testing.apis import api_by_key
 from tailrace.testing.faults import Fault, decode_frame
 
 __all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]

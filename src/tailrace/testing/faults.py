@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tailrace.protocol.api_versions import api_by_key
 from tailrace.protocol.encoding.api import Api
 from tailrace.protocol.message import Request
+from tailrace.testing.apis import api_by_key
 
 __all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "kept"]
 

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.api_versions import api_by_key
 from tailrace.protocol.encoding.api import read_request_header
 from tailrace.protocol.message import Request
+from tailrace.testing.apis import api_by_key
 from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edited, read_frame
 from tailrace.testing.faults import Direction, Fault, ProxiedFrame, kept
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from tailrace.batches.record_batch import RecordBatch, RecordDecoder
 from tailrace.consumer.delivery.deserializers import Deserializers
 from tailrace.core.delivery.positions import Position
 from tailrace.errors import CorruptRecordError, MalformedMessageError, TailraceError
 from tailrace.records import Record
+
+if TYPE_CHECKING:
+    from tailrace.batches.record_batch import RecordBatch, RecordDecoder
 
 __all__ = ["BufferedBatch"]
 

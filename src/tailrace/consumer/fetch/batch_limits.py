@@ -5,10 +5,14 @@ Rule of this file: it is asked of each batch, before anything of it is decoded; 
 
 from __future__ import annotations
 
-from tailrace.batches.record_batch import RecordBatch
+from typing import TYPE_CHECKING
+
 from tailrace.config import ConsumerConfig
 from tailrace.core.delivery.positions import Position
 from tailrace.errors import RecordTooLargeError, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.batches.record_batch import RecordBatch
 
 __all__ = ["forbidden"]
 

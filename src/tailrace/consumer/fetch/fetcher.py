@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import anyio
 from anyio.abc import TaskGroup
 
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.batches.record_batch import RecordBatch, split
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.deserializers import deserializing
@@ -64,6 +64,9 @@ from tailrace.observe.events import BatchRefused, FetchAnswered, FetchFailed, Fe
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
+
+if TYPE_CHECKING:
+    from tailrace.batches.record_batch import RecordBatch
 
 __all__ = ["Fetcher", "connection_name"]
 
@@ -416,6 +419,8 @@ class Fetcher:
             self.wake()
         if not fetched.records:
             return
+        from tailrace.batches.record_batch import split  # noqa: PLC0415 - imports aiokafka; see ConsumerRuntime
+
         try:
             batches = split(fetched.records)
         except MalformedMessageError as error:

@@ -59,7 +59,6 @@ from tailrace.net.cluster import Cluster
 from tailrace.observe.events import GroupAnswered, GroupLeft, GroupRequestFailed
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
@@ -113,6 +112,8 @@ class GroupRequests:
 
     async def session(self) -> SessionKnown | None:
         """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""
+        from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
+
         request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
         try:
             answer = await self._cluster.send_to_any(request)
