@@ -10,7 +10,7 @@ import errno
 import ipaddress
 import socket
 import ssl
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from typing import Any
 
 from tailrace.config import ConsumerConfig
@@ -30,11 +30,6 @@ from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.message import Request
 
 __all__ = ["Dialer"]
-
-try:
-    _VERSION = version("tailrace")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    _VERSION = "0"
 
 
 class Dialer:
@@ -102,7 +97,7 @@ class Dialer:
 
     async def _agree_on_versions(self, connection: Connection) -> None:
         newest = ApiVersionsRequest.api.versions[-1]
-        request = ApiVersionsRequest("tailrace", _VERSION)
+        request = ApiVersionsRequest("tailrace", _version())
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
             # It names the versions that it does take, in a shape that everybody can read.
@@ -202,3 +197,13 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - imports e-mail and archives
+
+    try:
+        return version("tailrace")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0"
