@@ -106,8 +106,6 @@ class ConsumerRuntime:
             raise self.failure
 
     async def _open(self) -> None:
-        # The first records need aiokafka, whose import takes a tenth of a second: time to reach the brokers meanwhile.
-        Thread(target=import_module, args=("tailrace.batches.record_batch",), name="tailrace-import").start()
         timeout_s = self.config.start_timeout_ms / 1000
         self.subject.watch()
         if self._components.is_shared:
@@ -117,6 +115,8 @@ class ConsumerRuntime:
         await self.subject.see_topics(timeout_s)
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
+        # The first records need aiokafka, whose import takes a tenth of a second, as joining a group does.
+        Thread(target=import_module, args=("tailrace.batches.record_batch",), name="tailrace-import").start()
         self.subject.metadata_changed()
         components = self._components
         beside = [
