@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container
 from importlib import import_module
-from threading import Thread
 
 import anyio
 
@@ -115,8 +114,6 @@ class ConsumerRuntime:
         await self.subject.see_topics(timeout_s)
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
-        # The first records need aiokafka, whose import takes a tenth of a second, as joining a group does.
-        Thread(target=import_module, args=("tailrace.batches.record_batch",), name="tailrace-import").start()
         self.subject.metadata_changed()
         components = self._components
         beside = [
@@ -127,6 +124,8 @@ class ConsumerRuntime:
         if self.committer is not None:
             beside.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
+            # The first records need aiokafka, whose import takes a tenth of a second, as joining a group does.
+            tasks.start_soon(asyncio.to_thread, import_module, "tailrace.batches.record_batch")
             for run in beside:
                 tasks.start_soon(self._run_beside, run, stopping)
             tasks.start_soon(self._leave_when, stopping, tasks.cancel_scope)

@@ -8,13 +8,15 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Protocol, cast
-
-import structlog
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tailrace.observe.escaping import escaped, escaped_traceback
 from tailrace.observe.events import Event
 from tailrace.records import TopicPartition
+
+if TYPE_CHECKING:
+    import structlog
 
 __all__ = ["Hook", "Observer"]
 
@@ -43,8 +45,12 @@ class Observer:
 
     def __init__(self, hooks: Sequence[Hook] = (), **context: object) -> None:
         self._hooks = tuple(hooks)
-        self._log = _logger().bind(**context)
+        self._context = context
         self._logger = logging.getLogger("tailrace")
+
+    @cached_property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        return _logger().bind(**self._context)
 
     def with_hooks(self, *hooks: Hook) -> Observer:
         """The same, which tells these hooks, too."""
@@ -71,6 +77,9 @@ class Observer:
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
+    # With the first line: structlog imports rich and pygments where they are installed, which takes a tenth of a second.
+    import structlog  # noqa: PLC0415
+
     # Bound to the standard library's logger with a chain of its own: nobody's global configuration is touched.
     return cast(
         structlog.stdlib.BoundLogger,
