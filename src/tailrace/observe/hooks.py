@@ -77,7 +77,7 @@ class Observer:
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
-    # With the first line: structlog imports rich and pygments where they are installed, which takes a tenth of a second.
+    # With the first line: structlog imports rich where that is installed, which takes a tenth of a second.
     import structlog  # noqa: PLC0415
 
     # Bound to the standard library's logger with a chain of its own: nobody's global configuration is touched.
