@@ -114,3 +114,41 @@ def test_what_is_no_record_is_refused(row):
 
     (batch,) = split(memoryview(writer.written(7, 3, 0)))
     assert [one.value for one in batch.decode("t", 0, 0).take(10)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_batch_is_written_for_another_epoch(compression):
+    """Under another epoch the records are the same, and the bytes that were written before stay as they are."""
+    writer = BatchWriter(1 << 20, compression, is_transactional=False)
+    for number in range(100):
+        writer.append(b"k", b"%d" % number)
+    first = writer.written(7, 3, 11)
+    kept = bytes(first)
+
+    second = writer.written(7, 4, 0)
+
+    raw = DefaultRecordBatch(second)
+    assert (raw.producer_epoch, raw.base_sequence, raw.is_transactional) == (4, 0, False)
+    assert bytes(first) == kept
+    for content in (first, second):
+        (batch,) = split(content)
+        assert batch.checksum_holds()
+        assert [one.value for one in batch.decode("t", 0, 0).take(200)] == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_some_records_of_a_batch_make_another(compression):
+    """Keys, values, headers and times are those of the first batch."""
+    writer = BatchWriter(1 << 20, compression)
+    for number in range(5):
+        writer.append(b"k", b"%d" % number, [("h", None)], 1_000 + number)
+    writer.written(7, 3, 11)
+
+    chosen = writer.selected([1, 4])
+
+    (batch,) = split(chosen.written(7, 4, 0))
+    records = batch.decode("t", 0, 0).take(10)
+    assert [(one.value, one.timestamp, list(one.headers)) for one in records] == [
+        (b"1", 1_001, [("h", None)]),
+        (b"4", 1_004, [("h", None)]),
+    ]

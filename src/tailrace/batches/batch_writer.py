@@ -1,36 +1,54 @@
 """Writer of record batches (format 2).
 
 A batch is written record by record into one buffer, in C. The producer's id, epoch and sequence are set when it is
-closed, since they are known only then.
+sent, and may be set again if it is sent under another epoch.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 
+from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
 
-__all__ = ["COMPRESSIONS", "BatchWriter"]
+__all__ = ["COMPRESSIONS", "BatchWriter", "Compression"]
+
+Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """By Kafka's names."""
 
 _FORMAT = 2
+_CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT = 17, 21, 43
+_CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
 
 
 class BatchWriter:
-    """One batch of a transaction, being filled.
+    """One batch, being filled.
+
+    Args:
+        limit: size in bytes, before compression; one record always fits.
+        compression: codec, one of ``COMPRESSIONS``.
+        is_transactional: True for records of a transaction.
 
     Attributes:
         count: records in it.
     """
 
-    __slots__ = ("_builder", "count")
+    __slots__ = ("_builder", "_content", "_options", "_written_for", "count")
 
-    def __init__(self, limit: int, compression: str = "none") -> None:
-        self._builder = DefaultRecordBatchBuilder(_FORMAT, COMPRESSIONS[compression], 1, -1, -1, -1, limit)
+    def __init__(self, limit: int, compression: str = "none", *, is_transactional: bool = True) -> None:
+        self._options = (limit, compression, is_transactional)
+        self._builder = DefaultRecordBatchBuilder(
+            _FORMAT, COMPRESSIONS[compression], int(is_transactional), -1, -1, -1, limit
+        )
+        self._content: bytearray | None = None
+        self._written_for = (-1, -1, -1)
         self.count = 0
 
     def __repr__(self) -> str:
@@ -47,22 +65,45 @@ class BatchWriter:
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
-    ) -> bool:
-        """Take one more record, written now if nothing else is said; False when it is full, but the first always fits.
+    ) -> int:
+        """Append a record and return its size in bytes; 0 if the batch is full. The default timestamp is now.
 
         Raises:
             MalformedMessageError: key, value or headers are not what a record has; the batch is as it was.
         """
         try:
-            taken = self._builder.append(self.count, timestamp_ms, key, value, list(headers))
+            taken = self._builder.append(self.count, timestamp_ms, key, value, list(headers) if headers else _NONE)
         except (TypeError, ValueError, OverflowError) as error:
             raise MalformedMessageError(f"a record that cannot be written: {error}") from error
         if taken is None:
-            return False
+            return 0
         self.count += 1
-        return True
+        return taken.size
 
-    def written(self, producer_id: int, producer_epoch: int, sequence: int) -> bytes:
-        """The whole batch, closed, as that producer's and from that place in its sequence on; asked for once."""
-        self._builder.set_producer_state(producer_id, producer_epoch, sequence)
-        return bytes(self._builder.build())
+    def written(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
+        """Return the batch as bytes of this producer, beginning at ``sequence``; it takes no more records."""
+        producer = (producer_id, producer_epoch, sequence)
+        if self._content is None:
+            self._builder.set_producer_state(*producer)
+            self._content = self._builder.build()
+        elif producer != self._written_for:
+            # A copy, since the bytes before may still wait to be sent.
+            self._content = bytearray(self._content)
+            _PRODUCER.pack_into(self._content, _PRODUCER_AT, *producer)
+            checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))
+            _CHECKSUM.pack_into(self._content, _CHECKSUM_AT, checksum)
+        self._written_for = producer
+        return memoryview(self._content)
+
+    def selected(self, indices: Sequence[int]) -> BatchWriter:
+        """Return a batch of some of the records."""
+        (batch,) = split(self.written(*self._written_for))
+        records = batch.decode("", 0, 0).take(self.count)
+        limit, compression, is_transactional = self._options
+        chosen = BatchWriter(limit, compression, is_transactional=is_transactional)
+        for record in (records[index] for index in indices):
+            chosen.append(record.key, record.value, record.headers, record.timestamp)
+        return chosen
+
+
+_NONE: list[tuple[str, bytes | None]] = []

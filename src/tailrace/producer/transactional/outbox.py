@@ -25,7 +25,7 @@ class Outbox:
     def __init__(self, max_batch_bytes: int, compression: str) -> None:
         self._max_batch_bytes, self._compression = max_batch_bytes, compression
         self._open: dict[TopicPartition, BatchWriter] = {}
-        self._closed: dict[TopicPartition, deque[_Closed]] = {}
+        self._closed: dict[TopicPartition, deque[BatchWriter]] = {}
         self.closed_bytes = 0
 
     def add(
@@ -56,9 +56,9 @@ class Outbox:
         self._open.clear()
         return filled
 
-    def content(self, producer: ProducerId, batch: ProducerBatch) -> bytes:
-        """The bytes of a partition's first closed batch."""
-        return self._closed[batch.partition][0].content(producer, batch.sequence)
+    def content(self, producer: ProducerId, batch: ProducerBatch) -> memoryview:
+        """Return the bytes of a partition's first closed batch."""
+        return self._closed[batch.partition][0].written(*producer, batch.sequence)
 
     def written(self, partitions: Iterable[TopicPartition]) -> None:
         """The first closed batch of each of these has arrived."""
@@ -75,23 +75,6 @@ class Outbox:
         self.closed_bytes = 0
 
     def _close(self, partition: TopicPartition, batch: BatchWriter) -> Filled:
-        closed = _Closed(batch)
-        self._closed.setdefault(partition, deque()).append(closed)
-        self.closed_bytes += closed.size
+        self._closed.setdefault(partition, deque()).append(batch)
+        self.closed_bytes += batch.size
         return Filled(partition, batch.count)
-
-
-class _Closed:
-    """A batch that takes no more records."""
-
-    __slots__ = ("_content", "_writer", "size")
-
-    def __init__(self, writer: BatchWriter) -> None:
-        self.size = writer.size
-        self._writer = writer
-        self._content: bytes | None = None
-
-    def content(self, producer: ProducerId, sequence: int) -> bytes:
-        if self._content is None:
-            self._content = self._writer.written(producer.id, producer.epoch, sequence)
-        return self._content

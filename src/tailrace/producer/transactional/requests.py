@@ -91,7 +91,10 @@ class TransactionRequests:
     """
 
     def __init__(
-        self, cluster: Cluster, settings: TransactionSettings, content: Callable[[ProducerId, ProducerBatch], bytes]
+        self,
+        cluster: Cluster,
+        settings: TransactionSettings,
+        content: Callable[[ProducerId, ProducerBatch], memoryview],
     ) -> None:
         self._cluster, self._settings, self._content = cluster, settings, content
         self._id = settings.transactional_id

@@ -1,0 +1,311 @@
+"""Undelivered records of a producer: their batches by partition, what to send next, what an answer means.
+
+A record leaves with exactly one outcome. Within a partition records are stored in the order in which they were
+appended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tailrace.core.backoff import Backoff
+from tailrace.core.producer.events import ProducerId
+from tailrace.core.producer.partition_queue import PartitionQueue
+from tailrace.core.producer.pending_batch import BatchContent, Delivered, Failed, Outcome, PendingBatch
+from tailrace.core.producer.produce_reactions import ProduceReaction, reaction_to, refusal
+from tailrace.error_codes import name_of
+from tailrace.errors import PublishError, TailraceError
+from tailrace.records import TopicPartition
+
+__all__ = ["Appended", "ProducerSettings", "RecordAccumulator"]
+
+
+class Appended(Enum):
+    """Effect of an appended record on the batches of its partition."""
+
+    JOINED = auto()
+    """The record joined the open batch."""
+    OPENED = auto()
+    """The record opened a batch."""
+    FILLED = auto()
+    """The open batch was full: the record opened the next one."""
+
+
+_JOINED = Appended.JOINED
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """Limits of a producer; times in seconds."""
+
+    linger_s: float
+    delivery_timeout_s: float
+    max_buffered_bytes: int
+    backoff: Backoff
+    max_request_bytes: int = 1_048_576
+
+
+class RecordAccumulator:
+    """Undelivered records of all partitions.
+
+    Args:
+        settings: limits.
+        new_content: returns an empty batch.
+        chance: returns a number in [0, 1) for jitter.
+
+    Attributes:
+        producer: newest producer id.
+        buffered_bytes: size of the undelivered records.
+        is_flushing: True while batches are sent without lingering.
+        needs_leaders: True if the leader of a partition has to be looked up.
+    """
+
+    def __init__(
+        self, settings: ProducerSettings, new_content: Callable[[], BatchContent], chance: Callable[[], float]
+    ) -> None:
+        self._settings, self._new_content, self._chance = settings, new_content, chance
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._active: dict[TopicPartition, PartitionQueue] = {}
+        self._requests: defaultdict[int, int] = defaultdict(int)
+        self._trouble: dict[TopicPartition, str] = {}
+        self.producer = ProducerId()
+        self.buffered_bytes = 0
+        self.is_flushing = self.needs_leaders = False
+
+    def __repr__(self) -> str:
+        return f"<RecordAccumulator {self.buffered_bytes} bytes for {len(self._active)} partitions>"
+
+    @property
+    def is_full(self) -> bool:
+        """True if the undelivered records take all the memory there is."""
+        return self.buffered_bytes >= self._settings.max_buffered_bytes
+
+    @property
+    def needs_producer_id(self) -> bool:
+        """True if a partition waits for another producer id."""
+        return any(queue.needs_producer_id for queue in self._active.values())
+
+    def batches(self) -> Iterator[PendingBatch]:
+        """Yield all batches without an outcome."""
+        return (batch for queue in self._active.values() for batch in queue.batches() if not batch.is_over)
+
+    # ---- records -----------------------------------------------------------------------------------------------
+
+    def append(  # noqa: PLR0913, PLR0917 - a record
+        self,
+        partition: TopicPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        timestamp_ms: int | None,
+        ticket: object,
+        now: float,
+        deadline: float,
+    ) -> Appended:
+        """Append a record to the open batch of its partition.
+
+        Raises:
+            MalformedMessageError: the record cannot be encoded; nothing has changed.
+        """
+        queue = self._active.get(partition)
+        batch = None if queue is None else queue.open
+        if batch is not None and (size := batch.content.append(key, value, headers, timestamp_ms)):
+            batch.tickets.append(ticket)
+            batch.size += size
+            self.buffered_bytes += size
+            return _JOINED
+        content = self._new_content()
+        size = content.append(key, value, headers, timestamp_ms)
+        if queue is None:
+            queue = self._queues.get(partition)
+            if queue is None:
+                queue = self._queues[partition] = PartitionQueue(partition, self.producer)
+            self._active[partition] = queue
+        queue.close_open()
+        queue.open = fresh = PendingBatch(partition, content, [ticket], queue.next_order(), now, deadline)
+        fresh.size = size
+        self.buffered_bytes += size
+        return Appended.OPENED if batch is None else Appended.FILLED
+
+    def flush(self) -> None:
+        """Let the open batches take no more records."""
+        for queue in self._active.values():
+            queue.close_open()
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def take(
+        self, now: float, leader_of: Callable[[TopicPartition], int], most_requests: Callable[[int], int]
+    ) -> list[tuple[int, list[PendingBatch]]]:
+        """Return the requests to send now: brokers, and at most one batch of a partition for each request.
+
+        Args:
+            now: time.
+            leader_of: returns the leader of a partition; -1 if it is not known.
+            most_requests: returns how many requests a broker may have in flight.
+        """
+        requests: list[tuple[int, list[PendingBatch]]] = []
+        linger_s = 0.0 if self.is_flushing or self.is_full else self._settings.linger_s
+        candidates = list(self._active.values())
+        while candidates:
+            by_leader: dict[int, list[PendingBatch]] = {}
+            sizes: defaultdict[int, int] = defaultdict(int)
+            again = []
+            for queue in candidates:
+                leader = leader_of(queue.partition)
+                if leader < 0:
+                    self.needs_leaders = True
+                    continue
+                if self._requests[leader] >= most_requests(leader):
+                    continue
+                if sizes[leader] >= self._settings.max_request_bytes:
+                    again.append(queue)
+                    continue
+                batch = queue.take(now, linger_s, self.producer)
+                if batch is not None:
+                    by_leader.setdefault(leader, []).append(batch)
+                    sizes[leader] += batch.size
+                    again.append(queue)
+                    # To the end, so that the others come first in the next request.
+                    self._active[queue.partition] = self._active.pop(queue.partition)
+            for leader, batches in by_leader.items():
+                self._requests[leader] += 1
+                requests.append((leader, batches))
+            candidates = again if by_leader else []
+        return requests
+
+    def request_ended(self, leader: int) -> None:
+        """Count a request as answered or lost."""
+        self._requests[leader] -= 1
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def answered(  # noqa: PLR0913, PLR0917 - what an answer holds
+        self,
+        batch: PendingBatch,
+        code: int,
+        base_offset: int,
+        now: float,
+        detail: str = "",
+        refused: Sequence[int] = (),
+    ) -> list[Outcome]:
+        """Act on the answer about a batch; ``refused`` are the indices of the records that the broker named."""
+        queue = self._queues[batch.partition]
+        reaction = reaction_to(code)
+        if reaction is not ProduceReaction.STORED:
+            self._trouble[batch.partition] = f"{name_of(code)}{detail and f': {detail}'}"
+        match reaction:
+            case ProduceReaction.STORED:
+                queue.stored(batch, now)
+                self._trouble.pop(batch.partition, None)
+                return self._outcomes(queue, [Delivered(batch, base_offset)])
+            case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
+                # The leader may have stored it and given up waiting for the replicas.
+                batch.is_uncertain = True
+                self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
+                self._pause(queue, now)
+                queue.send_again(batch)
+            case ProduceReaction.WAIT_FOR_EARLIER:
+                batch.is_uncertain = False
+                if not queue.has_earlier(batch):
+                    # All before it was acknowledged, and is lost in the log.
+                    queue.needs_renewal = True
+                    self._pause(queue, now)
+                queue.send_again(batch)
+            case ProduceReaction.RENEW:
+                batch.is_uncertain = False
+                queue.needs_renewal = True
+                self._pause(queue, now)
+                queue.send_again(batch)
+            case ProduceReaction.ISOLATE:
+                return self._isolate(queue, batch, refusal(batch.partition.topic, code, detail), refused)
+            case ProduceReaction.FAIL:
+                queue.replace(batch, [])
+                return self._outcomes(queue, [Failed(batch, refusal(batch.partition.topic, code, detail))])
+        return self._outcomes(queue, [])
+
+    def unanswered(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
+        """Send a batch again that got no answer; ``was_sent`` is False if the request was never written."""
+        queue = self._queues[batch.partition]
+        self._trouble[batch.partition] = reason
+        batch.is_uncertain |= was_sent
+        self.needs_leaders = True
+        self._pause(queue, now)
+        queue.send_again(batch)
+        return self._outcomes(queue, [])
+
+    def refused(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
+        """Fail a batch for a reason that another attempt does not heal."""
+        queue = self._queues[batch.partition]
+        queue.replace(batch, [])
+        return self._outcomes(queue, [Failed(batch, error)])
+
+    def expire(self, now: float) -> list[Outcome]:
+        """Fail the batches that were not delivered in time."""
+        outcomes: list[Outcome] = []
+        for queue in list(self._active.values()):
+            if expired := queue.expired(now):
+                error = self._too_late(queue)
+                outcomes += self._outcomes(queue, [Failed(batch, error) for batch in expired])
+        return outcomes
+
+    def fail_all(self, error: TailraceError) -> list[Outcome]:
+        """Fail everything that is undelivered."""
+        outcomes: list[Outcome] = []
+        for queue in list(self._active.values()):
+            outcomes += self._outcomes(queue, [Failed(batch, error) for batch in queue.expired(float("inf"))])
+        return outcomes
+
+    def next_deadline(self) -> float | None:
+        """Return the time at which a batch expires or may be sent; None if only answers matter."""
+        linger_s = 0.0 if self.is_flushing else self._settings.linger_s
+        times = [time for queue in self._active.values() for time in (queue.deadline(), queue.due_at(linger_s))]
+        return min((time for time in times if time is not None), default=None)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _isolate(
+        self, queue: PartitionQueue, batch: PendingBatch, error: TailraceError, refused: Sequence[int]
+    ) -> list[Outcome]:
+        count = len(batch.tickets)
+        named = set(refused) & set(range(count))
+        if batch.is_over or count == 1 or len(named) == count:
+            queue.replace(batch, [])
+            return self._outcomes(queue, [Failed(batch, error)])
+        if not named:
+            # The broker did not say which: those in the other half are stored at the next attempt.
+            queue.replace(batch, batch.parts(range(count // 2), range(count // 2, count)))
+            return self._outcomes(queue, [])
+        bad, good = batch.parts(sorted(named), [index for index in range(count) if index not in named])
+        queue.replace(batch, [good])
+        return self._outcomes(queue, [Failed(bad, error)])
+
+    def _pause(self, queue: PartitionQueue, now: float) -> None:
+        # Batches that were in flight together fail together: they count once.
+        if now >= queue.retry_at:
+            queue.failures += 1
+            queue.retry_at = now + self._settings.backoff.pause_s(queue.failures, self._chance())
+
+    def _outcomes(self, queue: PartitionQueue, found: Sequence[Outcome]) -> list[Outcome]:
+        if queue.is_empty:
+            self._active.pop(queue.partition, None)
+            self._trouble.pop(queue.partition, None)
+        return [outcome for outcome in found if self._is_first(outcome)]
+
+    def _is_first(self, outcome: Outcome) -> bool:
+        """Count a batch as delivered or failed, once."""
+        if not outcome.batch.size:
+            return False
+        self.buffered_bytes -= outcome.batch.size
+        outcome.batch.size = 0
+        return True
+
+    def _too_late(self, queue: PartitionQueue) -> PublishError:
+        trouble = self._trouble.get(queue.partition)
+        why = f"last: {trouble}" if trouble else "are enough replicas alive?"
+        return PublishError(
+            f"{queue.partition.topic}: no acknowledgement within {self._settings.delivery_timeout_s:.0f} s - {why}"
+        )
