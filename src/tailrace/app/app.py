@@ -45,7 +45,7 @@ from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.failures.retry import OnFailure, Retry
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
 

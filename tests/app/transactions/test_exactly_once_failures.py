@@ -111,7 +111,7 @@ async def test_what_cannot_be_published_is_the_failure_of_its_record(  # noqa: P
     ledger, witness, new_app, group, dead, recorder, monkeypatch
 ):
     """A topic that is not there, or that takes no record so large: that record dies, and others are not held up."""
-    monkeypatch.setattr("tailrace.producer.transactional.partitions._TOPIC_GRACE_S", 2.5)
+    monkeypatch.setattr("tailrace.producer.partitions._TOPIC_GRACE_S", 2.5)
     source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
     letters = dead(f"{source}.dead")
     fill(witness, source, range(40))

@@ -50,7 +50,7 @@ async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monke
     async with ledger.producer() as producer:
         await producer.begin()
         await producer.send(topic, b"good")
-        monkeypatch.setattr("tailrace.producer.transactional.partitions._TOPIC_GRACE_S", 1.0)
+        monkeypatch.setattr("tailrace.producer.partitions._TOPIC_GRACE_S", 1.0)
         with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.send("no-such-topic", b"bad")
         with pytest.raises(PublishError, match="has no partition 7; it has 1"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -35,7 +34,7 @@ from tailrace.cli.screen import Screen, count
 from tailrace.cli.tools.connection import said_options
 from tailrace.config import ConsumerConfig, ConsumerOptions, resolve
 from tailrace.net.cluster import Cluster
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.runner import run
 
@@ -64,8 +63,6 @@ def work(options: argparse.Namespace) -> int:
     Raises:
         TailraceError: it could not be done.
     """
-    # aiokafka's warnings of a broker that is away would stand between our lines; what matters is raised.
-    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     done = run(_Work(options).do())
     return _SIGTERM if done is None else done
 

@@ -17,7 +17,7 @@ from tailrace.cli.dead_letters.selection import LetterPlace, place_of
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 
 __all__ = ["DeadLetterTopic", "ReplayPlan", "ReplayRecord", "make_topics", "plan_replay", "send", "target_of"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from tailrace.cli.demo.flights import flights, partition_of
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 
 __all__ = ["Replay"]
 

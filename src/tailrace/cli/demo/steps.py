@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from contextlib import ExitStack, closing
@@ -23,7 +22,7 @@ from tailrace.config import ConsumerOptions, resolve
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 from tailrace.records import TopicPartition
 from tailrace.runner import run
 from tailrace.spark.session.connector import MEGABYTES
@@ -61,8 +60,6 @@ def play(
     """
     if on_spark and rate is not None:
         raise ConfigurationError("--rate is for reading while records come, and --engine spark reads what is there")
-    # aiokafka's warnings of a broker that is away would stand between our lines; what matters is raised.
-    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     screen, left, began = Screen(), list[str](), time.monotonic()
     ended = "cut short"
     try:

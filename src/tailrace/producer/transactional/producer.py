@@ -16,6 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self, cast
 from uuid import UUID
 
+from tailrace.batches.batch_writer import Compression
 from tailrace.config import ConsumerConfig
 from tailrace.core.group.membership import Identity
 from tailrace.core.producer.events import (
@@ -44,11 +45,11 @@ from tailrace.errors import (
 )
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import check_topic_name
 from tailrace.producer.transactional.outbox import Outbox
-from tailrace.producer.transactional.partitions import PartitionResolver
 from tailrace.producer.transactional.requests import TransactionRequests
-from tailrace.producer.transactional.settings import A_MOMENT_S, Compression, check_options, settings_of
+from tailrace.producer.transactional.settings import A_MOMENT_S, check_options, settings_of
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition

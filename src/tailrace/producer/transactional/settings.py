@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 from tailrace.batches.batch_writer import COMPRESSIONS
 from tailrace.config import ConsumerConfig
 from tailrace.core.producer.events import TransactionSettings
 from tailrace.errors import ConfigurationError
 
-__all__ = ["A_MOMENT_S", "Compression", "check_options", "settings_of"]
-
-Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+__all__ = ["A_MOMENT_S", "check_options", "settings_of"]
 
 A_MOMENT_S = 5.0
 """For an abort that nobody waits for."""

@@ -26,7 +26,7 @@ from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
 from tailrace.errors import DeadLetterError, TailraceError
 from tailrace.observe.hooks import Hook
-from tailrace.producer.idempotent import Producer
+from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.worker.arrow_source import ArrowSource

@@ -1,0 +1,265 @@
+"""Idempotent producer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
+from tailrace.config import ConsumerConfig
+from tailrace.core.backoff import Backoff
+from tailrace.core.producer.accumulator import ProducerSettings
+from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
+from tailrace.net.cluster import Cluster
+from tailrace.producer.partitions import PartitionResolver
+from tailrace.producer.publisher import Published, check_topic_name
+from tailrace.producer.record_sender import RecordSender
+from tailrace.records import TopicPartition
+
+__all__ = ["Producer"]
+
+_AFTER_ERROR_S = 5
+"""Time to deliver what is in flight when the ``async with`` body failed or was cancelled."""
+
+
+class Producer:
+    """Publishes for as long as an ``async with`` lasts.
+
+    Every record is stored once, and in the order of the calls within its partition. Leaving the ``async with`` waits
+    until everything is acknowledged; leaving it by an error waits five seconds at most.
+
+    Args:
+        config: brokers, security and timeouts; the options of reading are not used.
+        max_batch_bytes: size of a batch, before compression; a larger record is a batch by itself.
+        linger_ms: time that a batch that is not full waits for more records.
+        compression: codec of the batches.
+        max_buffered_bytes: size of undelivered records above which publishing suspends its caller.
+
+    Raises:
+        ConfigurationError: an option is invalid, or a TLS file cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        max_batch_bytes: int = 262_144,
+        linger_ms: int = 0,
+        compression: Compression = "none",
+        max_buffered_bytes: int = 33_554_432,
+    ) -> None:
+        for name, value, least in (
+            ("max_batch_bytes", max_batch_bytes, 1),
+            ("linger_ms", linger_ms, 0),
+            ("max_buffered_bytes", max_buffered_bytes, 1),
+        ):
+            if value < least:
+                raise ConfigurationError(f"{name} must be at least {least}, not {value}")
+        if compression not in COMPRESSIONS:
+            raise ConfigurationError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+        self._config = config
+        self._timeout_s = config.default_api_timeout_ms / 1000
+        self._settings = ProducerSettings(
+            linger_ms / 1000,
+            self._timeout_s,
+            max_buffered_bytes,
+            Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms),
+        )
+        self._new_content = partial(BatchWriter, max_batch_bytes, compression, is_transactional=False)
+        self._running: _Running | None = None
+
+    def __repr__(self) -> str:
+        state = "not started" if self._running is None else repr(self._running.sender)
+        return f"<Producer {','.join(self._config.bootstrap_servers)} {state}>"
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach the brokers and request a producer id.
+
+        Raises:
+            ConfigurationError: no address is given.
+            AuthenticationError: the brokers refuse the credentials.
+            BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+            PublishError: the brokers give no producer id.
+        """
+        if self._running is not None:
+            raise ConsumerStateError("this producer is started already")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.start_timeout_ms / 1000
+        cluster = Cluster(self._config)
+        try:
+            await cluster.reach(deadline - loop.time())
+            sender = RecordSender(cluster, self._settings, self._new_content)
+            await sender.initialize(max(deadline - loop.time(), 1.0))
+        except BaseException as error:
+            cluster.close()
+            if isinstance(error, BrokerError):
+                raise PublishError(f"no producer id: {error}") from error
+            raise
+        # A topic that does not exist is given up as early as a request that gets no answer.
+        lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
+        self._running = _Running(cluster, sender, PartitionResolver(cluster, lookup_timeout_s))
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is acknowledged, ``stop_timeout_ms`` at most, and close the connections.
+
+        What is not acknowledged by then fails.
+        """
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            async with asyncio.timeout(self._config.stop_timeout_ms / 1000 if timeout_s is None else timeout_s):
+                await running.flushed()
+        except TimeoutError:
+            pass
+        finally:
+            await running.end()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.flush()
+        finally:
+            await self.close(None if error is None else _AFTER_ERROR_S)
+
+    # ---- publishing --------------------------------------------------------------------------------------------
+
+    async def publish(  # noqa: PLR0913 - a record
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published:
+        """Publish one record and wait until all in-sync replicas have it.
+
+        Without ``partition`` the key decides, as with Kafka's own clients. Calls that begin together share batches and
+        keep their order within a partition. A record that the broker refuses fails alone. A call that is canceled while
+        it waits for metadata or memory publishes nothing; later, the record is published all the same.
+
+        Raises:
+            PublishTooLargeError: the record is larger than the topic allows.
+            PublishError: the record was refused, or not acknowledged in ``default_api_timeout_ms``; it may still arrive
+                then.
+        """
+        return await (
+            await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        )
+
+    async def send(  # noqa: PLR0913 - a record
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[Published]:
+        """Hand one record over, as ``publish``, and return the future of its place.
+
+        Suspends while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that the
+        broker has stored the record in an earlier attempt and does not remember where.
+
+        Raises:
+            PublishError: the topic or partition is not found in ``request_timeout_ms``, the record cannot be encoded,
+                or there was no memory for it in ``default_api_timeout_ms``.
+        """
+        running = self._started()
+        loop = running.loop
+        deadline = loop.time() + self._timeout_s
+        place = running.resolver.known_place_of(topic, key, partition)
+        if place is None:
+            place = await self._place_of(running, topic, key, partition)
+        future: asyncio.Future[Published] = loop.create_future()
+        await running.sender.append(place, key, value, headers, timestamp_ms, future, deadline)
+        return future
+
+    async def publish_many(
+        self, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]
+    ) -> None:
+        """Publish keys and values to one partition, in order, without a future for each.
+
+        Returns when the last record is in a batch; ``flush`` tells whether all of them were stored.
+
+        Raises:
+            PublishError: an earlier record was refused, or there was no memory for a record in time.
+        """
+        running = self._started()
+        if running.sender.refused is not None:
+            raise _again(running.sender.refused)
+        place = await self._place_of(running, topic, None, partition)
+        for key, value in records:
+            await running.sender.append(place, key, value, (), None, None, running.loop.time() + self._timeout_s)
+
+    async def flush(self) -> None:
+        """Wait until everything published before is acknowledged or has failed.
+
+        Raises:
+            PublishError: a record of ``publish_many`` was refused, or not acknowledged in ``default_api_timeout_ms``.
+        """
+        running = self._started()
+        await running.flushed()
+        if running.sender.refused is not None:
+            raise _again(running.sender.refused)
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise ConsumerStateError("this producer is not started - use it in an `async with`")
+        return self._running
+
+    async def _place_of(
+        self, running: _Running, topic: str, key: bytes | None, partition: int | None
+    ) -> TopicPartition:
+        check_topic_name(topic)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await running.resolver.place_of(topic, key, partition)
+        except TimeoutError:
+            raise PublishError(f"{topic}: no metadata within {self._timeout_s:.0f} s") from None
+
+
+class _Running:
+    """Parts of a producer from its start until it is closed."""
+
+    def __init__(self, cluster: Cluster, sender: RecordSender, resolver: PartitionResolver) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cluster, self.sender, self.resolver = cluster, sender, resolver
+        sender.on_batch = self.resolver.move_on
+        self._task = asyncio.create_task(sender.run(), name="tailrace producer")
+
+    async def flushed(self) -> None:
+        """Wait until everything is delivered or has failed."""
+        if not self._task.done():
+            await self.sender.flush()
+
+    async def end(self) -> None:
+        """Fail what is undelivered and close the connections."""
+        self._task.cancel()
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self.cluster.close()
+        if not self._task.cancelled():
+            self._task.exception()
+
+
+def _again(error: Exception) -> PublishError:
+    kind = type(error) if isinstance(error, PublishError) else PublishError
+    return kind(str(error))

@@ -1,0 +1,355 @@
+"""Sends the batches of a producer to their leaders, and completes the futures of their records."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, NoReturn, cast
+
+from tailrace.batches.batch_writer import BatchWriter
+from tailrace.core.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
+from tailrace.core.producer.events import ProducerId
+from tailrace.core.producer.partition_queue import IN_FLIGHT
+from tailrace.core.producer.pending_batch import Delivered, Outcome, PendingBatch
+from tailrace.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    MalformedMessageError,
+    PublishError,
+    TailraceError,
+    UnsupportedVersionError,
+    broker_error,
+)
+from tailrace.net.broker import Channel, ChannelKey
+from tailrace.net.cluster import Cluster
+from tailrace.net.connection import Connection
+from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.producer.publisher import Published
+from tailrace.protocol.produce import ProducedPartition, ProduceRequest, RecordsToProduce
+from tailrace.protocol.transactions import InitProducerIdRequest
+from tailrace.records import TopicPartition
+
+__all__ = ["RecordSender"]
+
+_ALL_REPLICAS = -1
+_NO_TRANSACTION_MS = -1
+_LASTING = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
+_RECORDS = ChannelKey(Channel.MAIN, "records")
+
+
+class _WaitingRecord(NamedTuple):
+    """Record that waits for memory."""
+
+    record: tuple[TopicPartition, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None]
+    ticket: asyncio.Future[Published] | None
+    deadline: float
+    admitted: asyncio.Future[None]
+
+
+class RecordSender:
+    """Undelivered records of a producer, and the requests that deliver them.
+
+    Args:
+        cluster: brokers to write to.
+        settings: limits.
+        new_content: returns an empty batch.
+
+    Attributes:
+        refused: first error of a record without a future; None if there is none.
+    """
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings, new_content: Callable[[], BatchWriter]) -> None:
+        self._cluster, self._settings = cluster, settings
+        self._loop = asyncio.get_running_loop()
+        self._accumulator = RecordAccumulator(settings, new_content, random.random)
+        self._refresher = MetadataRefresher(cluster, self._wake)
+        self._request_timeout_s = cluster.config.request_timeout_ms / 1000
+        self._refused_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
+        self._connections: dict[int, Connection] = {}
+        self._waiting: deque[_WaitingRecord] = deque()
+        self._flushes: list[tuple[float, asyncio.Future[None]]] = []
+        self._wanted: asyncio.Future[None] = self._loop.create_future()
+        self._tasks = asyncio.TaskGroup()
+        self._is_renewing = self._is_over = False
+        self._ended_by: TailraceError = PublishError("the producer was closed")
+        self.on_batch: Callable[[str], None] = lambda _topic: None
+        self.refused: TailraceError | None = None
+
+    def __repr__(self) -> str:
+        return f"<RecordSender {self._accumulator!r}>"
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def initialize(self, timeout_s: float) -> None:
+        """Request a producer id (KIP-98).
+
+        Raises:
+            BrokerError: the brokers do not give one.
+            BrokerConnectionError: no broker answered in time.
+        """
+        self._accumulator.producer = await self._cluster.retrying(
+            self._new_producer_id, timeout_s=timeout_s, what="requesting a producer id"
+        )
+
+    async def run(self) -> None:
+        """Send records until cancelled; what is undelivered then fails."""
+        try:
+            async with self._tasks:
+                self._tasks.create_task(self._keep_metadata())
+                await self._send_forever()
+        except Exception as error:
+            self._ended_by = PublishError(f"the producer has failed: {error!r} - start another")
+            raise
+        finally:
+            self._end()
+
+    async def flush(self) -> None:
+        """Wait until every record that was appended before has an outcome."""
+        self._accumulator.flush()
+        flushed: asyncio.Future[None] = self._loop.create_future()
+        self._flushes.append((self._loop.time(), flushed))
+        self._accumulator.is_flushing = True
+        self._complete_flushes()
+        self._wake()
+        await flushed
+
+    # ---- records -----------------------------------------------------------------------------------------------
+
+    async def append(  # noqa: PLR0913, PLR0917 - a record
+        self,
+        place: TopicPartition,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        timestamp_ms: int | None,
+        ticket: asyncio.Future[Published] | None,
+        deadline: float,
+    ) -> None:
+        """Append a record to the batches of its partition, as soon as there is memory for it.
+
+        Raises:
+            PublishError: the record cannot be encoded, or there was no memory for it before ``deadline``.
+        """
+        if self._is_over:
+            raise copy.copy(self._ended_by)
+        if self._waiting or self._accumulator.is_full:
+            await self._wait_for_memory(
+                _WaitingRecord((place, key, value, headers, timestamp_ms), ticket, deadline, self._loop.create_future())
+            )
+            return
+        try:
+            appended = self._accumulator.append(
+                place, key, value, headers, timestamp_ms, ticket, self._loop.time(), deadline
+            )
+        except MalformedMessageError as error:
+            _refuse_malformed(place, error)
+        if appended is not Appended.JOINED:
+            self._wake()
+            if appended is Appended.FILLED:
+                self.on_batch(place.topic)
+                # Lets the full batch be sent while the caller makes the next one.
+                await asyncio.sleep(0)
+
+    async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
+        self._waiting.append(waiting)
+        self._wake()
+        try:
+            async with asyncio.timeout_at(waiting.deadline):
+                await waiting.admitted
+        except TimeoutError:
+            if not waiting.admitted.cancelled():
+                return
+            raise PublishError(
+                f"{waiting.record[0].topic}: no memory for the record within {self._settings.delivery_timeout_s:.0f} s,"
+                " and it was not sent - are enough replicas alive? else raise max_buffered_bytes"
+            ) from None
+
+    def _admit(self) -> None:
+        while self._waiting and not self._accumulator.is_full:
+            record, ticket, deadline, admitted = self._waiting.popleft()
+            if admitted.done():
+                continue
+            try:
+                appended = self._accumulator.append(*record, ticket, self._loop.time(), deadline)
+            except MalformedMessageError as error:
+                admitted.set_exception(PublishError(f"{record[0].topic}: {error}"))
+                continue
+            if appended is Appended.FILLED:
+                self.on_batch(record[0].topic)
+            admitted.set_result(None)
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    async def _send_forever(self) -> NoReturn:
+        accumulator, loop = self._accumulator, self._loop
+        while True:
+            self._wanted = loop.create_future()
+            now = loop.time()
+            self._report(accumulator.expire(now))
+            for leader, batches in accumulator.take(now, self._leader_of, self._most_requests):
+                for batch in batches:
+                    self.on_batch(batch.partition.topic)
+                self._tasks.create_task(self._write(leader, batches))
+            if accumulator.needs_leaders:
+                accumulator.needs_leaders = False
+                self._refresher.ask()
+            if accumulator.needs_producer_id and not self._is_renewing:
+                self._is_renewing = True
+                self._tasks.create_task(self._renew_producer_id())
+            due_at = accumulator.next_deadline()
+            timer = None if due_at is None else loop.call_at(due_at, self._wake)
+            await self._wanted
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if not self._wanted.done():
+            self._wanted.set_result(None)
+
+    def _leader_of(self, partition: TopicPartition) -> int:
+        leadership = self._cluster.topology.leader(partition)
+        return -1 if leadership is None else leadership.leader_id
+
+    def _most_requests(self, leader: int) -> int:
+        # Without a connection, one request opens it; the batches behind it go on filling.
+        connection = self._connections.get(leader)
+        return IN_FLIGHT if connection is not None and connection.is_open else 1
+
+    async def _write(self, leader: int, batches: list[PendingBatch]) -> None:
+        try:
+            self._report(await self._exchange(leader, batches))
+        except _LASTING as error:
+            refused = PublishError(f"{batches[0].partition.topic}: {error}")
+            self._report([one for batch in batches for one in self._accumulator.refused(batch, refused)])
+            # Until the next attempt to connect, the broker's error would be the same one.
+            await asyncio.sleep(self._refused_pause_s)
+        finally:
+            self._accumulator.request_ended(leader)
+        self._wake()
+
+    async def _exchange(self, leader: int, batches: list[PendingBatch]) -> list[Outcome]:
+        was_sent = False
+        try:
+            connection = await self._cluster.broker(leader).connection_for(_RECORDS)
+            self._connections[leader] = connection
+            request = ProduceRequest(
+                None,
+                _ALL_REPLICAS,
+                round(self._request_timeout_s * 1000),
+                tuple(RecordsToProduce(*batch.partition, _content(batch)) for batch in batches),
+            )
+            was_sent = True
+            answer = await connection.send(request, self._request_timeout_s)
+        except _LASTING:
+            raise
+        except TailraceError as error:
+            return self._lost(batches, str(error), was_sent=was_sent)
+        return self._answered(batches, answer.partitions)
+
+    def _lost(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
+        now = self._loop.time()
+        lost = (self._accumulator.unanswered(batch, reason, now, was_sent=was_sent) for batch in batches)
+        return list(itertools.chain.from_iterable(lost))
+
+    def _answered(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
+        by_partition = {(answer.topic, answer.partition): answer for answer in answers}
+        now, outcomes = self._loop.time(), []
+        for batch in batches:
+            answer = by_partition.get(batch.partition)
+            if answer is None:
+                outcomes += self._lost([batch], "the answer lacks the partition", was_sent=True)
+                continue
+            newer = answer.current_leader
+            if newer.leader_id >= 0:
+                self._cluster.learn_leader(batch.partition, newer.leader_id, newer.leader_epoch)
+            named = answer.record_errors
+            detail = next((one.message for one in named if one.message), answer.error_message) or ""
+            outcomes += self._accumulator.answered(
+                batch, answer.error_code, answer.base_offset, now, detail, [one.batch_index for one in named]
+            )
+        return outcomes
+
+    # ---- outcomes ----------------------------------------------------------------------------------------------
+
+    def _report(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            tickets = cast("list[asyncio.Future[Published] | None]", outcome.batch.tickets)
+            if isinstance(outcome, Delivered):
+                _complete(tickets, outcome.batch.partition, outcome.base_offset)
+                continue
+            for ticket in tickets:
+                if ticket is None:
+                    self.refused = self.refused or outcome.error
+                elif not ticket.done():
+                    ticket.set_exception(copy.copy(outcome.error))
+        if outcomes:
+            self._admit()
+            self._complete_flushes()
+
+    def _complete_flushes(self) -> None:
+        if not self._flushes:
+            return
+        oldest = min((batch.opened_at for batch in self._accumulator.batches()), default=float("inf"))
+        for since, flushed in self._flushes:
+            if oldest > since and not flushed.done():
+                flushed.set_result(None)
+        self._flushes = [one for one in self._flushes if not one[1].done()]
+        self._accumulator.is_flushing = bool(self._flushes)
+
+    def _end(self) -> None:
+        self._is_over = True
+        unknown = PublishError(f"{self._ended_by} before the record was acknowledged; it may still arrive")
+        self._report(self._accumulator.fail_all(unknown))
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.admitted.done():
+                waiting.admitted.set_exception(PublishError(f"{self._ended_by} before the record was sent"))
+        for _, flushed in self._flushes:
+            flushed.cancel()
+
+    # ---- metadata and producer id ------------------------------------------------------------------------------
+
+    async def _keep_metadata(self) -> NoReturn:
+        while True:
+            try:
+                await self._refresher.run_refreshes()
+            except AuthenticationError:
+                # The records fail by themselves; later credentials may be good.
+                await asyncio.sleep(self._settings.backoff.longest_s)
+
+    async def _renew_producer_id(self) -> None:
+        try:
+            await self.initialize(self._settings.delivery_timeout_s)
+        except TailraceError:
+            # The records that wait for it expire; the next ones ask again.
+            await asyncio.sleep(self._settings.backoff.longest_s)
+        finally:
+            self._is_renewing = False
+        self._wake()
+
+    async def _new_producer_id(self) -> ProducerId:
+        answer = await self._cluster.send_to_any(InitProducerIdRequest(None, _NO_TRANSACTION_MS))
+        if answer.error_code:
+            raise broker_error(answer.error_code, "InitProducerId was refused")
+        return ProducerId(answer.producer_id, answer.producer_epoch)
+
+
+def _content(batch: PendingBatch) -> memoryview:
+    return cast("BatchWriter", batch.content).written(*batch.producer, batch.sequence)
+
+
+def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:
+    step = 0 if base_offset < 0 else 1
+    offset = base_offset
+    for ticket in tickets:
+        if ticket is not None and not ticket.done():
+            ticket.set_result(Published(partition, offset))
+        offset += step
+
+
+def _refuse_malformed(place: TopicPartition, error: MalformedMessageError) -> NoReturn:
+    raise PublishError(f"{place.topic}: {error}") from error

@@ -1,0 +1,170 @@
+"""Publishing while answers get lost, leaders move and callers are canceled: every record is stored once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tailrace import PublishError
+from tailrace.config import resolve
+from tailrace.error_codes import ErrorCode
+from tailrace.producer.producer import Producer
+from tailrace.protocol.produce import ProduceRequest
+from tailrace.testing import KafkaServer
+from tests.producer.test_producer import read_all
+from tests.support.transaction_faults import LOSSES, with_code
+
+IMPATIENT = {"request_timeout_ms": 600}
+"""A lost answer is missed soon."""
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[KafkaServer]:
+    """A broker behind a proxy."""
+    with KafkaServer(proxied=True) as started:
+        yield started
+
+
+@pytest.fixture
+def proxied_topic(proxied) -> str:
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    proxied.create_topic(name)
+    return name
+
+
+def producer_of(server, **options: object) -> Producer:
+    config = resolve({"bootstrap_servers": server.bootstrap_servers, **options}, {})
+    return Producer(config, max_batch_bytes=2_000)
+
+
+async def publish_all(producer: Producer, topic: str, count: int) -> None:
+    """Publish numbers in many batches, and see that each is where its future says."""
+    futures = [await producer.send(topic, b"%d" % n + b" " * 90, partition=0) for n in range(count)]
+    assert [(await future).offset for future in futures] == list(range(count))
+
+
+async def numbers(server, topic: str, count: int) -> list[int]:
+    return [int(record.value) for record in await read_all(server, topic, count)]
+
+
+@pytest.mark.parametrize("skip", [0, 3])
+@pytest.mark.parametrize("fault", LOSSES)
+async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, fault, skip):
+    """Stored and not heard of, not stored, or sent twice: with several batches in flight each record is there once."""
+    async with producer_of(proxied, **IMPATIENT) as producer, asyncio.timeout(30):
+        with getattr(proxied.proxy, fault)(ProduceRequest, skip=skip):
+            await publish_all(producer, proxied_topic, 1_000)
+
+    assert await numbers(proxied, proxied_topic, 1_000) == list(range(1_000))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ],
+)
+async def test_an_error_that_passes_repeats_nothing(proxied, proxied_topic, code):
+    """The leader stores a batch and answers with an error: it is sent again and stored once."""
+    async with producer_of(proxied) as producer, asyncio.timeout(30):
+        with proxied.proxy.edit_answer(ProduceRequest, with_code(code), times=2):
+            await publish_all(producer, proxied_topic, 500)
+
+    assert await numbers(proxied, proxied_topic, 500) == list(range(500))
+
+
+async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, proxied_topic):
+    """Resets at any moment delay records and neither lose, repeat nor reorder them."""
+    count = 5_000
+    async with producer_of(proxied) as producer, asyncio.timeout(60):
+        proxied.proxy.reset_every(0.02, 0.2)
+        try:
+            await publish_all(producer, proxied_topic, count)
+        finally:
+            proxied.proxy.reset_never()
+
+    assert await numbers(proxied, proxied_topic, count) == list(range(count))
+
+
+async def test_a_canceled_call_holds_nobody_up(proxied, proxied_topic):
+    """A record whose publisher is canceled in flight is stored once, and those behind it, too."""
+    async with producer_of(proxied) as producer, asyncio.timeout(30):
+        await producer.publish(proxied_topic, b"0", partition=0)
+        with proxied.proxy.hold_answer(ProduceRequest) as held:
+            publishing = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n, partition=0)) for n in (1, 2)]
+            await held.took_place()
+            publishing[0].cancel()
+            held.release()
+            placed = await publishing[1]
+
+    assert publishing[0].cancelled()
+    assert placed.offset == 2
+    assert await numbers(proxied, proxied_topic, 3) == [0, 1, 2]
+
+
+async def test_undelivered_records_take_bounded_memory(proxied, proxied_topic):
+    """Above ``max_buffered_bytes`` a call waits; one that is canceled while it waits publishes nothing."""
+    config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
+    async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
+        await producer.publish(proxied_topic, b"0")
+        with proxied.proxy.hold_answer(ProduceRequest) as held:
+            await producer.send(proxied_topic, b"1" + b" " * 5_000)
+            waiting = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n)) for n in (2, 3)]
+            await held.took_place()
+            assert not any(task.done() for task in waiting)
+            waiting[0].cancel()
+            held.release()
+            await waiting[1]
+
+    assert await numbers(proxied, proxied_topic, 3) == [0, 1, 3]
+
+
+async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_topic):
+    """Nobody waits for ever for a producer that was closed."""
+    producer = producer_of(proxied)
+    await producer.start()
+    await producer.publish(proxied_topic, b"0")
+    with proxied.proxy.hold_answer(ProduceRequest) as held:
+        publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
+        await held.took_place()
+        async with asyncio.timeout(5):
+            await producer.close(0.2)
+        with pytest.raises(PublishError, match="closed before"):
+            await publishing
+
+
+@pytest.mark.slow
+async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
+    """While brokers are restarted one after the other, each record is stored once, in order."""
+    cluster = kafka_cluster(3)
+    cluster.create_topic(name, 3, replication_factor=3)
+    published: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(3)}
+    is_over = False
+
+    async def publish(partition: int, producer: Producer) -> None:
+        number = 0
+        while not is_over or number < 100:
+            values = range(number, number + 20)
+            placed = await asyncio.gather(
+                *(producer.publish(name, b"%d" % value, partition=partition) for value in values)
+            )
+            published[partition] += zip(values, (one.offset for one in placed), strict=True)
+            number += 20
+
+    async with asyncio.timeout(120), producer_of(cluster) as producer, asyncio.TaskGroup() as tasks:
+        for partition in range(3):
+            tasks.create_task(publish(partition, producer))
+        for node in cluster.nodes:
+            await asyncio.to_thread(cluster.restart, node)
+        is_over = True
+
+    records = await read_all(cluster, name, sum(map(len, published.values())))
+    for partition, expected in published.items():
+        mine = [(int(record.value), record.offset) for record in records if record.partition == partition]
+        assert mine == expected
