@@ -1,4 +1,4 @@
-"""``python -m benchmarks consume | handlers | lanes | rebalance | spark``, which ``scripts/bench`` is."""
+"""``python -m benchmarks consume | handlers | lanes | publish | rebalance | spark``, which ``scripts/bench`` is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from benchmarks.consume import consume
 from benchmarks.handlers import handlers
 from benchmarks.lanes import lanes
+from benchmarks.publish import publish
 from benchmarks.rebalance import rebalance
 from tailrace import TailraceError
 
@@ -59,6 +60,15 @@ minutes, and fails (exit code 1) if a gap is above 100 ms and above twice the
 quiet one.
 """
 
+_PUBLISH = """\
+Publish the same records with tailrace, aiokafka and confluent-kafka, each of
+them idempotent: awaited one by one, by 1,000, not at all but for a flush at the
+end, and in transactions of 1,000; 100 B and 1 KiB.
+
+It takes about five minutes on two cores, and fails (exit code 1) if tailrace is
+slower than aiokafka, or less than 1.5 times as fast where records are not
+awaited one by one or in transactions.
+"""
 
 _SPARK = """\
 A handler that does nothing on Spark, by SparkPipeline.backfill, beside plain
@@ -91,6 +101,7 @@ BENCHMARKS = {
     "consume": Benchmark("records a second, client beside client", _CONSUME, 3, consume, 1_000_000, 100),
     "handlers": Benchmark("records a second that a handler is given", _HANDLERS, 3, handlers, 1_000_000),
     "lanes": Benchmark("order by key, beside bare tasks", _LANES, 7, lanes, 38_400),
+    "publish": Benchmark("records a second, producer beside producer", _PUBLISH, 5, publish),
     "rebalance": Benchmark("whether kept partitions go on while members come", _REBALANCE, 5, rebalance),
     "spark": Benchmark("handlers on Spark, beside plain mapInArrow", _SPARK, 3, _spark, 1_000_000),
 }

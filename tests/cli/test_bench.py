@@ -110,3 +110,17 @@ def test_a_wrong_call_is_told(arguments):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage:" in done.stderr
+
+
+def test_producers_are_compared(tmp_path):
+    """Each producer has a row for each way of publishing, and the exit code says whether all promises hold."""
+    path = tmp_path / "publish.json"
+
+    done = bench("publish", "--rounds", "1", "--json", str(path))
+
+    result = json.loads(path.read_text())
+    kinds = {(row["way"], row["size"]) for row in result["rows"]}
+    assert len(kinds) == 8
+    for client in ("tailrace", "aiokafka", "confluent-kafka"):
+        assert {(row["way"], row["size"]) for row in result["rows"] if row["client"] == client} == kinds
+    assert done.returncode == (0 if all(one["holds"] for one in result["promises"]) else 1), done.stderr

@@ -1,0 +1,107 @@
+"""Publishing: records a second, producer beside producer, each record stored once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from statistics import median
+
+from rich import box
+from rich.table import Table
+
+from benchmarks.publishers import PUBLISHERS, WAYS
+from benchmarks.report import short
+from benchmarks.rounds import PARTITIONS, machine
+from tailrace import TailraceError
+from tailrace.cli.local_broker import local_broker
+from tailrace.cli.screen import Screen
+
+SIZES = (100, 1_024)
+OURS, THEIRS = "tailrace", "aiokafka"
+PROMISED = {"one by one": 0.95, "by 1,000": 1.5, "not awaited": 1.5, "transactions of 1,000": 1.0}
+"""At least so many times aiokafka's records a second; of one by one the broker's answer decides."""
+_LONGEST_S = 300
+
+
+def publish(*, rounds: int, path: Path) -> int:
+    """Compare, show, write ``path``; gives 0 if the promises hold, else 1."""
+    screen = Screen()
+    runs: dict[tuple[str, int, str], list[dict]] = {}
+    kinds = [(way, size) for way in WAYS for size in SIZES]
+    with local_broker(screen) as server, screen.progress() as progress:
+        bar = progress.add_task("publish", total=rounds * len(kinds) * len(PUBLISHERS), note="")
+        for number in range(rounds):
+            for way, size in kinds:
+                topic = f"bench-{uuid.uuid4().hex[:8]}"
+                server.create_topic(topic, PARTITIONS)
+                turn = number % len(PUBLISHERS)
+                for publisher in (*PUBLISHERS[turn:], *PUBLISHERS[:turn]):
+                    progress.update(bar, note=f"{publisher.name}, {way}, {size} B")
+                    figures = _one_run(publisher.name, server.bootstrap_servers, topic, size, way)
+                    runs.setdefault((way, size, publisher.name), []).append(figures)
+                    progress.advance(bar)
+        kafka = server.version
+    rows = [_row(way, size, name, figures) for (way, size, name), figures in runs.items()]
+    speeds = {(row["way"], row["size"], row["client"]): row["records_per_s"] for row in rows}
+    promises = []
+    for way, size in kinds:
+        ratio = speeds[way, size, OURS] / speeds[way, size, THEIRS]
+        promised = PROMISED[way]
+        promises.append({"way": way, "size": size, "at_least": promised, "measured": ratio, "holds": ratio >= promised})
+    result = {
+        "benchmark": "publish",
+        "rows": rows,
+        "promises": promises,
+        "settings": {"partitions": PARTITIONS, "rounds": rounds, "records": WAYS},
+        "machine": machine() | {"kafka": kafka},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    screen.show(_table(kinds, speeds))
+    screen.console.print()
+    screen.say("written", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    for one in promises:
+        verdict = "holds" if one["holds"] else "does NOT hold"
+        ratio = f"{one['measured']:.2f} times aiokafka; {one['at_least']:g} {verdict}"
+        screen.say("ratio", f"{one['way']}, {one['size']} B: {ratio}")
+    return 0 if all(one["holds"] for one in promises) else 1
+
+
+def _one_run(name: str, bootstrap_servers: str, topic: str, size: int, way: str) -> dict:
+    command = [sys.executable, "-m", "benchmarks.publishers", name, bootstrap_servers, topic, str(size), way]
+    here = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise TailraceError(f"{name} did not publish within {_LONGEST_S} s, {way}") from None
+    if done.returncode:
+        raise TailraceError(f"{name} failed, {way}:\n{done.stderr[-2_000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _row(way: str, size: int, name: str, runs: list[dict]) -> dict:
+    speeds = [one["records_per_s"] for one in runs]
+    return {
+        "way": way,
+        "size": size,
+        "client": name,
+        "records_per_s": median(speeds),
+        "lowest": min(speeds),
+        "highest": max(speeds),
+        "cpu_s": median(one["cpu_s"] for one in runs),
+        "max_rss_bytes": max(one["max_rss_bytes"] for one in runs),
+        "runs": runs,
+    }
+
+
+def _table(kinds: list[tuple[str, int]], speeds: dict[tuple[str, int, str], float]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    shown.add_column("records/s")
+    for publisher in PUBLISHERS:
+        shown.add_column(publisher.name, justify="right")
+    for way, size in kinds:
+        shown.add_row(f"{way}, {size} B", *(short(speeds[way, size, one.name]) for one in PUBLISHERS))
+    return shown
