@@ -12,6 +12,7 @@ from tailrace import PublishError
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.producer import Producer
+from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.testing import KafkaServer
 from tests.producer.test_producer import read_all
@@ -137,6 +138,19 @@ async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_t
             await producer.close(0.2)
         with pytest.raises(PublishError, match="closed before"):
             await publishing
+
+
+async def test_closing_fails_what_waits_for_metadata(proxied):
+    """A record for a topic that does not exist does not outlive its producer."""
+    producer = producer_of(proxied)
+    await producer.start()
+    with proxied.proxy.hold_answer(MetadataRequest) as held:
+        publishing = asyncio.create_task(producer.publish(f"missing-{uuid.uuid4().hex}", b"1"))
+        await held.took_place()
+        async with asyncio.timeout(5):
+            await producer.close()
+            with pytest.raises(PublishError, match="closed before"):
+                await publishing
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -201,7 +202,7 @@ class Producer:
         """
         running = self._started()
         if running.sender.refused is not None:
-            raise _again(running.sender.refused)
+            raise copy.copy(running.sender.refused)
         place = await self._place_of(running, topic, None, partition)
         for key, value in records:
             await running.sender.append(place, key, value, (), None, None, running.loop.time() + self._timeout_s)
@@ -215,7 +216,7 @@ class Producer:
         running = self._started()
         await running.flushed()
         if running.sender.refused is not None:
-            raise _again(running.sender.refused)
+            raise copy.copy(running.sender.refused)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -228,19 +229,32 @@ class Producer:
         self, running: _Running, topic: str, key: bytes | None, partition: int | None
     ) -> TopicPartition:
         check_topic_name(topic)
+        limit = asyncio.timeout(self._timeout_s)
+        running.lookups.add(limit)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 return await running.resolver.place_of(topic, key, partition)
         except TimeoutError:
+            if running.is_closed:
+                raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
             raise PublishError(f"{topic}: no metadata within {self._timeout_s:.0f} s") from None
+        finally:
+            running.lookups.discard(limit)
 
 
 class _Running:
-    """Parts of a producer from its start until it is closed."""
+    """Parts of a producer from its start until it is closed.
+
+    Attributes:
+        lookups: limits of the calls that wait for metadata.
+        is_closed: True once the connections are closed.
+    """
 
     def __init__(self, cluster: Cluster, sender: RecordSender, resolver: PartitionResolver) -> None:
         self.loop = asyncio.get_running_loop()
         self.cluster, self.sender, self.resolver = cluster, sender, resolver
+        self.lookups: set[asyncio.Timeout] = set()
+        self.is_closed = False
         sender.on_batch = self.resolver.move_on
         self._task = asyncio.create_task(sender.run(), name="tailrace producer")
 
@@ -252,14 +266,12 @@ class _Running:
     async def end(self) -> None:
         """Fail what is undelivered and close the connections."""
         self._task.cancel()
+        self.is_closed = True
+        for limit in self.lookups:
+            limit.reschedule(self.loop.time())
         try:
             await asyncio.wait({self._task})
         finally:
             self.cluster.close()
         if not self._task.cancelled():
             self._task.exception()
-
-
-def _again(error: Exception) -> PublishError:
-    kind = type(error) if isinstance(error, PublishError) else PublishError
-    return kind(str(error))
