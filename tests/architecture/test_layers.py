@@ -247,7 +247,7 @@ DELIVERY_FIELDS = {
     "fetched",
     "delivered",
     "finished",
-    "in_hand",
+    "in_flight",
     "held_from",
     "committed",
     "committed_metadata",

@@ -323,16 +323,16 @@ async def test_b14_what_was_delivered_and_not_done_is_never_committed(witness_of
     proxy = witness_of.proxy
 
     async with witness_of.consumer(topic, **options) as consumer:
-        in_hand = 0
+        in_flight = 0
         async for record in consumer:
-            in_hand = record.offset
+            in_flight = record.offset
             sent = len(proxy.requests(OffsetCommitRequest, client_id=group))
-            if in_hand and in_hand % 20 == 0:
+            if in_flight and in_flight % 20 == 0:
                 # There is news: the record before this one is done.
                 await until(lambda sent=sent: len(proxy.requests(OffsetCommitRequest, client_id=group)) > sent)
             commits = proxy.requests(OffsetCommitRequest, client_id=group)
-            assert all(offset_of(frame) <= in_hand for frame in commits)
-            if in_hand == 150:
+            assert all(offset_of(frame) <= in_flight for frame in commits)
+            if in_flight == 150:
                 break
 
     assert await witness_of.committed(group, topic, 1) == {0: 150}

@@ -49,7 +49,7 @@ def remake(witness, topic):
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
 
-async def test_what_was_fetched_of_the_old_topic_is_handed_out_first(quick):
+async def test_what_was_fetched_of_the_old_topic_has_delivered_first(quick):
     """A reader that is behind has the rest of the old records, then the new ones from the first on."""
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(5)))

@@ -23,13 +23,13 @@ def partitions(topic, *numbers):
 
 async def test_kept_partitions_are_read_while_another_member_drains(new_topic, new_consumer, witness, group):
     """A member that takes long over its record delays only its own partitions: those kept elsewhere go on."""
-    topic, let_go, in_hand = new_topic(6), asyncio.Event(), []
+    topic, let_go, in_flight = new_topic(6), asyncio.Event(), []
     options = {"group_id": group, "auto_offset_reset": "latest", "rebalance_drain_ms": 100_000, **QUICK}
     slow_events, quick_events = EventRecorder(), EventRecorder()
 
     async def be_slow(consumer):
         await until(lambda: all(consumer.highwater(one) == 1 for one in consumer.assignment()))
-        in_hand.extend(await consumer.getmany())
+        in_flight.extend(await consumer.getmany())
         await let_go.wait()
         while True:
             await consumer.getmany()
@@ -45,7 +45,7 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
         for one in slow.assignment():
             witness.produce(topic, [b"in hand"], partition=one.partition)
         reading = asyncio.create_task(be_slow(slow))
-        await until(lambda: len(in_hand) == 3)
+        await until(lambda: len(in_flight) == 3)
         # It may have had all six partitions, and revoked three, before the other member joined.
         revoked_before = len(slow_events.of(PartitionsRevoked))
         await crew.join()

@@ -32,14 +32,14 @@ async def test_a_stuck_handler_does_not_keep_its_partitions(quick, group, protoc
         quick.consumer(topic, max_poll_interval_ms=1_000, **listening, **options) as stuck,
         ConsumerGroup(quick.consumer, topic, **options) as crew,
     ):
-        in_hand = await stuck.getone()
+        in_flight = await stuck.getone()
         lost = await events.wait_for(PartitionsLost)
         await events.wait_for(GroupLeft)
         await until(lambda: stuck.assignment() == frozenset())
         await crew.join()
         await crew.shares(2)
         await crew.handle(100)
-        assert (in_hand.partition, in_hand.offset) in crew.handled
+        assert (in_flight.partition, in_flight.offset) in crew.handled
 
         with pytest.raises(RebalanceError, match=r"max_poll_interval_ms .* the next call joins again"):
             await stuck.getone()

@@ -339,12 +339,12 @@ async def test_what_is_in_hand_is_not_done_because_a_listener_commits(new_topic,
     options = {"enable_auto_commit": False, "heartbeat_interval_ms": 200}
     async with new_consumer(stays, goes, group_id=group, rebalance_listener=Listener(), **options) as consumer:
         for _ in range(3):
-            in_hand = await consumer.getone()
+            in_flight = await consumer.getone()
         await consumer.subscribe(stays)
         await asyncio.wait_for(heard.wait(), 30)
         committed = await witness.committed(group, stays, 1)
 
-    assert (in_hand.offset, committed) == (2, {0: 2})
+    assert (in_flight.offset, committed) == (2, {0: 2})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand
+from tailrace.core.delivery.progress import InFlight
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
@@ -52,11 +52,11 @@ def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
     assert not position.is_dirty
 
 
-def test_what_is_handed_out_and_not_done_is_in_hand(position):
+def test_what_has_delivered_and_not_done_is_in_hand(position):
     """Only what is finished is to be committed."""
     position.begin(7)
     position.note_committed(7)
-    (lease := position.deliver(records_at([7, 8]), 9, in_hand=InHand.LAST)).take(2)
+    (lease := position.deliver(records_at([7, 8]), 9, in_flight=InFlight.LAST)).take(2)
 
     assert position.has_in_flight
     assert not position.is_dirty
@@ -116,7 +116,7 @@ def test_offsets_without_records_are_skipped(position):
     position.skip(9, 1)
     assert (position.finished, position.delivered, position.delivered_epoch) == (9, 9, 1)
 
-    position.deliver(records_at([9]), 10, 1, InHand.LAST).take(1)
+    position.deliver(records_at([9]), 10, 1, InFlight.LAST).take(1)
     position.skip(12, 2)
     position.skip(3, 2)
 

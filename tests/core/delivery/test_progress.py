@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.delivery.progress import InHand, Lease, Progress
+from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import TopicPartition
 from tests.support.simulation.cpu_time import cpu_time
@@ -24,9 +24,11 @@ def progress() -> Progress:
     return Progress(ONE, 10)
 
 
-def delivered(progress: Progress, *offsets: int, end: int | None = None, in_hand: InHand = InHand.NOTHING) -> Lease:
+def delivered(
+    progress: Progress, *offsets: int, end: int | None = None, in_flight: InFlight = InFlight.NOTHING
+) -> Lease:
     """A lease of records at these offsets."""
-    return progress.deliver(records_at(offsets, ONE), offsets[-1] + 1 if end is None else end, in_hand)
+    return progress.deliver(records_at(offsets, ONE), offsets[-1] + 1 if end is None else end, in_flight)
 
 
 def take(lease: Lease, count: int) -> list[int]:
@@ -43,7 +45,7 @@ def start(progress: Progress, lease: Lease, count: int) -> None:
 
 def test_at_the_beginning_all_is_finished(progress):
     """What lies before the first record may be committed."""
-    assert (progress.finished, progress.delivered, progress.next_offset, progress.in_flight) == (10, 10, 10, 0)
+    assert (progress.finished, progress.delivered, progress.next_offset, progress.started) == (10, 10, 10, 0)
     assert progress.offset_map() is None
     assert not progress.has_in_flight
 
@@ -67,9 +69,9 @@ def test_a_commit_waits_for_the_lowest_record_in_flight(progress):
     assert progress.has_in_flight
     assert progress.finish(12)
     assert progress.finish(11)
-    assert (progress.finished, progress.in_flight) == (10, 1)
+    assert (progress.finished, progress.started) == (10, 1)
     assert progress.finish(10)
-    assert (progress.finished, progress.in_flight, progress.has_in_flight) == (13, 0, False)
+    assert (progress.finished, progress.started, progress.has_in_flight) == (13, 0, False)
 
 
 def test_only_a_record_in_flight_can_be_finished(progress):
@@ -125,11 +127,11 @@ def test_a_part_of_a_lease_is_a_lease(progress):
 
 def test_a_record_taken_last_is_in_hand(progress):
     """A user who polls record by record has finished the one before when the next is taken."""
-    lease = delivered(progress, 10, 12, end=15, in_hand=InHand.LAST)
+    lease = delivered(progress, 10, 12, end=15, in_flight=InFlight.LAST)
     assert not progress.has_in_flight
 
     take(lease, 1)
-    assert (progress.finished, lease.count_in_hand, progress.has_in_flight) == (10, 1, True)
+    assert (progress.finished, lease.count_in_flight, progress.has_in_flight) == (10, 1, True)
     take(lease, 1)
     assert (progress.finished, progress.offset_map()) == (12, None)
     lease.finish_taken()
@@ -138,14 +140,14 @@ def test_a_record_taken_last_is_in_hand(progress):
 
 def test_a_batch_is_in_hand_as_a_whole(progress):
     """It is finished when the user says so, or up to the record that is acknowledged."""
-    lease = delivered(progress, 10, 11, 12, 13, in_hand=InHand.LAST)
+    lease = delivered(progress, 10, 11, 12, 13, in_flight=InFlight.LAST)
     batch = lease.take(3)
 
-    assert (progress.finished, lease.count_in_hand) == (10, 3)
+    assert (progress.finished, lease.count_in_flight) == (10, 3)
     lease.finish_with(batch[0])
-    assert (progress.finished, lease.count_in_hand) == (11, 2)
+    assert (progress.finished, lease.count_in_flight) == (11, 2)
     lease.finish_with(batch[2])
-    assert (progress.finished, lease.count_in_hand) == (13, 0)
+    assert (progress.finished, lease.count_in_flight) == (13, 0)
     lease.take(1)
     lease.finish_taken()
     assert progress.finished == 14
@@ -157,11 +159,11 @@ def test_of_a_batch_some_records_may_be_left(progress):
     lease.take_all()
     assert (progress.finished, progress.offset_map()) == (10, None)
 
-    lease.keep_in_hand(lease.records[1:3])
+    lease.keep_in_flight(lease.records[1:3])
     assert (progress.finished, progress.offset_map()) == (11, OffsetMap(11, 15, (11, 12)))
-    lease.keep_in_hand(lease.records[1:])
+    lease.keep_in_flight(lease.records[1:])
     assert (progress.finished, progress.offset_map()) == (12, OffsetMap(12, 15, (12,)))
-    lease.abandon_in_hand()
+    lease.abandon_in_flight()
     assert (progress.finished, progress.offset_map(), progress.has_in_flight) == (12, OffsetMap(12, 15, (12,)), False)
 
 
@@ -211,11 +213,11 @@ def test_no_commit_passes_what_is_abandoned(progress):
     start(progress, delivered(progress, 10, 11, 12), 3)
     progress.abandon(11)
 
-    assert progress.in_flight == 2
+    assert progress.started == 2
     assert not progress.finish(11)
     progress.finish(10)
     progress.finish(12)
-    assert (progress.finished, progress.next_offset, progress.in_flight) == (11, 11, 0)
+    assert (progress.finished, progress.next_offset, progress.started) == (11, 11, 0)
     assert progress.offset_map() == OffsetMap(11, 13, (11,))
     assert not progress.has_in_flight
 
@@ -298,7 +300,7 @@ def test_it_tells_how_it_stands(progress):
     assert repr(lease) == "<Lease t[0] lowest=12 end=13>"
     start(progress, lease, 1)
 
-    assert repr(progress) == "<Progress finished=12 delivered=13 in_flight=1>"
+    assert repr(progress) == "<Progress finished=12 delivered=13 started=1>"
 
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "any"])
@@ -331,7 +333,7 @@ def test_stuck_records_let_any_number_pass():
             if offset not in stuck:
                 progress.finish(offset)
 
-    assert progress.in_flight == 20
+    assert progress.started == 20
     assert len(progress._heap) < 3_000
     assert not progress._leases
     for offset in stuck:

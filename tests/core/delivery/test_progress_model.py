@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand, Lease, Progress
+from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.records import Record, TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -33,7 +33,7 @@ class Held:
     lease: Lease
     is_polled: bool
     waiting: list[int]
-    in_hand: list[int] = field(default_factory=list)
+    in_flight: list[int] = field(default_factory=list)
 
 
 class Model(RuleBasedStateMachine):
@@ -78,7 +78,7 @@ class Model(RuleBasedStateMachine):
         following = self.behind(offsets[-1] + 1)
         self.delivered = min(following[0] if following else offsets[-1] + 1, self.fetched)
         lease = self.position.deliver(
-            records_at(offsets, ONE), self.delivered, 0, InHand.LAST if is_polled else InHand.NOTHING
+            records_at(offsets, ONE), self.delivered, 0, InFlight.LAST if is_polled else InFlight.NOTHING
         )
         self.held.append(Held(lease, is_polled, offsets))
         self.state |= dict.fromkeys(offsets, WAITING)
@@ -91,7 +91,7 @@ class Model(RuleBasedStateMachine):
         del one.waiting[:count]
         if one.is_polled:
             assert [record.offset for record in one.lease.take(count)] == taken
-            one.in_hand += taken
+            one.in_flight += taken
             self.state |= dict.fromkeys(taken, IN_FLIGHT)
             return
         for offset in taken:
@@ -106,26 +106,26 @@ class Model(RuleBasedStateMachine):
     def poll_again(self, data):
         one = data.draw(st.sampled_from([one for one in self.held if one.is_polled]))
         one.lease.finish_taken()
-        self.state |= dict.fromkeys(one.in_hand, FINISHED)
-        one.in_hand.clear()
+        self.state |= dict.fromkeys(one.in_flight, FINISHED)
+        one.in_flight.clear()
 
-    @precondition(lambda self: any(one.in_hand for one in self.held))
+    @precondition(lambda self: any(one.in_flight for one in self.held))
     @rule(data=st.data())
     def acknowledge(self, data):
-        one = data.draw(st.sampled_from([one for one in self.held if one.in_hand]))
-        offset = data.draw(st.sampled_from(one.in_hand))
+        one = data.draw(st.sampled_from([one for one in self.held if one.in_flight]))
+        offset = data.draw(st.sampled_from(one.in_flight))
         (record,) = records_at([offset], ONE)
         last = one.lease.last_taken
         one.lease.finish_with(last if last is not None and last.offset == offset else record)
-        done = [other for other in one.in_hand if other <= offset]
-        one.in_hand = [other for other in one.in_hand if other > offset]
+        done = [other for other in one.in_flight if other <= offset]
+        one.in_flight = [other for other in one.in_flight if other > offset]
         self.state |= dict.fromkeys(done, FINISHED)
 
     # ---- records by offset -----------------------------------------------------------------------------------------
 
     def started(self):
-        in_hand = {offset for one in self.held for offset in one.in_hand}
-        return sorted(offset for offset, is_ in self.state.items() if is_ is IN_FLIGHT and offset not in in_hand)
+        in_flight = {offset for one in self.held for offset in one.in_flight}
+        return sorted(offset for offset, is_ in self.state.items() if is_ is IN_FLIGHT and offset not in in_flight)
 
     @precondition(lambda self: self.started())
     @rule(data=st.data())
@@ -238,7 +238,7 @@ class Model(RuleBasedStateMachine):
         open_ = [offset for offset, is_ in self.state.items() if is_ is not FINISHED]
         assert progress.finished == min(open_, default=self.delivered)
         assert progress.has_in_flight == (IN_FLIGHT in self.state.values())
-        assert progress.in_flight == len(self.started())
+        assert progress.started == len(self.started())
         waiting = sum(len(one.waiting) for one in self.held)
         assert waiting == list(self.state.values()).count(WAITING)
         for offset, is_ in self.state.items():
@@ -261,9 +261,9 @@ def _forget_to_lower(_self: Progress, lease: Lease, _offset: int) -> int:
     return lease.end
 
 
-def _deliver_too_far(self: Progress, records: list[Record], end: int, in_hand: InHand = InHand.NOTHING) -> Lease:
+def _deliver_too_far(self: Progress, records: list[Record], end: int, in_flight: InFlight = InFlight.NOTHING) -> Lease:
     self.delivered = end + 1
-    lease = Lease(self, records, end, in_hand)
+    lease = Lease(self, records, end, in_flight)
     self._leases[lease] = None
     return lease
 
@@ -282,7 +282,7 @@ def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> No
 FAULTS = {
     "a commit passes what is in flight": (Progress, "lowest", property(lambda self: self.delivered)),
     "a commit passes what has not started": (Lease, "unstarted", property(lambda _self: None)),
-    "a commit passes a record in hand": (Lease, "lowest_in_hand", property(lambda _self: None)),
+    "a commit passes a record in hand": (Lease, "lowest_in_flight", property(lambda _self: None)),
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
     "a record that was given back counts as delivered": (Progress, "gave_back", _forget_to_lower),

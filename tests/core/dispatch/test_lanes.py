@@ -131,7 +131,7 @@ def test_what_is_parked_is_in_flight(by_key, leases):
     while by_key.take() is not None:
         pass
 
-    assert leases.progress(P).in_flight == 2
+    assert leases.progress(P).started == 2
     assert leases.progress(P).finished == 0
 
 

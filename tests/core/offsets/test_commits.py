@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.core.delivery.positions import Positions
-from tailrace.core.delivery.progress import InHand
+from tailrace.core.delivery.progress import InFlight
 from tailrace.core.offset_map import OffsetMap, decode_metadata
 from tailrace.core.offsets.auto_commit import CommitClock
 from tailrace.core.offsets.commits import Commits, CommitSnapshot
@@ -38,7 +38,7 @@ def positions():
     made = Positions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
-    lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5, InHand.LAST)
+    lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5, InFlight.LAST)
     list(lease.left)
     two.begin(0)
     two.note_committed(0)
@@ -237,7 +237,7 @@ class Committing(RuleBasedStateMachine):
     def hand_out(self, count):
         self.finish()
         offsets = range(self.position.delivered, self.position.delivered + count)
-        self.position.deliver(records_at(offsets), offsets.stop, in_hand=InHand.LAST).take(count)
+        self.position.deliver(records_at(offsets), offsets.stop, in_flight=InFlight.LAST).take(count)
 
     @rule()
     def finish(self):
@@ -274,7 +274,7 @@ class Committing(RuleBasedStateMachine):
         self.sent = None
 
     @invariant()
-    def never_above_what_is_handed_out(self):
+    def never_above_what_has_delivered(self):
         for epoch, offset in self.stored[-1:]:
             assert epoch != self.position.epoch or offset <= self.position.delivered
 

@@ -51,11 +51,11 @@ def test_a_record_is_done_when_the_next_is_asked_for():
     readers.next()
     readers.next()
     readers.intake.tell_all()
-    in_hand = readers.done[0, 0]
+    in_flight = readers.done[0, 0]
     readers.next()
     readers.next()
 
-    assert in_hand == 1
+    assert in_flight == 1
     assert readers.done[0, 0] == 7
     assert readers.released[0, 0] == 3
 

@@ -1,7 +1,6 @@
-"""The number of records that were handed out and finished, for commits that go by number.
+"""Number of finished records, for commits every so many records (``auto_commit_every_records``).
 
-Nothing is counted record by record: a slice is counted when it begins, and what is in hand of it when somebody asks.
-The reader makes a slice no longer than up to the number that is waited for.
+Slices are counted, not records; the reader ends a slice at the number that is waited for.
 """
 
 from __future__ import annotations
@@ -62,4 +61,4 @@ class FinishedCounter:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._is_acked_by_hand:
             return self._acknowledged
-        return self._polled.taken - self._polled.count_in_hand
+        return self._polled.taken - self._polled.count_in_flight

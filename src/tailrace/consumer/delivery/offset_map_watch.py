@@ -132,7 +132,7 @@ class OffsetMapWatch:
 
     def _may_shrink(self, progress: Progress) -> bool:
         """Whether its map gets smaller without new records: by one in hand, and not by those that it spans already."""
-        if not self._max_bytes or not progress.in_flight:
+        if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
 
@@ -142,7 +142,7 @@ class OffsetMapWatch:
             return
         if is_held:
             self._held_back.add(partition)
-            self._observer.tell(OffsetMapHigh(partition, progress.finished, progress.in_flight, fill.fill))
+            self._observer.tell(OffsetMapHigh(partition, progress.finished, progress.started, fill.fill))
         else:
             self._held_back.discard(partition)
             self._observer.tell(OffsetMapLow(partition, progress.finished, fill.fill))

@@ -1,4 +1,4 @@
-"""What of a reader's records is in hand, and how it is finished: by the next poll, by ``ack``, or by a sink.
+"""Records in flight of a reader, finished by the next poll, by ``ack()`` or by a sink.
 
 A polling user's record or batch is finished when the next is asked for. With ``ack="manual"`` each record is finished
 by its own acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) has leases of its own
@@ -16,7 +16,7 @@ from tailrace.consumer.delivery.finished_counter import FinishedCounter
 from tailrace.consumer.delivery.slices import RecordSlice
 from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand, Lease, Progress
+from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
@@ -26,7 +26,7 @@ class RecordSink(Protocol):
     """Takes whole slices in the user's place and finishes the records of their leases."""
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start nothing more of a partition; what has not started is left to its next owner."""
+        """Start no more records of a partition, and leave the others to its next owner."""
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition: it is not ours any more, or is read from somewhere else."""
@@ -37,21 +37,25 @@ class PolledSink(Protocol):
 
     @property
     def progress(self) -> object:
-        """A value that differs whenever somebody has come for a record since."""
+        """A value that changes whenever the user polls."""
 
     def is_owed(self, *, waits: bool) -> bool:
-        """Whether something is in hand or to come for, and nobody waits; ``waits``: there is something more."""
+        """Return True if the user has a record in flight or waiting and does not wait for one.
+
+        Args:
+            waits: True if more records are buffered.
+        """
 
 
 class DeliveryProgress:
-    """Knows what the user has, and what of it is finished.
+    """Records that were delivered to the user or a sink, and which of them are finished.
 
     Attributes:
-        polled: what a polling user has; records are taken from its slice.
-        sink: whoever takes whole slices in the user's place.
+        polled: records of a polling user.
+        sink: takes whole slices in the user's place; None if the user polls.
         finished_counter: how many records were handed out and are finished.
-        asked: set when somebody comes for the next record.
-        progressed: set when something that was in hand is finished, or its partition is gone.
+        asked: set when the next record is polled.
+        progressed: set when a record in flight is finished, or its partition is dropped.
     """
 
     def __init__(self, positions: Positions, *, is_acked_by_hand: bool) -> None:
@@ -71,15 +75,15 @@ class DeliveryProgress:
 
     @property
     def is_read_by_user(self) -> bool:
-        """Whether the consumer's user takes the records, not an App or worker processes."""
+        """True if the consumer's user takes the records, not an App or worker processes."""
         return self.sink is None or self._watched is not None
 
     # ---- handing out -------------------------------------------------------------------------------------------
 
     def begin(self, found: RecordSlice) -> None:
-        """Hand out the records of a slice from now on."""
-        in_hand = InHand.LAST if self._unacknowledged is None else InHand.NOTHING
-        lease = found.deliver(in_hand)
+        """Deliver the records of a slice to a polling user."""
+        in_flight = InFlight.LAST if self._unacknowledged is None else InFlight.NOTHING
+        lease = found.deliver(in_flight)
         if self._unacknowledged is not None:
             self._start_all(self._unacknowledged, lease)
         self._current = found
@@ -98,7 +102,7 @@ class DeliveryProgress:
         records.update(zip(offsets, lease.records, strict=True))
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
-        """Have the records that were not handed out come again: of which slice, and which; None when there are none."""
+        """Return the slice and its records that were not taken, to deliver them again; None if there are none."""
         found, given_back = self._current, self.polled.give_back()
         if found is None or given_back is None:
             return None
@@ -111,18 +115,18 @@ class DeliveryProgress:
         return found, rest
 
     def hand_over_to(self, sink: RecordSink, watched: PolledSink | None) -> None:
-        """From now on ``sink`` has whole slices; who reads from it may be ``watched``."""
+        """Deliver whole slices to ``sink`` from now on; ``watched`` is the same sink if a user polls it."""
         self.sink, self._watched = sink, watched
 
-    def deliver_to_sink(self, found: RecordSlice, in_hand: InHand) -> Lease:
-        """The lease of a slice, for the sink."""
+    def deliver_to_sink(self, found: RecordSlice, in_flight: InFlight) -> Lease:
+        """Return the lease of a slice, for the sink."""
         self.finished_counter.deliver_to_sink(len(found.records))
-        return found.deliver(in_hand)
+        return found.deliver(in_flight)
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The next record is asked for, so that what is in hand is finished, unless each is acknowledged by hand."""
+        """Finish the records in flight, because the next is polled; with ``ack="manual"`` none is finished."""
         self.polled.finish()
         if self.sink is None:
             self.finished_counter.look()
@@ -130,23 +134,23 @@ class DeliveryProgress:
         self.come()
 
     def come(self) -> None:
-        """Somebody comes for the next record."""
+        """Note that the next record is polled."""
         self._times_asked += 1
         self.asked.set()
 
     def finish_of(self, partitions: Iterable[TopicPartition]) -> None:
-        """What is in hand of some partitions is finished; of the others it stays in hand."""
+        """Finish the records in flight of some partitions."""
         self.polled.finish_of(frozenset(partitions))
 
     def finished_some(self) -> None:
-        """Something that a sink had in flight is finished."""
+        """Note that a sink has finished a record."""
         self.finished_counter.look()
         self.progressed.set()
 
     def acknowledge(self, record: Record) -> bool:
-        """``record``, and what came before it in its partition, is finished; False when it is not in hand any more.
+        """Finish ``record`` and those before it in its partition; return False if it is not in flight.
 
-        With ``ack="manual"``, it alone.
+        With ``ack="manual"``, finish ``record`` alone.
         """
         if self._unacknowledged is None:
             if not self.polled.acknowledge(record):
@@ -172,13 +176,13 @@ class DeliveryProgress:
     # ---- releasing ---------------------------------------------------------------------------------------------
 
     def halt(self, position: Position) -> None:
-        """Start nothing more of a partition; what is in flight stays so."""
+        """Start no more records of a partition; those in flight stay so."""
         position.is_halted = True
         if self.sink is not None:
             self.sink.halt(position.partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget what is in hand of partitions, and what was to be."""
+        """Forget the records of partitions, in flight or not taken."""
         gone = frozenset(partitions)
         self.polled.drop(gone)
         for partition in gone:
@@ -189,14 +193,14 @@ class DeliveryProgress:
         self.progressed.set()
 
     def close(self) -> None:
-        """Hand out nothing more; what is in hand is not finished."""
+        """Deliver no more records; those in flight stay unfinished."""
         if self._watched is not None:
             for position in self._positions:
                 self.halt(position)
         self.polled.close()
 
     async def drained(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait until nothing of ``partitions`` is in flight, or it is ``until``; gives those of which something is."""
+        """Wait until no record of ``partitions`` is in flight, ``until`` at most; return those that still have one."""
         wanted = frozenset(partitions)
         while True:
             held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
@@ -208,16 +212,16 @@ class DeliveryProgress:
 
     @property
     def partition(self) -> TopicPartition | None:
-        """The partition of the slice that is handed out."""
+        """Partition of the current slice."""
         return None if self.polled.current is None else self.polled.current.partition
 
     @property
     def progress(self) -> object:
-        """A value that differs whenever the user has come for a record since."""
+        """A value that changes whenever the user polls."""
         return self._times_asked, self.polled.taken, None if self._watched is None else self._watched.progress
 
     def is_owed(self, *, waits: bool) -> bool:
-        """Whether the user has something in hand or to come for; ``waits``: there is something in the buffer."""
+        """Return True if the user has a record in flight or waiting; ``waits``: records are buffered."""
         if self.sink is not None:
             return self._watched is not None and self._watched.is_owed(waits=waits)
-        return waits or self.polled.is_handed_out
+        return waits or self.polled.has_delivered

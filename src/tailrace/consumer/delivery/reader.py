@@ -20,7 +20,7 @@ from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.progress import DeliveryProgress, PolledSink, RecordSink
 from tailrace.consumer.delivery.slices import RecordSlice, SliceReader
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand, Lease
+from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.errors import ConsumerStateError, TailraceError
@@ -218,7 +218,7 @@ class Reader:
         return found
 
     def take_slice(
-        self, room_of: Callable[[TopicPartition], int], in_hand: InHand = InHand.NOTHING
+        self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
     ) -> tuple[Position, Lease] | None:
         """The same of what is there; None when there is nothing."""
         self.raise_failure()
@@ -230,7 +230,7 @@ class Reader:
             self.on_change()
         if found is None:
             return None
-        return found.position, self.kept.deliver_to_sink(found, in_hand)
+        return found.position, self.kept.deliver_to_sink(found, in_flight)
 
     def progressed(self) -> None:
         """Something that was in hand is done, or more is wanted than before."""

@@ -10,7 +10,7 @@ from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand, Lease
+from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.decompressed_batches import DecompressedBatches
 from tailrace.records import Record, TopicPartition
@@ -35,10 +35,10 @@ class RecordSlice:
     buffered: BufferedBatch | None
     """Where it came from, if there is more there."""
 
-    def deliver(self, in_hand: InHand) -> Lease:
+    def deliver(self, in_flight: InFlight) -> Lease:
         """Hand the records over; used up, the lease alone has them."""
         records, self.records = self.records, []
-        return self.position.deliver(records, self.end, self.leader_epoch, in_hand)
+        return self.position.deliver(records, self.end, self.leader_epoch, in_flight)
 
 
 class SliceReader:

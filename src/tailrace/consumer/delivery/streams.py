@@ -16,7 +16,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.poll_timer import or_stop
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InHand, Lease
+from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError
 from tailrace.records import Record, TopicPartition
 
@@ -122,7 +122,7 @@ class PartitionStream:
         """Whether somebody has a record in hand, or one to come for."""
         if self._lease is None:
             return False
-        return self._lease.lowest_in_hand is not None or (self._left > 0 and not self._position.is_held_back)
+        return self._lease.lowest_in_flight is not None or (self._left > 0 and not self._position.is_held_back)
 
     def halt(self) -> None:
         """Hand out nothing more; what was not handed out is left to the next owner."""
@@ -183,7 +183,7 @@ class Streams:
 
     def take(self, partition: TopicPartition, size: int) -> Lease | None:
         """A lease of some records of one partition, if there are any."""
-        found = self._reader.take_slice(lambda one: size if one == partition else 0, InHand.LAST)
+        found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
         return None if found is None else found[1]
 
     def is_ours(self, position: Position) -> bool:

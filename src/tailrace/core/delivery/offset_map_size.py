@@ -1,8 +1,7 @@
-"""How much of the commit metadata one partition's map would take, before it is committed.
+"""Size of a partition's offset map in the commit metadata, estimated between commits.
 
-Rule of this file: a map is made only when it might be large. Commits come every few seconds, and in between a stuck
-record may let a million others pass; so whoever starts records asks here, once a slice, and what costs next to nothing
-is asked first: over how many offsets the map would go, and how many of them are unfinished.
+A map is encoded only if it may be large. Between two commits a stuck record may let a million others finish after it,
+so the estimate is made once a slice, from two cheap numbers: the offsets that the map covers, and those in flight.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ class OffsetMapSize:
         self._seen: tuple[int, int] | None = None
 
     def is_due(self, progress: Progress, limit: int) -> bool:
-        """Whether so much was started since the last look, and is in flight, that the map may be too full by now."""
+        """Return True if so many records were delivered since the last look that the map may be too large."""
         if self._looked_at < 0:
             self._looked_at = progress.delivered
-        if not progress.in_flight or progress.delivered - self._looked_at < limit // 4:
+        if not progress.started or progress.delivered - self._looked_at < limit // 4:
             return False
         # Whichever is shorter is written: a bit for each offset, or a few bytes for each gap. Base64 adds a third.
-        most = min((progress.delivered - progress.finished) // 8, _GAP_BYTES * progress.in_flight + 10) * 4 // 3
+        most = min((progress.delivered - progress.finished) // 8, _GAP_BYTES * progress.started + 10) * 4 // 3
         if most + _OVERHEAD > limit // 2:
             return True
         self._looked_at = progress.delivered
@@ -54,7 +53,7 @@ class OffsetMapSize:
         """Make the map, and see how large it is."""
         self.saw(encode_metadata(progress.offset_map(), "", limit, writer=writer))
         self._looked_at, self._again_at = progress.delivered, now + _PAUSE_S
-        self._seen = progress.finished, progress.in_flight
+        self._seen = progress.finished, progress.started
 
     def saw(self, envelope: EncodedMetadata) -> None:
         """The map was made, for a commit."""
@@ -62,6 +61,6 @@ class OffsetMapSize:
 
     def again_at(self, progress: Progress, now: float) -> float | None:
         """When to look again at one that was too full: now, later, or, as nothing has changed, not at all (None)."""
-        if self._seen == (progress.finished, progress.in_flight):
+        if self._seen == (progress.finished, progress.started):
             return None
         return max(now, self._again_at)

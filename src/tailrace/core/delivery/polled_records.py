@@ -1,4 +1,4 @@
-"""What a user who polls has in hand: the record taken last, or a batch; it is finished when the next is asked for."""
+"""Records in flight of a polling user: the record taken last, or a batch, until the next poll finishes it."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ class PolledRecords:
     """The leases of one polling user.
 
     Attributes:
-        slice: records to take one by one; the user takes them from here and nothing else is noted. Empty while a batch
-            is in hand, so that whoever asks for one record more comes by ``finish``.
-        current: the lease from which is taken.
-        begun: the number of records in all leases so far, but for those that were given back or dropped.
+        slice: iterator from which the user takes records one by one; empty while a batch is in flight, so that the next
+            poll calls ``finish`` first.
+        current: lease from which records are taken.
+        begun: number of records in all leases so far, without those given back or dropped.
     """
 
     def __init__(self) -> None:
         self.slice: Iterator[Record] = _NONE
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
-        """Leases of which all records were taken, and some are in hand as part of a batch."""
+        """Exhausted leases with records in flight, as part of a batch."""
         self.begun = 0
 
     @property
     def left(self) -> int:
-        """The number of records that were decoded and not taken."""
+        """Number of records that were decoded and not taken."""
         return 0 if self.current is None else self.current.count
 
     @property
     def taken(self) -> int:
-        """The number of records that were ever taken."""
+        """Number of records taken so far."""
         return self.begun - self.left
 
     @property
-    def count_in_hand(self) -> int:
-        """The number of records in hand."""
-        return sum(lease.count_in_hand for lease in self._leases())
+    def count_in_flight(self) -> int:
+        """Number of records in flight."""
+        return sum(lease.count_in_flight for lease in self._leases())
 
     @property
-    def is_handed_out(self) -> bool:
-        """Whether there is a record to take, or one was taken since the last ``finish``."""
+    def has_delivered(self) -> bool:
+        """True if there is a record to take, or one was taken since the last ``finish``."""
         return self.current is not None or bool(self._used_up)
 
     def _leases(self) -> list[Lease]:
@@ -55,7 +55,7 @@ class PolledRecords:
     # ---- taking ------------------------------------------------------------------------------------------------
 
     def begin(self, lease: Lease) -> None:
-        """Take from ``lease`` from now on; of the one before nothing is left."""
+        """Take from ``lease`` from now on; the one before is exhausted."""
         if self.current is not None and self.current.lowest is not None:
             self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
@@ -68,7 +68,7 @@ class PolledRecords:
         return self.current.take(count)
 
     def give_back(self) -> tuple[Lease, list[Record]] | None:
-        """Have the records that were not taken delivered again: of which lease, and which; None when there are none."""
+        """Return the lease and the records that were not taken, to deliver them again; None if there are none."""
         lease = self.current
         if lease is None or not lease.count:
             return None
@@ -78,11 +78,11 @@ class PolledRecords:
         return lease, rest
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what is in hand of ``partitions``, and what is left of them."""
+        """Forget the records of ``partitions``, in flight or not taken."""
         self._drop(lambda lease: lease.partition in partitions)
 
     def drop_epoch(self, progress: Progress) -> None:
-        """The same of one epoch of a partition."""
+        """Forget the records of one epoch of a partition."""
         self._drop(lambda lease: lease.progress is progress)
 
     def _drop(self, is_gone: Callable[[Lease], bool]) -> None:
@@ -92,13 +92,13 @@ class PolledRecords:
             self.current, self.slice = None, _NONE
 
     def close(self) -> None:
-        """Hand out nothing more; what is in hand is never finished."""
+        """Deliver no more records; those in flight stay unfinished."""
         self.current, self.slice, self._used_up = None, _NONE, []
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Lease]:
-        """The next record is asked for: all that is in hand is finished; gives the leases that it was of."""
+        """Finish all records in flight, because the next is polled; return their leases."""
         leases = self._leases()
         for lease in leases:
             lease.finish_taken()
@@ -109,13 +109,13 @@ class PolledRecords:
         return leases
 
     def finish_of(self, partitions: Collection[TopicPartition]) -> None:
-        """What is in hand of some partitions is finished; of the others it stays in hand."""
+        """Finish the records in flight of some partitions."""
         for lease in self._leases():
             if lease.partition in partitions:
                 lease.finish_taken()
 
     def acknowledge(self, record: Record) -> bool:
-        """``record``, and what came before it in its partition, is finished; False when it is not in hand."""
+        """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
         leases = self._leases()
         found = next((number for number, lease in enumerate(leases) if lease.holds(record)), None)
         if found is None:

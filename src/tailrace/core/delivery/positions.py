@@ -1,7 +1,7 @@
-"""Where each assigned partition stands: the present epoch's progress, what is committed, and what fetching knows.
+"""Positions of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
 
-Each assignment, seek and reset begins a new epoch; what was fetched or delivered under an older one counts for nothing
-any more. An assignment's epochs share what the group has committed.
+Each assignment, seek and reset begins an epoch; records fetched or delivered in an older one are ignored. The epochs of
+an assignment share the committed offset.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tailrace.core.delivery.offset_map_size import OffsetMapSize
-from tailrace.core.delivery.progress import InHand, Lease, Progress
+from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.core.offset_map import OffsetMap
 from tailrace.core.positions.start_point import StartPoint
 from tailrace.protocol.message import NO_TOPIC_ID
@@ -30,92 +30,92 @@ class Position:
     partition: TopicPartition
     epoch: int
     progress: Progress | None = None
-    """The present epoch; None until it is known where to begin."""
+    """Progress of the current epoch; None until the start offset is known."""
     committed: int | None = None
-    """As last acknowledged by the broker; None when the group has no offset of it."""
+    """Offset last acknowledged by the broker; None if the group has none."""
     committed_metadata: str = ""
-    """The user's own text beside that offset."""
+    """The user's metadata of that offset."""
     committed_map: OffsetMap | None = None
-    """What was said with that offset to be finished behind it."""
+    """Offset map committed with that offset."""
     is_anew: bool = True
-    """Whether that is from before this beginning: a commit is due, wherever this is."""
+    """True if that commit is older than the epoch, so that a commit is due at any offset."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
-    """How much of the commit metadata the offset map takes."""
+    """Share of the commit metadata that the offset map takes."""
     last_fetched_epoch: int = -1
-    """The leader's epoch that the last fetched batch was written under (KIP-595)."""
+    """Leader epoch of the last fetched batch (KIP-595)."""
     fetched_topic_id: UUID | None = None
-    """The topic's id when it was last fetched in this epoch; a recreated topic has another, and other records."""
+    """Topic id of the last fetch in this epoch; a recreated topic has another one."""
     delivered_epoch: int = -1
-    """The leader's epoch of the last batch that was delivered; it goes with a commit."""
+    """Leader epoch of the last delivered batch, for commits."""
     reset_to: StartPoint | None = None
-    """Where to look for a beginning; None while the position is good."""
+    """Start point to look up; None while the position is valid."""
     reset_from: int | None = None
-    """The position that the log did not have."""
+    """Position that was out of range."""
     is_refused: bool = False
-    """Whether the user has to say where to begin."""
+    """True if only a seek can set the position (``auto_offset_reset="none"``)."""
     is_fetchable: bool = False
-    """Whether fetching has begun: not before callbacks have returned and overrides are applied."""
+    """True after the rebalance callbacks have returned and overrides are applied."""
     is_halted: bool = False
-    """Whether nothing more is delivered, because the partition is about to be released."""
+    """True if the partition is about to be revoked, so that nothing more is delivered."""
     is_paused: bool = False
-    """Whether the user has paused it."""
+    """True if the user has paused the partition."""
     is_unsubscribed: bool = False
-    """Whether its topic is not subscribed to any more: the next rebalance revokes it."""
+    """True if the topic is no longer subscribed to; the next rebalance revokes the partition."""
     high_watermark: int | None = None
     last_stable_offset: int | None = None
-    """The same, or with ``read_committed`` where the first open transaction begins."""
+    """Last stable offset with ``read_committed``, else the high watermark."""
     log_start: int | None = None
     preferred_read_replica: int | None = None
-    """A nearer broker than the leader, as the leader has said (KIP-392)."""
+    """Follower to fetch from, as the leader has answered (KIP-392)."""
     preferred_read_replica_until: float = 0.0
     failures: int = 0
-    """Fetches of it that failed in a row."""
+    """Failed fetches in a row."""
     retry_at: float = 0.0
 
     @property
     def assignment(self) -> int:
-        """Which of this consumer's assignments of the partition it is; seeks do not change that."""
+        """Number of the assignment; seeks do not change it."""
         return self.epoch // _EPOCHS_OF_ONE
 
     @property
     def is_held_back(self) -> bool:
-        """Whether nothing is delivered for as long as the user's choice stands."""
+        """True if the user's pause or subscription keeps records from being delivered."""
         return self.is_paused or self.is_unsubscribed
 
     # ---- offsets -----------------------------------------------------------------------------------------------
 
     @property
     def fetched(self) -> int | None:
-        """The next offset to fetch; None when nothing is to be fetched now."""
+        """Next offset to fetch; None if nothing is to be fetched now."""
         return None if self.progress is None else self.progress.fetched
 
     @property
     def delivered(self) -> int | None:
-        """The next offset to deliver; None until it is known where to begin."""
+        """Next offset to deliver; None until the start offset is known."""
         return None if self.progress is None else self.progress.delivered
 
     @property
     def next_offset(self) -> int | None:
-        """The offset of the next record to be handed out: the position, as users know it."""
+        """Offset of the next record to start: the position, as users know it."""
         return None if self.progress is None else self.progress.next_offset
 
     @property
     def finished(self) -> int | None:
-        """What may be committed: the lowest offset that is not finished."""
+        """Offset to commit: the lowest that is not finished."""
         return None if self.progress is None else self.progress.finished
 
     @property
     def has_in_flight(self) -> bool:
-        """Whether a record is handed out and neither finished nor left to the next owner."""
+        """True if a record is delivered and neither finished nor left to the next owner."""
         return self.progress is not None and self.progress.has_in_flight
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to commit; nothing is below what was committed since the beginning.
+        """True if there is an offset to commit; within an epoch none is below the last one committed.
 
-        A beginning that was never committed counts: after ``latest`` on an empty partition, what comes while the
-        consumer is down must not be skipped when it is back. After a seek to what is committed, a commit of before
-        may be on its way.
+        A start offset that was never committed counts: after ``latest`` on an empty partition, records written while
+        the consumer is down must not be skipped. After a seek to the committed offset, an older commit may still be on
+        its way.
         """
         finished = self.finished
         if finished is None:
@@ -124,7 +124,7 @@ class Position:
 
     @property
     def offset_map(self) -> OffsetMap | None:
-        """What goes with a commit of ``finished``: what is finished behind it; None when nothing is."""
+        """Offsets finished after ``finished``; None if there are none."""
         if self.progress is None or (found := self.progress.offset_map()) is None:
             return None
         if self.progress.known is None:
@@ -133,13 +133,13 @@ class Position:
 
     @property
     def topic_id(self) -> UUID | None:
-        """Id of the topic that was fetched last; None before the first fetch, and on brokers without topic ids."""
+        """Id of the topic last fetched; None before the first fetch, and on brokers without topic ids."""
         return None if self.fetched_topic_id == NO_TOPIC_ID else self.fetched_topic_id
 
     # ---- where reading begins ----------------------------------------------------------------------------------
 
     def begin(self, offset: int, leader_epoch: int = -1, known: OffsetMap | None = None) -> None:
-        """Read from ``offset`` on; what ``known`` says is finished was finished by an earlier owner."""
+        """Begin an epoch at ``offset``; ``known`` is the offset map of an earlier owner."""
         self.end_epoch()
         self.progress, self.map_fill = Progress(self.partition, offset, known), OffsetMapSize()
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
@@ -149,28 +149,27 @@ class Position:
         self.failures, self.retry_at = 0, 0.0
 
     def reset(self, to: StartPoint, before: int | None) -> None:
-        """The log has no ``before`` (or there never was a position): find a beginning at ``to``."""
+        """Begin an epoch whose start has to be looked up; ``before`` is the position that was out of range, if any."""
         self.end_epoch()
         self.reset_to, self.reset_from, self.fetched_topic_id = to, before, None
         self.is_refused = False
         self.preferred_read_replica = None
 
     def end_epoch(self) -> None:
-        """What is in flight counts for nothing any more."""
+        """End the epoch: records in flight are ignored."""
         self.epoch += 1
         if self.progress is not None:
             self.progress.end()
         self.progress = None
 
     def refuse(self) -> None:
-        """No beginning is looked for: the user has to say where to begin."""
+        """Look up no start offset: only a seek sets the position."""
         self.reset_to, self.is_refused = None, True
 
     def diverged(self, end_offset: int) -> tuple[int, int]:
-        """The log was cut and goes on in another way from ``end_offset`` on: where to go on, and how much is gone.
+        """Return where to continue after the log was truncated to ``end_offset``, and the number of lost records.
 
-        What was delivered behind it was never to stay; what was only fetched is fetched again (KIP-320), and so is
-        what is in flight: it counts for nothing from now on.
+        Records in flight and records that were only fetched are fetched again (KIP-320).
         """
         assert self.progress is not None
         return min(self.progress.finished, end_offset), max(0, self.progress.next_offset - end_offset)
@@ -178,42 +177,42 @@ class Position:
     # ---- fetching and delivery ---------------------------------------------------------------------------------
 
     def fetched_to(self, offset: int, leader_epoch: int) -> None:
-        """What is below ``offset`` is buffered, or was buffered and is forgotten again."""
+        """Set the next offset to fetch, and the leader epoch before it."""
         assert self.progress is not None
         self.progress.fetched_to(offset)
         self.last_fetched_epoch = leader_epoch
 
     def fetch_again(self) -> None:
-        """What is buffered is forgotten, and will be fetched again."""
+        """Fetch everything again that was not delivered."""
         if self.progress is not None:
             self.fetched_to(self.progress.delivered, self.delivered_epoch)
 
     def stop_fetching(self) -> None:
-        """Fetch nothing behind what is buffered, until somebody seeks: an error stands there."""
+        """Fetch nothing more until a seek, because an error follows the buffered batches."""
         if self.progress is not None:
             self.progress.fetched_to(None)
 
     def deliver(
-        self, records: Sequence[Record], end: int, leader_epoch: int = -1, in_hand: InHand = InHand.NOTHING
+        self, records: Sequence[Record], end: int, leader_epoch: int = -1, in_flight: InFlight = InFlight.NOTHING
     ) -> Lease:
-        """Records are handed over, behind which the partition goes on at ``end``."""
+        """Return a lease of the next records, after which the partition continues at ``end``."""
         assert self.progress is not None
         self.delivered_epoch = leader_epoch
-        return self.progress.deliver(records, end, in_hand)
+        return self.progress.deliver(records, end, in_flight)
 
     def skip(self, to: int, leader_epoch: int) -> None:
-        """There are no records to deliver below ``to``; what is in flight before it stays so."""
+        """Skip offsets below ``to`` that hold no deliverable record; records in flight stay so."""
         if self.progress is not None and to > self.progress.delivered:
             self.progress.skip(to)
             self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
 
     def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
-        """The group has this of it, since its beginning."""
+        """Note an offset that the broker has stored in this epoch."""
         self.committed, self.committed_metadata, self.committed_map = offset, user_text, offset_map
         self.is_anew = False
 
     def back_off(self, until: float) -> None:
-        """Do not ask the broker for it before ``until``."""
+        """Fetch nothing before ``until``."""
         self.failures += 1
         self.retry_at = until
 
@@ -237,16 +236,16 @@ class Positions:
         return len(self._all)
 
     def get(self, partition: TopicPartition) -> Position | None:
-        """The position of a partition; None when it is not assigned."""
+        """Return the position of a partition; None if it is not assigned."""
         return self._all.get(partition)
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """What is assigned."""
+        """The assigned partitions."""
         return frozenset(self._all)
 
     def add(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """New partitions, with nothing known of them yet; those that are there are left as they are."""
+        """Add partitions and return their new positions; those already assigned are unchanged."""
         added = []
         for partition in partitions:
             if partition not in self._all:
@@ -268,11 +267,11 @@ class Positions:
             position.is_unsubscribed = is_subscribed is not None and not is_subscribed(position.partition.topic)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """They are not ours any more."""
+        """Remove partitions that were revoked or lost."""
         for partition in partitions:
             if (position := self._all.pop(partition, None)) is not None:
                 position.end_epoch()
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Position]:
-        """The positions of those of ``partitions`` that are assigned."""
+        """Return the positions of those of ``partitions`` that are assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]

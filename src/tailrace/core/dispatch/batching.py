@@ -218,14 +218,14 @@ class BatchAssembler:
         """Of a batch that runs only ``records`` are not finished."""
         kept = {id(record) for record in records}
         for lease in batch.leases:
-            lease.keep_in_hand([record for record in lease.records if id(record) in kept])
+            lease.keep_in_flight([record for record in lease.records if id(record) in kept])
         self._keep(batch, records)
 
     def abandon(self, batch: HandlerBatch, partition: TopicPartition) -> None:
         """The records of a partition are left to its next owner."""
         for lease in batch.leases:
             if lease.partition == partition:
-                lease.abandon_in_hand()
+                lease.abandon_in_flight()
         batch.leases = [lease for lease in batch.leases if lease.partition != partition]
         self._keep(batch, [record for record in batch.records if record.topic_partition != partition])
 

@@ -1,8 +1,7 @@
-"""What several processes read, as one stream: queues, what is in hand, what is done.
+"""One stream of the records that several processes read.
 
-A lease of a process is its hold of one partition; what is said of one that is over counts for nothing. Slices are
-handed out in the order in which they came, so each partition is in order. Pure, but for ``tell``, which sends a process
-word of what has become of its records.
+Each process has a lease of each of its partitions; messages about a lease that is over are ignored. Slices are
+delivered in the order of their arrival, so each partition is in order.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.delivery.progress import InHand, Progress
+from tailrace.core.delivery.progress import InFlight, Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]
@@ -22,7 +21,7 @@ LeaseKey: TypeAlias = tuple[int, int]
 
 
 class PartitionLease(Progress):
-    """One process's hold of one partition, and how far that is.
+    """Progress of one partition as one process reads it.
 
     Attributes:
         key: the process's.
@@ -40,7 +39,7 @@ class PartitionLease(Progress):
 
 
 class MergedStream:
-    """One stream of many.
+    """Merges slices of several processes.
 
     Args:
         tell: sends word of a lease's ``finished`` and ``unreleased`` to its process.
@@ -60,21 +59,21 @@ class MergedStream:
     # ---- from the processes ------------------------------------------------------------------------------------
 
     def put(self, key: LeaseKey, partition: TopicPartition, behind: int, records: list[Record]) -> None:
-        """A slice came."""
+        """Queue a slice."""
         lease = self.open(key, partition, records[0].offset)
         lease.received = behind
         self._queue.append((lease, behind, records))
         self.queued_records += len(records)
 
     def open(self, key: LeaseKey, partition: TopicPartition, offset: int) -> PartitionLease:
-        """The lease of that key; a new one begins at ``offset``."""
+        """Return the lease of a key; a new one begins at ``offset``."""
         lease = self._leases.get(key)
         if lease is None:
             lease = self._leases[key] = PartitionLease(key, partition, offset)
         return lease
 
     def halt(self, key: LeaseKey) -> PartitionLease | None:
-        """Hand out nothing more of a lease; what is in hand stays so. None when nothing of it ever came."""
+        """Deliver no more records of a lease and return it; None if it never had any. Records in flight stay so."""
         lease = self._leases.get(key)
         if lease is not None:
             if self.polled.current is not None and self.polled.current.progress is lease:
@@ -87,7 +86,7 @@ class MergedStream:
         return lease
 
     def end(self, key: LeaseKey) -> PartitionLease | None:
-        """A lease is over: nothing more of it is handed out, and what is in hand of it is nobody's."""
+        """End a lease: its records in flight are ignored from now on."""
         lease = self.halt(key)
         if lease is not None:
             lease.end()
@@ -96,29 +95,29 @@ class MergedStream:
         return lease
 
     def leases(self) -> list[PartitionLease]:
-        """Those that are not over."""
+        """Return the leases that are not over."""
         return list(self._leases.values())
 
     # ---- to the user -------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """What is in hand is done."""
+        """Finish the records in flight."""
         for used in self.polled.finish():
             if isinstance(used.progress, PartitionLease):
                 self._report(used.progress)
 
     def next_slice(self) -> bool:
-        """Begin the next slice, when the one before is used up and done; False when nothing is there."""
+        """Begin the next slice; return False if none has arrived."""
         if not self._queue:
             return False
         lease, behind, records = self._queue.popleft()
         self.queued_records -= len(records)
         lease.unreleased += len(records)
-        self.polled.begin(lease.deliver(records, behind, InHand.LAST))
+        self.polled.begin(lease.deliver(records, behind, InFlight.LAST))
         return True
 
     def take(self, count: int) -> list[Record]:
-        """At most ``count`` records of those that are there; what was in hand is done, and all of these are in hand."""
+        """Finish the records in flight and return up to ``count`` records of those that have arrived."""
         self.finish()
         taken: list[Record] = []
         while len(taken) < count and (self.polled.left or self.next_slice()):
@@ -126,11 +125,11 @@ class MergedStream:
         return taken
 
     def acknowledge(self, record: Record) -> bool:
-        """A record in hand is done, and what came before it in its partition; False when it is not in hand."""
+        """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
         return self.polled.acknowledge(record)
 
     def tell_all(self) -> None:
-        """Have every process know what is done."""
+        """Report to every process which records are finished."""
         for lease in self._leases.values():
             self._report(lease)
 
@@ -141,5 +140,5 @@ class MergedStream:
             lease.told, lease.unreleased = finished, 0
 
     def close(self) -> None:
-        """Hand out nothing more; what is in hand is not done."""
+        """Deliver no more records; those in flight stay unfinished."""
         self.polled.close()
