@@ -1,9 +1,8 @@
-"""What an open transaction has of each partition, as the consumer is told of it.
+"""Partitions and offsets of the open transaction.
 
-To the consumer, what a transaction has is in flight until it is committed, finished or not (``Progress.hold``). So a
-partition that has to be given back waits for the commit, and one that goes sooner takes the transaction's end with it.
-A transaction that is cut commits what is finished: the lowest offset that is not, and beside it the offset map. What
-has not started is part of the next transaction.
+For the consumer, records of a transaction are in flight until it is committed, finished or not (``Progress.hold``). So
+revoking a partition waits for the commit, and losing one aborts the transaction. A transaction that is cut commits the
+lowest unfinished offset with its offset map; records that have not started belong to the next transaction.
 """
 
 from __future__ import annotations
@@ -23,51 +22,51 @@ from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 __all__ = ["TransactionPartition", "TransactionPartitions", "UndeliveredRecords"]
 
 _FULL = 0.75
-"""Of the commit metadata: of a partition whose offset map takes more no further records are handed out."""
+"""Share of the commit metadata above which the offset map of a partition blocks its delivery."""
 
 
 @dataclass(slots=True, eq=False)
 class TransactionPartition:
-    """What it has of one partition."""
+    """Records of one partition in the transaction."""
 
     position: Position
     progress: Progress
     following: int
-    """The offset behind all that it has."""
+    """End offset of the records in the transaction, exclusive."""
     leader_epoch: int
     topic_id: UUID | None
     """Id of the topic its records were read from; None if no id is known."""
     metadata: str | None = None
-    """Text of the last commit, by which it had not finished all; None before that."""
+    """Metadata of the last commit that left records unfinished; None before one."""
     map_fill: float = 0.0
-    """How much of the room for it the last offset map took; above 1 it did not fit."""
+    """Share of the commit metadata that the last offset map took; above 1 it did not fit."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the partition is still read from where it was."""
+        """True if the partition was not reassigned, sought or reset since."""
         return not self.progress.is_over
 
     @property
     def has_records(self) -> bool:
-        """Whether something was handed out of it that is not committed."""
+        """True if records were delivered that are not committed."""
         return self.progress.held_from is not None and self.following > self.progress.held_from
 
 
 @dataclass(slots=True, eq=False)
 class UndeliveredRecords:
-    """Records that came with others and may not be handed out yet."""
+    """Records that were fetched with others and may not be delivered yet."""
 
     position: Position
     lease: Lease
 
     @property
     def first(self) -> Record:
-        """The first of them."""
+        """First of the records."""
         return self.lease.rest[0]
 
     @property
     def may_go(self) -> bool:
-        """Whether the partition is still read from where it was, and now, and the group knows of that place."""
+        """True if the partition is neither halted nor paused nor sought since, and its start offset is committed."""
         at = self.position
         return self.lease.is_current and not (at.is_halted or at.is_paused or at.is_anew)
 
@@ -109,7 +108,7 @@ class TransactionPartitions:
     # ---- as a consumer wants it --------------------------------------------------------------------------------
 
     def halt(self, partition: TopicPartition) -> None:
-        """A partition has to be given back; what runs of it is finished first, as all of the transaction."""
+        """Start no more records of a partition about to be revoked; the transaction ends with those that run."""
         if (rest := self.rests.pop(partition, None)) is not None:
             rest.lease.abandon_left()
         if partition in self._partitions:
@@ -117,7 +116,7 @@ class TransactionPartitions:
             self._on_halt()
 
     def drop(self, partition: TopicPartition) -> None:
-        """A partition is not ours any more, or is read from elsewhere."""
+        """Forget a partition that was revoked, lost, sought or reset."""
         self.rests.pop(partition, None)
         self._handler_group.drop(partition)
         if not self._is_reading_again:
@@ -126,14 +125,14 @@ class TransactionPartitions:
     # ---- as transactions want it -------------------------------------------------------------------------------
 
     def begin(self, positions: Iterable[Position]) -> None:
-        """It is about where these have begun, of which nothing is handed out."""
+        """Add start offsets that are not committed yet; none of their records is delivered."""
         for at in positions:
             assert at.progress is not None
             at.progress.hold()
             self._partitions[at.partition] = _partition_of(at, at.progress, at.progress.finished)
 
     def passed(self, positions: Iterable[Position]) -> None:
-        """It is also about how far these have come past what is no record: of such, nothing is ever taken back."""
+        """Add positions that moved past control records and gaps since the last commit."""
         self._passed.clear()
         for at in positions:
             if at.partition in self.rests or at.progress is None:
@@ -145,7 +144,7 @@ class TransactionPartitions:
                 share.following, share.leader_epoch = at.progress.delivered, at.delivered_epoch
 
     def took(self, position: Position, lease: Lease) -> None:
-        """Records are handed out."""
+        """Add delivered records."""
         share = self._partitions.get(position.partition)
         if share is not None and share.is_current:
             share.following, share.leader_epoch = lease.end, position.delivered_epoch
@@ -155,7 +154,11 @@ class TransactionPartitions:
         self._partitions[position.partition] = _partition_of(position, lease.progress, lease.end)
 
     def next_rest(self, take: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
-        """As many as ``take`` says of what came too early of one partition; None when nothing may go."""
+        """Return a lease of undelivered records that may go now; None if there is none.
+
+        Args:
+            take: given the undelivered records of a partition, returns how many of them may go.
+        """
         for partition, rest in self.rests.items():
             if not rest.may_go or not (count := take(rest.lease.rest)):
                 continue
@@ -167,30 +170,30 @@ class TransactionPartitions:
 
     @property
     def are_done(self) -> bool:
-        """Whether all that was handed out is finished."""
+        """True if all delivered records are finished."""
         return all(not share.is_current or share.progress.lowest >= share.following for share in self)
 
     @property
     def run(self) -> bool:
-        """Whether something that was handed out runs."""
+        """True if a handler runs."""
         return self._handler_group.runs_ours
 
     @property
     def are_held_back(self) -> bool:
-        """Whether the rest of it waits for somebody who may be away for long."""
+        """True if records wait for a paused handler."""
         return self._handler_group.is_held_back
 
     @property
     def are_gathering(self) -> bool:
-        """Whether some of it waits for others, to be handled with them."""
+        """True if records wait for others of their batch."""
         return self._handler_group.gathers
 
     def hurry(self) -> None:
-        """There will be no others."""
+        """Start batches that wait for more records."""
         self._handler_group.hurry()
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to commit, when nothing runs.
+        """Return the offsets to commit, while no handler runs.
 
         Raises:
             PublishError: it cannot be said of a partition what is finished.
@@ -209,7 +212,7 @@ class TransactionPartitions:
         return {one.position.partition: one.topic_id for one in shares if one.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
-        """Whether something of this is not committed."""
+        """True if a commit of ``offsets`` would change something."""
         return bool(self._passed) or any(
             share.position.is_anew
             or share.position.committed != offsets[share.position.partition].offset
@@ -218,7 +221,7 @@ class TransactionPartitions:
         )
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """It is; what has not started stays for the next transaction."""
+        """Note that ``offsets`` are committed; records that have not started stay for the next transaction."""
         shares, self._partitions = (*self, *self._passed), {}
         for share in shares:
             if not share.is_current:
@@ -232,19 +235,19 @@ class TransactionPartitions:
                 self._partitions[share.position.partition] = share
 
     def is_full(self, partition: TopicPartition) -> bool:
-        """Whether records of a partition may not be handed out before more of those that were are finished."""
+        """Return True if the offset map of a partition is nearly full, so that no more of it may be delivered."""
         share = self._partitions.get(partition)
         return share is not None and share.map_fill > _FULL
 
     def leave(self) -> None:
-        """What has not started is read again by whoever has the partitions next."""
+        """Leave records that have not started to the next owners of the partitions."""
         for share in self:
             self._handler_group.halt(share.position.partition)
             share.progress.release()
         self._partitions.clear()
 
     def read_again(self, group_view: GroupView, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Go back to what is committed, of all of them."""
+        """Read all partitions again from their committed offsets."""
         self._is_reading_again = True
         try:
             for share in self:
@@ -257,11 +260,11 @@ class TransactionPartitions:
             self._partitions.clear()
 
     def partitions(self) -> list[TopicPartition]:
-        """Which there are."""
+        """Return the partitions of the transaction."""
         return list(self._partitions)
 
     def _offset(self, share: TransactionPartition) -> OffsetAndMetadata:
-        """The lowest offset that is not finished, with what is finished behind it, here or by an owner before us."""
+        """Return the offset to commit, with the offset map as its metadata."""
         offset, metadata = share.following, ""
         if share.is_current:
             offset, offset_map = share.progress.lowest, share.progress.offset_map()

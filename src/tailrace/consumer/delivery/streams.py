@@ -1,9 +1,8 @@
-"""One stream for each partition, each read by whom it likes and as fast as that one can.
+"""One stream of records for each assigned partition, each polled at its own pace.
 
-Rule of this file: no task and no queue. A stream takes a slice of its own partition when it is asked for a record and
-has none; of those that wait, one listens for news and wakes the others. What is in hand of a stream is one record,
-which is done when the same stream is asked for the next. A member is stuck when nobody waits at any of its streams
-while one of them has a record, and nobody comes for the next of any (``max_poll_interval_ms``).
+A stream takes a slice of its partition when it is polled and has no records; one waiting stream listens for all. Its
+record in flight is finished by the next poll of the same stream. ``max_poll_interval_ms`` is exceeded if no stream is
+polled for so long while one of them has a record.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["PartitionStream", "RecordStream", "Streams"]
 
 
 class RecordStream(Protocol):
-    """The records of one partition, for as long as it is ours; the loop ends when it is given back."""
+    """Records of one partition while it is assigned; the iteration ends when it is revoked."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -35,18 +34,18 @@ class RecordStream(Protocol):
     async def __anext__(self) -> Record: ...
 
     def ack(self, record: Record) -> bool:
-        """Say that the record in hand is done without asking for the next one; False when it is not in hand."""
+        """Finish the record in flight without polling the next one; return False if ``record`` is not in flight."""
 
 
 class PartitionStream:
-    """The records of one partition, for as long as it is ours; see ``RecordStream``."""
+    """Records of one partition while it is assigned; see ``RecordStream``."""
 
     def __init__(self, streams: Streams, position: Position, size: int) -> None:
         self._partition = position.partition
         self._streams, self._position, self._size = streams, position, size
         self._lease: Lease | None = None
         self._taken = 0
-        """Records of leases before the present one."""
+        """Number of records of earlier leases."""
         self._is_waiting = False
 
     @property
@@ -72,7 +71,7 @@ class PartitionStream:
             self._is_waiting = False
 
     def ack(self, record: Record) -> bool:
-        """``record``, which is in hand, is done; False when it is not in hand any more."""
+        """Finish ``record``; return False if it is not in flight."""
         if self._lease is None or not self._lease.holds(record):
             return False
         self._lease.finish_taken()
@@ -96,7 +95,7 @@ class PartitionStream:
             await self._streams.news()
 
     def _take(self) -> Record | None:
-        """The next record of the lease; None when there is none, or the partition is paused."""
+        """Return the next record of the lease; None if there is none, or the partition is paused."""
         if self._lease is None or self._position.is_held_back:
             return None
         return next(self._lease.left, None)
@@ -109,28 +108,28 @@ class PartitionStream:
 
     @property
     def taken(self) -> int:
-        """The number of records that its reader has come for."""
+        """Number of records polled so far."""
         return self._taken + (0 if self._lease is None else self._lease.taken)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether somebody waits for a record."""
+        """True while the next record is awaited."""
         return self._is_waiting
 
     @property
     def is_owed(self) -> bool:
-        """Whether somebody has a record in hand, or one to come for."""
+        """True if a record is in flight, or may be polled."""
         if self._lease is None:
             return False
         return self._lease.lowest_in_flight is not None or (self._left > 0 and not self._position.is_held_back)
 
     def halt(self) -> None:
-        """Hand out nothing more; what was not handed out is left to the next owner."""
+        """Deliver no more records, and leave them to the partition's next owner."""
         if self._lease is not None:
             self._lease.abandon_left()
 
     def drop(self) -> None:
-        """The partition is read from somewhere else, or by somebody else."""
+        """Forget the records: the partition was sought, reset or revoked."""
         self._taken = self.taken
         self._lease = None
 
@@ -148,7 +147,7 @@ class Streams:
         self._positions, self._reader, self._config = positions, reader, config
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._known: set[int] = set()
-        """Of each assignment that has a stream, its number."""
+        """Numbers of the assignments that have a stream."""
         self._is_listening = False
         self._round = asyncio.Event()
 
@@ -178,29 +177,29 @@ class Streams:
         return self._config()
 
     def is_over(self) -> bool:
-        """Whether nothing comes any more, since the consumer was stopped."""
+        """Return True if the consumer was stopped."""
         return self._reader.is_over()
 
     def take(self, partition: TopicPartition, size: int) -> Lease | None:
-        """A lease of some records of one partition, if there are any."""
+        """Return a lease of up to ``size`` records of a partition; None if there are none."""
         found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
         return None if found is None else found[1]
 
     def is_ours(self, position: Position) -> bool:
-        """Whether an assignment is not over."""
+        """Return True if the partition is still assigned."""
         return self._positions.get(position.partition) is position and not self._reader.is_over()
 
     def progressed(self) -> None:
-        """Something is done: whoever waits to give a partition back wants to know."""
+        """Wake a revocation that waits for records in flight."""
         self._reader.kept.finished_some()
 
     def come(self) -> None:
-        """Somebody comes for the next record, and the one before is done."""
+        """Note that a stream was polled, which finishes the record before."""
         self._reader.kept.come()
         self.progressed()
 
     def raise_failure(self) -> None:
-        """Say why a partition went, if there is something to be said.
+        """Raise the error that ended the reading, if there is one.
 
         Raises:
             TailraceError: whatever has to be told.
@@ -209,7 +208,7 @@ class Streams:
             self._reader.raise_failure()
 
     async def news(self) -> None:
-        """Wait until something may have changed; one of those who wait listens for all."""
+        """Wait until records may have arrived; one waiting stream listens for all."""
         if self._is_listening:
             await self._round.wait()
             return
@@ -225,16 +224,16 @@ class Streams:
 
     @property
     def progress(self) -> object:
-        """A value that differs whenever a stream was asked for the next record, and not because a partition went."""
+        """A value that changes whenever a stream is polled."""
         return sum(stream.taken for stream in self._streams.values())
 
     def is_owed(self, *, waits: bool) -> bool:
-        """Whether there is a record for somebody and nobody waits; ``waits``: there is one in the buffer."""
+        """Return True if a record may be polled and no stream waits; ``waits``: records are buffered."""
         streams = self._streams.values()
         return not any(one.is_waiting for one in streams) and (waits or any(one.is_owed for one in streams))
 
     def halt(self, partition: TopicPartition) -> None:
-        """Hand out nothing more of a partition."""
+        """Deliver no more records of a partition."""
         if (stream := self._streams.get(partition)) is not None:
             stream.halt()
 
@@ -244,6 +243,6 @@ class Streams:
             stream.drop()
 
     def acknowledge(self, record: Record) -> bool:
-        """``record`` is done; False when it is not in hand."""
+        """Finish ``record``; return False if it is not in flight."""
         stream = self._streams.get(record.topic_partition)
         return stream is not None and stream.ack(record)
