@@ -1,17 +1,14 @@
-"""Which record a free worker runs next, so that records of one lane never overlap and never swap.
-
-Rule of this file: only a record whose handler *suspended* is looked after. Between two suspensions a worker goes
-through ``free``, a plain iterator, and nothing is done for a single record.
+"""Order of the records of one handler: records of a lane neither overlap nor swap.
 
 A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or there is none. Lanes of
-different partitions, and so of different topics, never mix. Records without a key share one lane of their partition;
-an empty key is a key like others.
+different partitions never mix. Records without a key share one lane of their partition; an empty key is a key like any
+other.
 
-By partition, the slice of a partition waits as a whole while one of its records is suspended. By key, all workers
-share a slice, and a record whose lane is busy is parked behind it until its turn comes; so is one by partition where
-others take records of the same partitions, which would wait for what they need not. What is taken and neither suspended
-nor followed by another ``take`` is in the worker's hand, one record in all: between taking a record and ``suspended``
-nothing is awaited.
+Only records whose handler *suspends* are tracked. Between two suspensions a worker iterates over ``free``. By
+partition, a slice waits as a whole while one of its records is suspended. By key, all workers share a slice, and a
+record whose lane is busy is parked; so is one by partition if other handlers read the same partitions, since a slice
+that waited would make them wait. At most one record is taken and neither suspended nor finished, since a worker awaits
+nothing between ``take`` and ``suspended``.
 """
 
 from __future__ import annotations
@@ -37,32 +34,32 @@ _NONE: Iterator[Record] = iter(())
 
 
 class QueuedRecord(msgspec.Struct, eq=False):
-    """One record to run."""
+    """Record to run."""
 
     record: Record
     lease: Lease
-    """The lease that the record was taken from."""
+    """Lease that the record was taken from."""
     stock: _PartitionStock
     is_begun: bool = False
-    """Whether it is suspended or was parked: then it has to be said when it is finished."""
+    """True if the record is suspended or was parked, so that ``finished`` has to be called."""
     is_failing: bool = False
     behind: deque[QueuedRecord] | None = None
-    """What is parked in its lane."""
+    """Records parked in its lane."""
 
 
 class _PartitionStock:
-    """What is held of one partition."""
+    """Waiting records of one partition."""
 
     __slots__ = ("busy", "failing", "full_lanes", "parked", "slices")
 
     def __init__(self) -> None:
         self.busy: dict[Lane, QueuedRecord] = {}
-        """The lanes in which a record is begun, and which."""
+        """Busy lanes, each with its suspended record."""
         self.slices: deque[_LaneSlice] = deque()
-        """Those that wait for their turn, in order."""
+        """Slices that wait for their turn, in order."""
         self.failing = self.full_lanes = 0
         self.parked = 0
-        """How many of its records wait behind others of their lane."""
+        """Number of parked records."""
 
 
 class _LaneSlice(NamedTuple):
@@ -71,20 +68,20 @@ class _LaneSlice(NamedTuple):
 
 
 class Lanes:
-    """The records of one handler, handed to whichever worker comes.
+    """Queue of the records of one handler.
 
     Args:
-        order_by: what is kept in order.
-        window: how many records may wait here in all, for their turn or for another attempt.
-        on_full: told of the last one that a lane takes, see ``lane_limit``, or that may fail of a partition before no
-            more is wanted of it; and how many wait there.
-        is_shared: others take records of the same partitions.
+        order_by: order in which records are handled.
+        window: most records that wait here, to start or for another attempt.
+        on_full: called with a record and the number that wait with it, when a lane reaches ``lane_limit``, or so many
+            records of a partition failed that no more of it are accepted.
+        is_shared: True if other handlers read the same partitions.
 
     Attributes:
-        parked: how many records wait behind others of their lane, one by one.
-        failing: how many records failed, and are not done with; none are counted by partition.
-        lane_limit: when so many wait in one lane, no more slices of its partition are wanted; half the window, so
-            that one poisoned key holds up the others of its partition only then, and other partitions not at all.
+        parked: number of records that wait behind another of their lane.
+        failing: number of failed records that are not finished; by partition none are counted.
+        lane_limit: number of records parked in one lane at which its partition accepts no more slices; half the window,
+            so that a poisoned key blocks its partition only then, and other partitions never.
     """
 
     def __init__(
@@ -104,24 +101,24 @@ class Lanes:
         self._waits_whole = order_by == "partition" and not is_shared
         self._stocks: dict[TopicPartition, _PartitionStock] = {}
         self._turn: deque[_PartitionStock] = deque()
-        """Those that have a slice to run, but for the current one; the next one first."""
+        """Partitions with a slice to run, without the current one; the next one first."""
         self._ready: deque[QueuedRecord] = deque()
         """Parked records whose turn has come."""
         self._slice: _LaneSlice | None = None
-        """The current one: whoever comes takes from it."""
+        """Current slice, from which all workers take."""
         self._left = _NONE
-        """What is left of it."""
+        """Records of the current slice that were not taken."""
         self._busy: dict[Lane, QueuedRecord] = {}
-        """The busy lanes of its partition."""
+        """Busy lanes of the current partition."""
         self._last_slice: _LaneSlice | None = None
-        """Where what is in hand came from, whether that is current still or was dropped since."""
+        """Slice of the record taken last, even if it was dropped since."""
         self._in_turn = 0
         """Records in slices other than the current one."""
 
     # ---- handing in --------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, _now: float = 0.0) -> None:
-        """The next slice of a partition, in order; at most ``room_of`` it."""
+        """Add the next slice of a partition, with at most ``room_of`` records."""
         stock = self._stocks.get(lease.partition)
         if stock is None:
             stock = self._stocks[lease.partition] = _PartitionStock()
@@ -132,12 +129,11 @@ class Lanes:
             self._turn.append(stock)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """How many records of a partition may be handed in now; 0 while they would only wait.
+        """Return how many records of a partition may be added now; 0 while they would only wait.
 
-        A partition may hold twice as much as is left of the window, so that all that have records come to hold alike
-        and one that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998). Of one that waits as a
-        whole it is half of what is left. There is always room for one record of a partition that nothing is held of,
-        whoever else fails.
+        A partition may hold twice as much as is left of the window, so that all partitions come to hold alike and one
+        that lags is not crowded out (dynamic thresholds: Choudhury and Hahne, 1998); half of it if its slices wait as a
+        whole. There is always room for one record of a partition that holds none, whatever fails elsewhere.
         """
         stock, left = self._stocks.get(partition), self.window - self.waiting - self.failing
         if self._waits_whole:
@@ -153,19 +149,16 @@ class Lanes:
 
     @property
     def free(self) -> Iterator[Record]:
-        """Records that may be run one after the other without a ``take`` between them; often none.
-
-        It holds until one of them suspends, or anything else is awaited. They are of the slice that ``take`` came to.
-        """
+        """Records of the current slice that may run without ``take``, until one suspends."""
         return _NONE if self._busy or self._ready else self._left
 
     def work_of(self, record: Record) -> QueuedRecord:
-        """The last record that came from ``free``, as ``take`` would have given it."""
+        """Return the last record of ``free`` as ``take`` would have returned it."""
         assert self._last_slice is not None
         return QueuedRecord(record, self._last_slice.lease, self._last_slice.stock)
 
     def take(self) -> QueuedRecord | None:
-        """The next record to run; None when there is none that may be run now. The last one taken is not in hand."""
+        """Return the next record to run; None if none may run now. The record taken before is finished or suspended."""
         self.rest()
         if self._ready:
             ready = self._ready.popleft()
@@ -185,12 +178,12 @@ class Lanes:
                 return None
 
     def rest(self) -> None:
-        """Nothing is in hand: the record taken last is finished, or suspended."""
+        """Note that the record taken last is finished, or suspended."""
         if self._last_slice is not None:
             self._last_slice.lease.let_go()
 
     def suspended(self, work: QueuedRecord) -> None:
-        """A record that was taken is not finished at once: its lane is busy until it is."""
+        """Mark the lane of a record as busy until it is finished, because its handler suspended."""
         if work.is_begun:
             return
         self._start(work)
@@ -204,10 +197,9 @@ class Lanes:
             self._set_aside(self._slice)
 
     def finished(self, work: QueuedRecord) -> None:
-        """A record that was begun is finished, whatever came of it: the next one of its lane may run.
+        """Finish a suspended or parked record, whatever its outcome, so that the next one of its lane may run.
 
-        It has to be said of records of partitions that were dropped, too. Of a record that was never suspended it may
-        be said.
+        Records of dropped partitions have to be finished, too.
         """
         work.lease.progress.finish(work.record.offset)
         stock, lane = work.stock, self._lane_of(work)
@@ -224,7 +216,7 @@ class Lanes:
             self._turn.appendleft(stock)
 
     def failed(self, work: QueuedRecord) -> None:
-        """A record that is begun is to be tried again: it takes the room of one that waits until ``recovered``."""
+        """Count a record that will be retried as waiting, until ``recovered``."""
         stock = work.stock
         if self._waits_whole or work.is_failing:
             return
@@ -236,7 +228,7 @@ class Lanes:
             self._on_full(work, stuck)
 
     def recovered(self, work: QueuedRecord) -> None:
-        """A record that failed will not be tried again, whatever came of it; ``finished`` follows."""
+        """End ``failed``: the record will not be retried, and ``finished`` follows."""
         if work.is_failing:
             work.is_failing = False
             self.failing -= 1
@@ -245,12 +237,10 @@ class Lanes:
     # ---- letting go --------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
-        """Forget all that waits of a partition: it is released, or read from elsewhere on.
+        """Forget the waiting records of a partition; return the leases of those not taken, and the parked ones.
 
-        Gives the leases of records that were not taken, and the parked records.
-
-        What runs goes on, and its lanes stay busy until it is finished, whoever has the partition then: in this
-        process, no two records of a lane overlap.
+        Lanes of records that run stay busy until these are finished, so that no two records of a lane overlap in this
+        process, even after a seek or a reassignment.
         """
         stock = self._stocks.get(partition)
         if stock is None:
@@ -279,16 +269,16 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """How many records are held here and were not taken."""
+        """Number of records that were not taken."""
         return self.parked + self._in_turn + length_hint(self._left)
 
     def held_of(self, partition: TopicPartition) -> int:
-        """How many records of a partition are held here and were not taken."""
+        """Return how many records of a partition were not taken."""
         stock = self._stocks.get(partition)
         return 0 if stock is None else self._held_of(stock)
 
     def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
-        """How many records wait behind the one of their lane that is begun."""
+        """Return how many records are parked in a lane."""
         stock = self._stocks.get(partition)
         work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
         return len(work.behind) if work is not None and work.behind else 0
@@ -306,7 +296,7 @@ class Lanes:
         return work.record.key if self._is_by_key else None
 
     def _open_slice(self) -> bool:
-        """Come to the next slice; the partition of the last one goes to the end."""
+        """Open the next slice; the partition of the last one goes to the end."""
         last = self._slice
         self._close_slice()
         if last is not None and last.stock.slices:
@@ -325,7 +315,7 @@ class Lanes:
         self._slice, self._left, self._busy = None, _NONE, {}
 
     def _set_aside(self, current: _LaneSlice) -> None:
-        """What is left of the current slice waits for the record that was taken from it."""
+        """Let the rest of the current slice wait for the record that was taken from it."""
         if left := current.lease.count:
             current.stock.slices.appendleft(current)
             self._in_turn += left
