@@ -19,7 +19,7 @@ from tailrace.consumer.monitoring.metrics import ConsumerMetrics
 from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerStatistics
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.subscription_state import SubscriptionState
-from tailrace.consumer.supervisor import Supervisor
+from tailrace.consumer.supervisor import Supervisor, raised
 from tailrace.consumer.topic_patterns import TopicPattern
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.metrics import MetricName
@@ -95,7 +95,7 @@ class ConsumerRuntime:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
-            self.fail(_told(error))
+            self.fail(raised(error))
         finally:
             self._components.close()
             await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
@@ -137,7 +137,7 @@ class ConsumerRuntime:
             await run()
         except Exception as error:  # noqa: BLE001 - told to whoever reads
             # The user hears of it at once; what is done is committed all the same, and the group need not miss us.
-            self.fail(_told(error))
+            self.fail(raised(error))
             stopping.set()
 
     async def _leave_when(self, stopping: asyncio.Event, everything: anyio.CancelScope) -> None:
@@ -195,14 +195,3 @@ class ConsumerRuntime:
     def refresh_metadata(self) -> None:
         """Refresh the cluster's metadata soon."""
         self._components.metadata_refresher.ask()
-
-
-def _told(error: BaseException) -> TailraceError:
-    """The error to tell: the first of several that came together."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TailraceError):
-        return error
-    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
-    defect.__cause__ = error
-    return defect

@@ -16,7 +16,7 @@ import anyio
 from tailrace.awaitables import abandon
 from tailrace.errors import ConsumerStateError, TailraceError
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "raised"]
 
 _ENDING_S = 5.0
 _CANCELLATIONS = 2
@@ -107,3 +107,14 @@ class Supervisor:
 
     def _left_behind(self, within_s: float) -> str:
         return f"{self._name} has not ended {within_s:g} s after it was cancelled, and is left behind"
+
+
+def raised(error: BaseException) -> TailraceError:
+    """Return the error to raise to the user: the first of a group; any other kind is a defect of tailrace."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TailraceError):
+        return error
+    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
+    defect.__cause__ = error
+    return defect

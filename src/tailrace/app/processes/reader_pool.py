@@ -24,7 +24,7 @@ from tailrace.app.processes.child import unpickled
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.supervisor import Supervisor
+from tailrace.consumer.supervisor import Supervisor, raised
 from tailrace.core.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
 from tailrace.core.processes.messages import (
     CommitMessage,
@@ -129,7 +129,7 @@ class ReaderPool:
                         ends.start_soon(one.ended.wait)
                 tasks.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
-            self._fail(_told(error))
+            self._fail(raised(error))
         finally:
             self._cluster.close()
             supervisor.stopping.set()
@@ -414,13 +414,3 @@ class ReaderPool:
 
     def _key_of(self, start: int, number: int) -> LeaseKey:
         return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))
-
-
-def _told(error: BaseException) -> TailraceError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TailraceError):
-        return error
-    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
-    defect.__cause__ = error
-    return defect
