@@ -62,7 +62,9 @@ class UndeliveredRecords:
     @property
     def first(self) -> Record:
         """First of the records."""
-        return self.lease.rest[0]
+        record = self.lease.next_record
+        assert record is not None
+        return record
 
     @property
     def may_go(self) -> bool:

@@ -85,16 +85,22 @@ class Lease:
         return len(self.records) - length_hint(self.left)
 
     @property
+    def next_record(self) -> Record | None:
+        """Record to take next; None if all were taken."""
+        count = length_hint(self.left)
+        return self.records[-count] if count else None
+
+    @property
     def unstarted(self) -> int | None:
         """Lowest offset that was not taken; None if all were."""
-        count = length_hint(self.left)
-        return self.records[-count].offset if count else None
+        record = self.next_record
+        return None if record is None else record.offset
 
     @property
     def started_to(self) -> int:
         """Offset of the first record that was not taken, or the end of the lease."""
-        count = length_hint(self.left)
-        return self.records[-count].offset if count else self.end
+        record = self.next_record
+        return self.end if record is None else record.offset
 
     @property
     def last_taken(self) -> Record | None:
