@@ -242,7 +242,7 @@ def test_one_module_of_the_consumer_begins_and_resets_positions(modules):
     assert not wrong, "\n".join(wrong)
 
 
-DELIVERY = {"tailrace/core/delivery/progress.py", "tailrace/core/delivery/positions.py"}
+DELIVERY = {f"tailrace/core/delivery/{name}.py" for name in ("progress", "positions", "started_offsets")}
 DELIVERY_FIELDS = {
     "fetched",
     "delivered",

@@ -254,7 +254,7 @@ TestModel.settings = settings(max_examples=100, stateful_step_count=30, deadline
 
 
 def _forget_the_abandoned(self: Progress, offset: int) -> None:
-    self._in_flight.discard(offset)
+    self._offsets.in_flight.discard(offset)
 
 
 def _forget_to_lower(_self: Progress, lease: Lease, _offset: int) -> int:

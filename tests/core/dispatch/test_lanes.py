@@ -548,7 +548,7 @@ class Running(RuleBasedStateMachine):
     def note_parked(self):
         """What waits and is in flight waits behind another record of its lane."""
         for record in self.waiting:
-            if record.offset in self.leases.progress(record.topic_partition)._in_flight:
+            if record.offset in self.leases.progress(record.topic_partition)._offsets.in_flight:
                 self.were_parked.add((record.topic_partition, record.offset))
                 assert self.parks
 

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from heapq import heapify, heappop, heappush, merge
+from heapq import merge
 from itertools import islice
 from operator import length_hint
 
+from tailrace.core.delivery.started_offsets import StartedOffsets
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["InFlight", "Lease", "Progress"]
-
-_SLACK = 1_024
-"""Finished offsets that the heap may hold, however few are in flight."""
 
 
 class InFlight(Enum):
@@ -268,13 +266,9 @@ class Progress:
     """
 
     __slots__ = (
-        "_abandoned",
-        "_heap",
-        "_highest",
-        "_in_flight",
         "_known",
         "_leases",
-        "_most",
+        "_offsets",
         "_started_to",
         "delivered",
         "fetched",
@@ -292,15 +286,10 @@ class Progress:
         self.held_from: int | None = None
         self._known = known
         self._leases: dict[Lease, None] = {}
-        self._in_flight: set[int] = set()
-        self._abandoned: set[int] = set()
-        # The lowest offset started is at the top, below finished ones that were not removed yet.
-        self._heap: list[int] = []
-        self._highest = -1
-        self._most = _SLACK
+        self._offsets = StartedOffsets()
 
     def __repr__(self) -> str:
-        return f"<Progress finished={self.finished} delivered={self.delivered} started={len(self._in_flight)}>"
+        return f"<Progress finished={self.finished} delivered={self.delivered} started={self.started}>"
 
     # ---- delivery ----------------------------------------------------------------------------------------------
 
@@ -376,67 +365,45 @@ class Progress:
         """End ``hold``: the transaction was committed."""
         self.held_from = None
 
-    # ---- records by offset -------------------------------------------------------------------------------------
+    # ---- records by offset ---------------------------------------------------------------------------------------
 
     def start(self, offset: int) -> None:
         """Mark a record as in flight until ``finish`` or ``abandon``."""
-        self._in_flight.add(offset)
-        heappush(self._heap, offset)
-        self._highest = max(self._highest, offset)
-        if len(self._heap) > self._most:
-            self._tidy()
+        self._offsets.start(offset)
 
     def start_all(self, offsets: Sequence[int]) -> None:
         """Mark several records as in flight, lowest first."""
-        self._in_flight.update(offsets)
-        self._heap.extend(offsets)
-        if offsets and offsets[0] <= self._highest:
-            heapify(self._heap)
-        self._highest = max(self._highest, *offsets[-1:])
-        if len(self._heap) > self._most:
-            self._tidy()
+        self._offsets.start_all(offsets)
 
     def unstart(self, offsets: Iterable[int]) -> None:
         """Undo ``start_all`` for records that are delivered again."""
-        self._in_flight.difference_update(offsets)
+        self._offsets.in_flight.difference_update(offsets)
 
     def finish(self, offset: int) -> bool:
         """Finish a started record, in any order; return False if it is not in flight."""
-        try:
-            self._in_flight.remove(offset)
-        except KeyError:
-            return False
-        return True
+        return self._offsets.finish(offset)
 
     def abandon(self, offset: int) -> None:
         """Leave a record to the partition's next owner: no commit passes it."""
-        if offset not in self._in_flight:
-            self.start(offset)
-        self._in_flight.remove(offset)
-        self._abandoned.add(offset)
+        self._offsets.abandon(offset)
 
     def abandon_all(self, offsets: Iterable[int], end: int) -> None:
         """Abandon all remaining records of a lease that ends at ``end``."""
         for offset in offsets:
-            self.abandon(offset)
+            self._offsets.abandon(offset)
         self._started_to = max(self._started_to, end)
-
-    def _tidy(self) -> None:
-        """Keep the heap in proportion, while one record at its top is stuck and millions pass it."""
-        self._heap = sorted(self._in_flight | self._abandoned)
-        self._most = 2 * len(self._heap) + _SLACK
 
     # ---- how it stands -----------------------------------------------------------------------------------------
 
     @property
     def started(self) -> int:
         """Number of records started by offset and neither finished nor abandoned."""
-        return len(self._in_flight)
+        return len(self._offsets.in_flight)
 
     @property
     def has_in_flight(self) -> bool:
         """True if a record is in flight, or finished and held for a transaction."""
-        if self._in_flight or (self.held_from is not None and self.held_from < self.delivered):
+        if self._offsets.in_flight or (self.held_from is not None and self.held_from < self.delivered):
             return True
         return any(one.lowest_in_flight is not None for one in self._leases)
 
@@ -449,7 +416,7 @@ class Progress:
     def next_offset(self) -> int:
         """Offset of the next record to start: the position, as users know it."""
         offsets = [offset for one in self._leases if (offset := one.unstarted) is not None]
-        return min([self.delivered, *offsets, *self._abandoned])
+        return min([self.delivered, *offsets, *self._offsets.abandoned])
 
     @property
     def finished(self) -> int:
@@ -459,10 +426,9 @@ class Progress:
     @property
     def lowest(self) -> int:
         """Lowest offset that is not finished."""
-        heap, in_flight, abandoned = self._heap, self._in_flight, self._abandoned
-        while heap and heap[0] not in in_flight and heap[0] not in abandoned:
-            heappop(heap)
-        lowest = heap[0] if heap else self.delivered
+        lowest = self._offsets.lowest
+        if lowest is None:
+            lowest = self.delivered
         for lease in self._leases:
             offset = lease.lowest
             if offset is not None and offset < lowest:
@@ -483,9 +449,9 @@ class Progress:
     def offset_map(self) -> OffsetMap | None:
         """Return the offsets finished after ``lowest``; None if there are none."""
         known = self.known
-        if not (self._in_flight or self._abandoned or self._leases or known):
+        if not (self._offsets or self._leases or known):
             return None
-        end, not_finished = self._finished_to(), self._in_flight | self._abandoned
+        end, not_finished = self._finished_to(), self._offsets.in_flight | self._offsets.abandoned
         for lease in self._leases:
             if (lowest := lease.lowest) is not None and lowest < end:
                 not_finished.update(offset for offset in lease.open_offsets() if offset < end)

@@ -1,0 +1,79 @@
+"""Offsets of records that were started one by one, and the lowest of them that is not finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+__all__ = ["StartedOffsets"]
+
+_SLACK = 1_024
+"""Finished offsets that the heap may hold, however few are in flight."""
+
+
+class StartedOffsets:
+    """Started offsets of one partition, finished in any order.
+
+    Attributes:
+        in_flight: offsets that are neither finished nor abandoned.
+        abandoned: offsets that the partition's next owner will run.
+    """
+
+    __slots__ = ("_heap", "_highest", "_most", "abandoned", "in_flight")
+
+    def __init__(self) -> None:
+        self.in_flight: set[int] = set()
+        self.abandoned: set[int] = set()
+        # The lowest offset is at the top, below finished ones that were not removed yet.
+        self._heap: list[int] = []
+        self._highest = -1
+        self._most = _SLACK
+
+    def __bool__(self) -> bool:
+        return bool(self.in_flight or self.abandoned)
+
+    def start(self, offset: int) -> None:
+        """Add an offset."""
+        self.in_flight.add(offset)
+        heappush(self._heap, offset)
+        self._highest = max(self._highest, offset)
+        if len(self._heap) > self._most:
+            self._tidy()
+
+    def start_all(self, offsets: Sequence[int]) -> None:
+        """Add several offsets, lowest first."""
+        self.in_flight.update(offsets)
+        self._heap.extend(offsets)
+        if offsets and offsets[0] <= self._highest:
+            heapify(self._heap)
+        self._highest = max(self._highest, *offsets[-1:])
+        if len(self._heap) > self._most:
+            self._tidy()
+
+    def finish(self, offset: int) -> bool:
+        """Remove an offset; return False if it is not in flight."""
+        try:
+            self.in_flight.remove(offset)
+        except KeyError:
+            return False
+        return True
+
+    def abandon(self, offset: int) -> None:
+        """Mark an offset as abandoned, started or not."""
+        if offset not in self.in_flight:
+            self.start(offset)
+        self.in_flight.remove(offset)
+        self.abandoned.add(offset)
+
+    @property
+    def lowest(self) -> int | None:
+        """Lowest offset in flight or abandoned; None if there is none."""
+        heap, in_flight, abandoned = self._heap, self.in_flight, self.abandoned
+        while heap and heap[0] not in in_flight and heap[0] not in abandoned:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _tidy(self) -> None:
+        """Keep the heap in proportion while one record at its top is stuck and millions finish after it."""
+        self._heap = sorted(self.in_flight | self.abandoned)
+        self._most = 2 * len(self._heap) + _SLACK
