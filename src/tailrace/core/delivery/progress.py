@@ -151,6 +151,8 @@ class Lease:
     def rest(self) -> Sequence[Record]:
         """Records that were not taken."""
         count = length_hint(self.left)
+        if count == len(self.records):
+            return self.records
         return self.records[-count:] if count else ()
 
     # ---- what happens to its records ---------------------------------------------------------------------------

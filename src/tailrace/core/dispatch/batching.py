@@ -150,7 +150,7 @@ class BatchAssembler:
         if pool is None:
             pool = self._pools[name] = _Pool()
         pool.slices.append(_BatchSlice(lease, now))
-        self._grow(pool, lease.count, self._size(lease.rest))
+        self._grow(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
         self._look_at(pool)
 
     def hurry(self) -> None:
