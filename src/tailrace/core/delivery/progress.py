@@ -410,11 +410,6 @@ class Progress:
         return any(one.lowest_in_flight is not None for one in self._leases)
 
     @property
-    def unstarted(self) -> int | None:
-        """Lowest offset that was delivered and not taken."""
-        return min((offset for one in self._leases if (offset := one.unstarted) is not None), default=None)
-
-    @property
     def next_offset(self) -> int:
         """Offset of the next record to start: the position, as users know it."""
         offsets = [offset for one in self._leases if (offset := one.unstarted) is not None]
