@@ -28,7 +28,7 @@ from tailrace import (
     Reject,
     Retry,
 )
-from tailrace.observe.events import HandlerFailed, RecordBuried, RecordSkipped
+from tailrace.observe.events import HandlerFailed, RecordDeadLettered, RecordSkipped
 from tests.support.commands import environment
 from tests.support.consumer_group import until
 
@@ -158,7 +158,7 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
     assert headers["tailrace-attempts"] == b"3"
     assert [n for n in handled if n % 5 == 3] == [n for n in range(100) if n % 5 == 3 and n != 3]
     assert handled.index(8) > handled.index(99)
-    assert len(recorder.of(RecordBuried)) == 1
+    assert len(recorder.of(RecordDeadLettered)) == 1
     assert await witness.committed(group, topic, 1) == {0: 100}
 
 

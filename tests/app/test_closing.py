@@ -12,7 +12,7 @@ from typing import Annotated
 import pytest
 
 from tailrace import App, Depends, TailraceError
-from tailrace.observe.events import ClosingCutShort
+from tailrace.observe.events import ShutdownTimedOut
 from tests.support.commands import environment
 from tests.support.consumer_group import until
 
@@ -104,7 +104,7 @@ async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(
         await app.stop()
 
     assert time.monotonic() - began_at < 4.5
-    (cut,) = recorder.of(ClosingCutShort)
+    (cut,) = recorder.of(ShutdownTimedOut)
     assert "flush" in cut.step
     assert cut.is_abandoned is (way is swallow)
     assert ended == ["first declared", "bank"]
@@ -125,7 +125,7 @@ async def test_a_provider_whose_end_hangs_is_named(new_app, new_topic, recorder,
         await app.stop()
 
     assert time.monotonic() - began_at < 5
-    (cut,) = recorder.of(ClosingCutShort)
+    (cut,) = recorder.of(ShutdownTimedOut)
     assert "open_ledger" in cut.step
     assert cut.is_abandoned is (way is swallow)
     assert ended == ([] if way is swallow else ["bank"])

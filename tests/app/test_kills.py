@@ -14,7 +14,7 @@ import pytest
 
 from tailrace import App, Record
 from tailrace.core.offset_map import decode_metadata
-from tailrace.observe.events import FinishedSkipped, PartitionsAssigned
+from tailrace.observe.events import FinishedRecordsSkipped, PartitionsAssigned
 from tailrace.testing import KafkaServer
 from tests.support.commands import environment
 from tests.support.consumer_group import until
@@ -196,7 +196,7 @@ async def test_the_next_owner_may_be_another_live_member(process, witness, group
         await process.kill()
         await recorder.wait_for(PartitionsAssigned, where=lambda event: len(event.kept | event.added) == 2)
         await until(lambda: len(handled) == 60)
-        skipped = await recorder.wait_for(FinishedSkipped, 2)
+        skipped = await recorder.wait_for(FinishedRecordsSkipped, 2)
 
     assert handled == Counter((partition, offset) for partition in range(2) for offset in range(3, 300, 10))
     assert skipped.records > 0

@@ -23,7 +23,7 @@ from tailrace import (
     Record,
     Retry,
 )
-from tailrace.observe.events import BrokersAwaited
+from tailrace.observe.events import BrokersUnavailable
 from tailrace.testing import FaultProxy
 from tests.support.commands import environment
 from tests.support.consumer_group import until
@@ -234,7 +234,7 @@ async def test_an_app_may_start_before_kafka_does(new_app, new_topic, witness, k
             early = app.health()
             with pytest.raises(PublishError, match="no broker was reached yet"):
                 await app.publish(topic, b"too early")
-            await recorder.wait_for(BrokersAwaited, 2)
+            await recorder.wait_for(BrokersUnavailable, 2)
             async with door_to(kafka_server.bootstrap_servers, door):
                 await until(lambda: handled == [b"0"])
 
@@ -282,7 +282,7 @@ async def test_a_start_that_is_tried_again_has_not_ended(  # noqa: PLR0917 - fix
             handled.append(value)
 
         async with app:
-            await recorder.wait_for(BrokersAwaited)
+            await recorder.wait_for(BrokersUnavailable)
             # So long does it have at its end: what had counted from the first attempt would have none of it left.
             await asyncio.sleep(2.3)
             proxy.restore()

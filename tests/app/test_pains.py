@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tailrace import App, Consumer, Record, Retry
-from tailrace.observe.events import GroupAnswered, GroupJoined, OffsetsCommitted, PartitionsLost
+from tailrace.observe.events import GroupJoined, GroupRequestCompleted, OffsetsCommitted, PartitionsLost
 from tests.support.consumer_group import until
 from tests.support.expulsion import expel
 from tests.support.loop_turns import LoopTurns
@@ -144,7 +144,7 @@ async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, ne
     async with app:
         await until(lambda: bool(begun))
         while time.monotonic() < begun[0] + SESSION_S:
-            await recorder.wait_for(GroupAnswered, len(recorder.of(GroupAnswered)) + 1)
+            await recorder.wait_for(GroupRequestCompleted, len(recorder.of(GroupRequestCompleted)) + 1)
         is_free.set()
         await until(lambda: len(handled) == 2)
 

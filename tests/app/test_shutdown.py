@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 
 from tailrace import App, ConsumerStateError, Depends, HandlerFailedError, Reject, Retry
-from tailrace.observe.events import HandlerFailed, HandlerLeftBehind, LeavingCutShort, RecordSkipped
+from tailrace.observe.events import HandlerAbandoned, HandlerFailed, LeaveGroupTimedOut, RecordSkipped
 from tailrace.testing import KafkaServer, TestApp
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -165,7 +165,7 @@ async def test_one_that_does_not_end_is_left_behind_and_told(kind):
         let_go.set()
         await asyncio.wait(tasks)
 
-        (told,) = events.of(HandlerLeftBehind)
+        (told,) = events.of(HandlerAbandoned)
         assert ("on_" in told.handler, told.partition.topic, told.offset) == (True, "orders", 0)
         assert took_s == pytest.approx(12, abs=1)
         assert kafka.committed("orders") == 0
@@ -226,5 +226,5 @@ async def test_several_groups_are_left_in_time_while_no_broker_answers():
 
     # One group after the other would take five times as long, and to wait for answers as well.
     assert took_s < 16
-    assert {event.group_id for event in events.of(LeavingCutShort)} == {"g", *groups}
+    assert {event.group_id for event in events.of(LeaveGroupTimedOut)} == {"g", *groups}
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -12,7 +12,13 @@ import pytest
 import structlog
 
 from tailrace import App, Retry
-from tailrace.observe.events import BatchFailed, BatchGaveUp, HandlerFailed, HandlerGaveUp, RecordSkipped
+from tailrace.observe.events import (
+    BatchFailed,
+    BatchFailedPermanently,
+    HandlerFailed,
+    HandlerFailedPermanently,
+    RecordSkipped,
+)
 from tailrace.testing import TestApp
 from tests.support.event_recorder import EventRecorder
 
@@ -99,7 +105,11 @@ async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder,
     failed = recorder.of(HandlerFailed) + recorder.of(BatchFailed)
     logged = [one for one in caplog.records if one.exc_info]
     assert [isinstance(one.exception, ValueError | OSError) for one in failed] == [True] * 3
-    assert [isinstance(one, HandlerGaveUp | BatchGaveUp) for one in failed] == [False, False, True]
+    assert [isinstance(one, HandlerFailedPermanently | BatchFailedPermanently) for one in failed] == [
+        False,
+        False,
+        True,
+    ]
     (given_up,) = logged
     assert given_up.levelno == logging.ERROR
     for text in (
@@ -151,7 +161,7 @@ async def test_causes_are_logged_with_the_users_frames_alone(kafka_server, group
     app.handler(topic, retry=Retry(attempts=1))(function)
 
     async with app:
-        failed = await recorder.wait_for(HandlerGaveUp)
+        failed = await recorder.wait_for(HandlerFailedPermanently)
 
     event = {"exc_info": failed.exc_info}
     for text in (

@@ -14,8 +14,8 @@ import pytest
 from tailrace import CorruptRecordError, RebalanceError, TopicPartition
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
-    BatchRefused,
     ConnectionOpened,
+    CorruptBatchFetched,
     FetchFailed,
     FetchInterrupted,
     GroupJoined,
@@ -233,7 +233,7 @@ async def test_b7_a_batch_that_cannot_be_read_is_told_and_passed_by_hand(witness
     assert numbers(record for record in got if record.partition == 0) == [0]
     assert list(range(20)) == numbers(record for record in got if record.partition == 1)
     assert (partition, 2) == (last.topic_partition, last.offset)
-    assert len(events.of(BatchRefused)) >= 3
+    assert len(events.of(CorruptBatchFetched)) >= 3
 
 
 def broken_at(records, offset):
@@ -261,7 +261,7 @@ async def test_b7_a_batch_that_the_network_changed_is_fetched_anew(witness_of, g
         async with witness_of.consumer(topic, group_id=group, hooks=[events]) as consumer:
             assert list(range(10)) == numbers(await read(consumer, 10))
 
-    assert len(events.of(BatchRefused)) == 1
+    assert len(events.of(CorruptBatchFetched)) == 1
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])

@@ -38,7 +38,7 @@ def test_what_steers_a_terminal_is_written_out(text):
 def test_a_line_of_the_log_is_one_line(text, caplog):
     """Whatever a broker calls a topic or says in an error."""
     with caplog.at_level(logging.DEBUG, "tailrace"):
-        Observer(client_id=f"c{text}").tell(FetchFailed(f"broker {text}", TopicPartition(f"t{text}", 0), text))
+        Observer(client_id=f"c{text}").emit(FetchFailed(f"broker {text}", TopicPartition(f"t{text}", 0), text))
 
     (record,) = caplog.records
     assert record.getMessage().isprintable()
@@ -56,7 +56,7 @@ def test_a_traceback_forges_no_line_of_the_log(text, is_cause):
     try:
         fail(f"said {text}\nERROR forged", is_cause=is_cause)
     except ValueError as error:
-        Observer().tell(ConsumerFailed("failed", error))
+        Observer().emit(ConsumerFailed("failed", error))
     finally:
         logger.removeHandler(handler)
 

@@ -18,9 +18,9 @@ def test_a_log_record_has_numbers_names_and_lists(caplog):
     """JSON needs nothing parsed: partitions are topic and number, sets are lists; the line is for people."""
     observer = Observer(client_id="c")
     with caplog.at_level(logging.DEBUG, "tailrace"):
-        observer.tell(PartitionsAssigned("g", added=frozenset(ORDERS), kept=frozenset()))
-        observer.tell(OffsetsCommitted("g", {ORDERS[1]: 7}))
-        observer.tell(RecordSkipped("charge", ORDERS[1], 17, "no"))
+        observer.emit(PartitionsAssigned("g", added=frozenset(ORDERS), kept=frozenset()))
+        observer.emit(OffsetsCommitted("g", {ORDERS[1]: 7}))
+        observer.emit(RecordSkipped("charge", ORDERS[1], 17, "no"))
 
     assigned, committed, skipped = (json.loads(json.dumps(record.tailrace)) for record in caplog.records)
     assert assigned == {
@@ -48,7 +48,7 @@ def test_a_hook_that_returns_a_coroutine_is_named_in_the_log(caplog):
         async def send(self, event): ...
 
     with caplog.at_level(logging.ERROR, "tailrace"), pytest.warns(RuntimeWarning, match="never awaited"):
-        Observer([Late()]).tell(RecordSkipped("charge", ORDERS[1], 17, "no"))
+        Observer([Late()]).emit(RecordSkipped("charge", ORDERS[1], 17, "no"))
 
     (told,) = (line for record in caplog.records if "a hook" in (line := record.getMessage()))
     assert "make on_event a plain method" in told

@@ -76,10 +76,10 @@ async def test_a_probe_tells_what_a_restart_heals(home, tmp_path):
     told = await service.says("handler=block")
     with pytest.raises(httpx.TimeoutException):
         await service.http.get("/livez", timeout=0.5)
-    was_blocked_all_along = "loop freed" not in service.log.partition(told)[2]
+    was_blocked_all_along = "loop unblocked" not in service.log.partition(told)[2]
     free.touch()
     await service.comes_to("/livez", 200)
-    await until(lambda: "loop freed" in service.log.partition(told)[2])
+    await until(lambda: "loop unblocked" in service.log.partition(told)[2])
 
     assert was_blocked_all_along
     assert "loop blocked" in told

@@ -14,7 +14,7 @@ from tailrace.app.dispatch.task_results import ended_by, stop_all
 from tailrace.app.function_kinds import name_of
 from tailrace.awaitables import settled
 from tailrace.errors import TailraceError
-from tailrace.observe.events import ClosingCutShort
+from tailrace.observe.events import ShutdownTimedOut
 
 __all__ = ["BoundedStack", "Closing", "call_hook"]
 
@@ -29,7 +29,7 @@ class Closing:
         failure: the first step that did not end in time.
     """
 
-    def __init__(self, tell: Callable[[ClosingCutShort], None]) -> None:
+    def __init__(self, tell: Callable[[ShutdownTimedOut], None]) -> None:
         self._tell = tell
         self._step, self._began_at = "", 0.0
         self.failure: TailraceError | None = None
@@ -48,7 +48,7 @@ class Closing:
             return
         step, waited_s = self._step, asyncio.get_running_loop().time() - self._began_at
         self.ended()
-        self._tell(ClosingCutShort(step, waited_s, is_abandoned))
+        self._tell(ShutdownTimedOut(step, waited_s, is_abandoned))
         self.failure = self.failure or TailraceError(
             f"{step} did not end within {waited_s:.1f} s and was {'abandoned' if is_abandoned else 'canceled'}"
             " - bound its waits, or raise stop_timeout_ms"

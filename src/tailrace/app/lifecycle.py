@@ -27,7 +27,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerConnectionError, TailraceError
-from tailrace.observe.events import AppFailed, BrokersAwaited, LeavingCutShort
+from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
 
@@ -94,7 +94,7 @@ class AppRun:
         self.publisher: Publisher | None = None
         self.left_behind: list[str] = []
         self._watchdog: Watchdog | None = None
-        self.closing = Closing(observer.tell)
+        self.closing = Closing(observer.emit)
 
     async def live(self, supervisor: Supervisor) -> None:
         """Begin, say so, work until asked to stop, end.
@@ -184,7 +184,7 @@ class AppRun:
             return
         failure = self._fail(cause)
         if self._is_ready:
-            self._observer.tell(AppFailed(str(failure), failure))
+            self._observer.emit(AppFailed(str(failure), failure))
 
     def _fail(self, error: BaseException) -> TailraceError:
         self.failure = self.failure or _told(error)
@@ -246,7 +246,7 @@ class AppRun:
                     raise
                 failures += 1
                 pause_s = backoff.pause_s(failures, random.random())  # noqa: S311 - for jitter
-                self._observer.tell(BrokersAwaited(str(error), pause_s))
+                self._observer.emit(BrokersUnavailable(str(error), pause_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await stopping.wait()
@@ -258,7 +258,7 @@ class AppRun:
             loop,
             self._config.heartbeat_interval_ms / 1000,
             what_runs=lambda: self.handler_in(asyncio.current_task(loop)),
-            tell=self._observer.tell,
+            tell=self._observer.emit,
         )
         self._watchdog.start()
         stack.callback(self._watchdog.stop)
@@ -286,7 +286,7 @@ class AppRun:
             try:
                 await group.source.stop()
             except asyncio.CancelledError:
-                self._observer.tell(LeavingCutShort(group.group_id))
+                self._observer.emit(LeaveGroupTimedOut(group.group_id))
                 raise
 
         left: list[BaseException | None] = []

@@ -88,7 +88,7 @@ class ConsumerRuntime:
         config = self.config
         try:
             await self._open()
-            self._observer.tell(ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subject.topics))))
+            self._observer.emit(ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subject.topics))))
             self._is_started = True
             supervisor.ready.set()
             await self._run_until(supervisor.stopping)
@@ -100,7 +100,7 @@ class ConsumerRuntime:
             self._components.close()
             await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
             self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - make a new one"))
-            self._observer.tell(ConsumerStopped(config.client_id, config.group_id))
+            self._observer.emit(ConsumerStopped(config.client_id, config.group_id))
         if self.failure is not None:
             raise self.failure
 
@@ -160,7 +160,7 @@ class ConsumerRuntime:
         if self.failure is None:
             self.failure = error
             # Before that, start() raises it.
-            self._observer.tell(ConsumerFailed(str(error), error if self._is_started else None))
+            self._observer.emit(ConsumerFailed(str(error), error if self._is_started else None))
             self.reader.close(error)
 
     def _metadata_changed(self) -> None:

@@ -288,7 +288,7 @@ class _ReplaceableConnection:
         self._failures = 0
         self._connection = connection
         connection.on_lost = self._note_loss
-        self._observer.tell(ConnectionOpened(connection.address, str(self._key)))
+        self._observer.emit(ConnectionOpened(connection.address, str(self._key)))
         return connection
 
     def _note_failure(self, error: TailraceError) -> None:
@@ -297,7 +297,7 @@ class _ReplaceableConnection:
         chance = random.random()  # noqa: S311 - not for secrets
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.pause_s(self._failures, chance)
         if not isinstance(error, AuthenticationError):
-            self._observer.tell(BrokerUnreachable(f"{self._host}:{self._port}", str(error)))
+            self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error)))
 
     def _told_again(self, pause_s: float) -> TailraceError:
         # What waiting does not heal keeps its name, or some would wait for it.
@@ -306,4 +306,4 @@ class _ReplaceableConnection:
         return kind(f"{self._failure} (tried {self._failures} times, again in {pause_s:.1f} s)")
 
     def _note_loss(self, reason: TailraceError) -> None:
-        self._observer.tell(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason)))
+        self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason)))

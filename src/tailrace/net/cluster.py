@@ -109,7 +109,7 @@ class Cluster:
         if self.config.security_protocol == "SASL_PLAINTEXT" and self.config.sasl_mechanism in {"PLAIN", "OAUTHBEARER"}:
             # SCRAM and GSSAPI send a proof, these two the secret itself.
             advice = "set security_protocol='SASL_SSL', or sasl_mechanism='SCRAM-SHA-512'"
-            self._observer.tell(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
+            self._observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
         self._take(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
 
     async def reach(self, timeout_s: float) -> None:
@@ -173,10 +173,10 @@ class Cluster:
         try:
             self._take(_checked(await self.send_to_any(self._question()), "the cluster"))
         except BrokerConnectionError as error:
-            self._observer.tell(MetadataRefreshFailed(str(error)))
+            self._observer.emit(MetadataRefreshFailed(str(error)))
             # All that were known are gone or moved: find the cluster again from the start (KIP-899, KIP-1102).
             await self.bootstrap()
-            self._observer.tell(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
+            self._observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
 
     @property
     def _wanted(self) -> frozenset[str] | None:
@@ -275,7 +275,7 @@ class Cluster:
         if answer.node_id not in self._brokers:
             self._brokers[answer.node_id] = self._made(BrokerMetadata(answer.node_id, answer.host, answer.port))
         self._coordinators[group_id] = answer.node_id
-        self._observer.tell(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
+        self._observer.emit(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
 
     def coordinator_id(self, group_id: str) -> int | None:
         """The number of the coordinator, if it is known."""
@@ -284,7 +284,7 @@ class Cluster:
     def forget_coordinator(self, group_id: str, reason: str) -> None:
         """It moved, died or hangs: look it up again when it is needed next."""
         if self._coordinators.pop(group_id, None) is not None:
-            self._observer.tell(CoordinatorLost(group_id, reason))
+            self._observer.emit(CoordinatorLost(group_id, reason))
 
     # ---- trying again ------------------------------------------------------------------------------------------
 

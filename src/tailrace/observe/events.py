@@ -18,16 +18,14 @@ from tailrace.records import TopicPartition
 __all__ = [
     "AppFailed",
     "BatchFailed",
-    "BatchGaveUp",
-    "BatchRefused",
+    "BatchFailedPermanently",
     "BrokerUnreachable",
-    "BrokersAwaited",
+    "BrokersUnavailable",
     "CheckpointAbandoned",
-    "ClosingCutShort",
     "ClusterRebootstrapped",
     "CommitCallbackFailed",
     "CommitFailed",
-    "CommitTextDropped",
+    "CommitMetadataDropped",
     "ConnectionLost",
     "ConnectionOpened",
     "ConsumerFailed",
@@ -35,58 +33,60 @@ __all__ = [
     "ConsumerStopped",
     "CoordinatorFound",
     "CoordinatorLost",
+    "CorruptBatchFetched",
     "CredentialsUnencrypted",
+    "DeadLetterFailed",
     "DrainTimedOut",
     "Event",
-    "FetchAnswered",
+    "FetchCompleted",
     "FetchFailed",
     "FetchInterrupted",
-    "FinishedSkipped",
+    "FinishedRecordsSkipped",
     "ForeignMetadataFound",
-    "GroupAnswered",
     "GroupJoined",
     "GroupLeft",
+    "GroupRequestCompleted",
     "GroupRequestFailed",
+    "HandlerAbandoned",
     "HandlerFailed",
-    "HandlerGaveUp",
-    "HandlerLeftBehind",
+    "HandlerFailedPermanently",
     "HandlerOverdue",
     "HandlersOverlap",
     "LaneFull",
-    "LeavingCutShort",
-    "LetterRefused",
+    "LeaveGroupTimedOut",
     "LogTruncated",
     "LoopBlocked",
-    "LoopFreed",
+    "LoopUnblocked",
     "MetadataRefreshFailed",
     "OffsetMapDropped",
     "OffsetMapFound",
-    "OffsetMapHigh",
+    "OffsetMapFull",
     "OffsetMapIgnored",
-    "OffsetMapLow",
+    "OffsetMapRecovered",
+    "OffsetOverrideRejected",
     "OffsetReset",
     "OffsetsCommitted",
-    "OverrideRefused",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
     "RebalanceStarted",
-    "RecordBuried",
+    "RecordDeadLettered",
     "RecordDelayed",
     "RecordSkipped",
+    "RecordUnmatched",
     "RecordUnreadable",
     "ReplayTopicMissing",
     "SessionExpired",
+    "ShutdownTimedOut",
     "SparkQueryFailed",
-    "TopicMade",
+    "TopicCreated",
     "TopicMissing",
     "TopicRecreated",
     "TransactionAborted",
     "TransactionInDoubt",
-    "TransactionalIdRenewed",
+    "TransactionalProducerReplaced",
     "TransactionsStalled",
-    "UnmatchedRecord",
-    "WorkerEnded",
+    "WorkerExited",
     "WorkerStarted",
 ]
 
@@ -162,7 +162,7 @@ class MetadataRefreshFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokersAwaited(Event):
+class BrokersUnavailable(Event):
     """An app with ``require_broker=False`` found no broker to begin with, and tries again after a pause."""
 
     level = logging.WARNING
@@ -206,7 +206,7 @@ class RebalanceStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAnswered(Event):
+class GroupRequestCompleted(Event):
     """The coordinator has answered a member. It is told for whoever measures, and never written to a log."""
 
     level = _MEASURED
@@ -264,7 +264,7 @@ class DrainTimedOut(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OverrideRefused(Event):
+class OffsetOverrideRejected(Event):
     """A rebalance callback gave an offset that cannot be: not this member's partition, or no offset at all."""
 
     level = logging.WARNING
@@ -343,7 +343,7 @@ class ForeignMetadataFound(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedSkipped(Event):
+class FinishedRecordsSkipped(Event):
     """So many records were not handed out, as an owner before had finished them; told when all of them are passed."""
 
     partition: TopicPartition
@@ -351,7 +351,7 @@ class FinishedSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetMapHigh(Event):
+class OffsetMapFull(Event):
     """So much is finished out of order that it hardly fits beside a commit: no new records until the lowest is done."""
 
     level = logging.WARNING
@@ -364,7 +364,7 @@ class OffsetMapHigh(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetMapLow(Event):
+class OffsetMapRecovered(Event):
     """New records of the partition are begun again."""
 
     partition: TopicPartition
@@ -433,7 +433,7 @@ class TransactionsStalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionalIdRenewed(Event):
+class TransactionalProducerReplaced(Event):
     """The producer of transactions could not go on and was made anew, under the same name."""
 
     level = logging.WARNING
@@ -475,7 +475,7 @@ class CommitCallbackFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitTextDropped(Event):
+class CommitMetadataDropped(Event):
     """The broker does not take a text so long beside an offset; the offset was committed without it."""
 
     level = logging.WARNING
@@ -515,7 +515,7 @@ class LogTruncated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchAnswered(Event):
+class FetchCompleted(Event):
     """A broker has answered a fetch. It is told for whoever measures, and never written to a log."""
 
     level = _MEASURED
@@ -561,7 +561,7 @@ class RecordUnreadable(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRefused(Event):
+class CorruptBatchFetched(Event):
     """A record batch did not pass its checksum or could not be read; it is fetched again before it is given up."""
 
     level = logging.ERROR
@@ -589,7 +589,7 @@ class LoopBlocked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LoopFreed(Event):
+class LoopUnblocked(Event):
     """The event loop turns again, after ``seconds``; told from the watchdog's thread."""
 
     level = logging.WARNING
@@ -600,7 +600,7 @@ class LoopFreed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeavingCutShort(Event):
+class LeaveGroupTimedOut(Event):
     """A group was left without good-byes, as there was no time left: what was not committed by then comes again."""
 
     level = logging.WARNING
@@ -617,7 +617,7 @@ class ConsumerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingCutShort(Event):
+class ShutdownTimedOut(Event):
     """A stop hook or an app-scoped provider did not end in time as the app stopped; ``stop()`` and ``run()`` raise."""
 
     level = logging.ERROR
@@ -686,7 +686,7 @@ class HandlerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerGaveUp(HandlerFailed):
+class HandlerFailedPermanently(HandlerFailed):
     """A record failed for good; told in the place of its last ``HandlerFailed``, with the traceback."""
 
     level = logging.ERROR
@@ -700,7 +700,7 @@ class HandlerGaveUp(HandlerFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerLeftBehind(Event):
+class HandlerAbandoned(Event):
     """A handler was cut short as the app ends, and goes on; the app ends without it, and its record comes again."""
 
     level = logging.ERROR
@@ -749,7 +749,7 @@ class BatchFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchGaveUp(BatchFailed):
+class BatchFailedPermanently(BatchFailed):
     """Records of a batch failed for good; told in the place of ``BatchFailed``, with the first traceback."""
 
     level = logging.ERROR
@@ -776,7 +776,7 @@ class RecordSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBuried(Event):
+class RecordDeadLettered(Event):
     """A record failed for good and stands among the dead letters."""
 
     level = logging.ERROR
@@ -805,7 +805,7 @@ class RecordDelayed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LetterRefused(Event):
+class DeadLetterFailed(Event):
     """A record that failed can be written neither to its retry topic nor to its dead letters, and is not passed over.
 
     Its lane waits, and it is tried again in ``retry_s``; ``advice`` says what may help.
@@ -847,7 +847,7 @@ class HandlersOverlap(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMade(Event):
+class TopicCreated(Event):
     """A topic of the group's own was not there and was made: for dead letters, or for records to be tried later."""
 
     topic: str
@@ -882,7 +882,7 @@ class ReplayTopicMissing(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedRecord(Event):
+class RecordUnmatched(Event):
     """No handler's ``when`` takes a record, and ``unmatched="skip"`` says to go on."""
 
     level = logging.WARNING
@@ -902,7 +902,7 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerEnded(Event):
+class WorkerExited(Event):
     """A worker's process has ended and nobody had asked for it, or not in good order when it was asked to.
 
     It is started again after a pause, if at all.

@@ -58,7 +58,7 @@ class Observer:
         more._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - its own kind
         return more
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Tell ``event``."""
         for hook in self._hooks:
             try:

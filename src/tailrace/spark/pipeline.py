@@ -345,7 +345,7 @@ class SparkPipeline:
                 raise CorruptCheckpointError(
                     f"{error}; group {state.group_id!r} has none: set them by `tailrace offsets reset` first"
                 ) from error
-            self._observer.tell(CheckpointAbandoned(state.group_id, str(error)))
+            self._observer.emit(CheckpointAbandoned(state.group_id, str(error)))
             return Resumption(False)
 
     def _count_on(self, state: PipelineState, seen: ClusterState) -> None:

@@ -279,12 +279,12 @@ class SparkQuery:
             self.tell_group(number, ends)
         except BrokerConnectionError as error:
             # The next batch's commit says it, too, if there is one.
-            observer.tell(CommitFailed(store.group_id, str(error), will_retry=not self._is_over))
+            observer.emit(CommitFailed(store.group_id, str(error), will_retry=not self._is_over))
             if self._is_over:
                 self._fail(error)
         except TailraceError as error:
             self._fail(error)
-            observer.tell(CommitFailed(store.group_id, str(error), will_retry=False))
+            observer.emit(CommitFailed(store.group_id, str(error), will_retry=False))
             if not self._is_over:
                 # Not from Spark's own thread, which its end waits for.
                 threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()
@@ -312,7 +312,7 @@ class SparkQuery:
             failure = self._failure if isinstance(self._failure, TailraceError) else error
             if failure is not None and self._is_wanted:
                 reason = line_of(failure) or str(failure)
-                stage.observer.tell(SparkQueryFailed(stage.store.group_id, stage.batches.chosen.name, reason, failure))
+                stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.batches.chosen.name, reason, failure))
 
     def _session_stopped(self) -> TailraceError | None:
         """Return what ended it if its session was stopped: Spark's own error does not say so."""

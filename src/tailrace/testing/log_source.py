@@ -62,7 +62,7 @@ class LogSource:
         """Everything is assigned at once."""
         self._sink = sink
         self._positions_of(*self.routes.topics, *self.routes.own)
-        self._observer.tell(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
+        self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
         return _WINDOW
 
     async def stop(self) -> None:

@@ -32,7 +32,7 @@ from tailrace import (
     Reject,
     Retry,
 )
-from tailrace.observe.events import BatchFailed, RecordBuried, RecordSkipped
+from tailrace.observe.events import BatchFailed, RecordDeadLettered, RecordSkipped
 from tailrace.testing import TestApp
 from tests.support.consumer_group import until
 
@@ -259,7 +259,7 @@ async def test_only_what_was_named_is_tried_again(new_app, new_topic, witness, g
             raise PartialFailureError(failed)
 
     async with app:
-        await until(lambda: len(recorder.of(RecordBuried)) == 2)
+        await until(lambda: len(recorder.of(RecordDeadLettered)) == 2)
 
     found = await letters.read(2)
     died = {one.value: dict(one.headers) for one in found}

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import App, ConfigurationError, Record, Retry, TopicPartition
 from tailrace.core.offset_map import decode_metadata
-from tailrace.observe.events import OffsetMapDropped, OffsetMapHigh, OffsetMapLow, OffsetsCommitted
+from tailrace.observe.events import OffsetMapDropped, OffsetMapFull, OffsetMapRecovered, OffsetsCommitted
 from tests.support.consumer_group import until
 
 
@@ -38,7 +38,7 @@ async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, ne
         ended[record.partition] += 1
 
     async with app:
-        high = await recorder.wait_for(OffsetMapHigh)
+        high = await recorder.wait_for(OffsetMapFull)
         await until(lambda: ended[1] == 8_000)
         stood = begun[0]
         end = TopicPartition(topic, 1)
@@ -46,7 +46,7 @@ async def test_handlers_wait_while_too_much_is_finished_out_of_order(new_app, ne
         text = await witness.metadata(group, topic)
         assert begun[0] == stood < 2_000
         let_go.set()
-        await recorder.wait_for(OffsetMapLow)
+        await recorder.wait_for(OffsetMapRecovered)
         await until(lambda: ended[0] == 8_000)
 
     assert (high.partition.partition, high.offset) == (0, 0)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from tailrace import App, PublishError, Retry
-from tailrace.observe.events import HandlerLeftBehind, HandlerOverdue, RecordSkipped
+from tailrace.observe.events import HandlerAbandoned, HandlerOverdue, RecordSkipped
 from tests.support.commands import environment
 from tests.support.consumer_group import until
 from tests.support.topic_contents import contents_of
@@ -159,7 +159,7 @@ async def test_an_abandoned_handler_publishes_nothing_more(  # noqa: PLR0917 - f
         await handles.wait()
 
     assert [message.value() for message in await contents_of(witness, out)] == [b"stopped"]
-    assert len(recorder.of(HandlerLeftBehind)) == 1
+    assert len(recorder.of(HandlerAbandoned)) == 1
     assert ["was abandoned" in error for error in errors] == ([] if way == "its result" else [True])
     assert sum((await witness.committed(app.options["group_id"], topic, 1)).values()) <= 0
 

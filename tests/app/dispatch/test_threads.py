@@ -15,7 +15,7 @@ import pytest
 from tailrace import App
 from tailrace.app.dispatch import threads
 from tailrace.app.dispatch.threads import Threads
-from tailrace.observe.events import HandlerLeftBehind
+from tailrace.observe.events import HandlerAbandoned
 from tailrace.testing import TestApp
 from tests.support.commands import environment
 from tests.support.consumer_group import until
@@ -135,7 +135,7 @@ async def test_a_plain_handler_that_hangs_is_named():
         assert asyncio.all_tasks() == {asyncio.current_task()}
         let_go.set()
 
-        assert [(one.handler.endswith("hang"), one.offset) for one in events.of(HandlerLeftBehind)] == [(True, 0)]
+        assert [(one.handler.endswith("hang"), one.offset) for one in events.of(HandlerAbandoned)] == [(True, 0)]
         assert kafka.committed("orders") == 0
 
 

@@ -14,11 +14,11 @@ from tailrace import App, DeadLetterError, Message, PartialFailureError, Record,
 from tailrace.app.health.checks import Check
 from tailrace.observe.events import (
     ConsumerFailed,
+    DeadLetterFailed,
     HandlerFailed,
     LaneFull,
-    LetterRefused,
     OffsetsCommitted,
-    RecordBuried,
+    RecordDeadLettered,
 )
 from tailrace.testing import TestApp
 from tests.support.commands import environment
@@ -218,7 +218,7 @@ async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixture
 
     dead = f"{topic}.{group}.dead"
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         await until(lambda: len(handled) == 2)
         is_fixed = True
         replay = await asyncio.create_subprocess_exec(
@@ -258,13 +258,13 @@ async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixture
     async with first, second:
         kafka_server.delete_topic(dead)
         witness.produce(topic, [b"bad", b"1", b"2"], keys=[b"a", b"b", b"c"])
-        refused = await recorder.wait_for(LetterRefused, 2)
+        refused = await recorder.wait_for(DeadLetterFailed, 2)
         await until(lambda: len(handled) == 2)
         assert first.health().is_live
         assert second.health().is_live
         assert "degraded" in {check_of(first).status, check_of(second).status}
         kafka_server.create_topic(dead)
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         await committed_to(recorder, topic, 3)
 
     assert (refused.topic, refused.partition, refused.offset) == (dead, TopicPartition(topic, 0), 0)
@@ -292,7 +292,7 @@ async def test_a_letter_that_is_too_large_is_cut(  # noqa: PLR0917 - fixtures
     async with app:
         for count, given in enumerate([b"before", value, b"behind"], 1):
             witness.produce(topic, [given])
-            await recorder.wait_for(RecordBuried, count)
+            await recorder.wait_for(RecordDeadLettered, count)
 
     before, letter, behind = await contents_of(witness, dead)
     headers = dict(letter.headers())
@@ -314,10 +314,10 @@ async def test_what_is_too_large_altogether_waits_for_room(  # noqa: PLR0917 - f
     poison_all(app, topic)
     async with app:
         witness.produce(topic, [value])
-        refused = await recorder.wait_for(LetterRefused)
+        refused = await recorder.wait_for(DeadLetterFailed)
         await until(lambda: check_of(app).status == "degraded")
         set_limit(witness, dead, 1_000_000)
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         await committed_to(recorder, topic, 1)
         assert check_of(app).status == "ok"
 
@@ -337,7 +337,7 @@ async def test_a_large_record_is_buried_whole(  # noqa: PLR0917 - fixtures
     poison_all(app, topic)
     async with app:
         await app.publish(topic, value)
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     (letter,) = await contents_of(witness, dead)
     assert letter.value() == value
@@ -352,7 +352,7 @@ async def test_nothing_at_all_is_buried_too(new_app, new_topic, witness, recorde
     async def handle(value: bytes) -> None: ...
 
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
     assert (letter.key(), letter.value()) == (None, None)
@@ -399,7 +399,7 @@ async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 
         return bad if value == b"bad" else b"fine"
 
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         await committed_to(recorder, topic, 2)
 
     (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
@@ -424,7 +424,7 @@ async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_to
                 raise
 
     async with app:
-        buried = await recorder.wait_for(RecordBuried)
+        buried = await recorder.wait_for(RecordDeadLettered)
         await committed_to(recorder, topic, 2)
 
     assert buried.error.startswith("TimeoutError")
@@ -444,7 +444,7 @@ async def test_a_thread_is_waited_for_and_has_failed_then(new_app, new_topic, wi
         running.pop()
 
     async with app:
-        buried = await recorder.wait_for(RecordBuried, 2)
+        buried = await recorder.wait_for(RecordDeadLettered, 2)
 
     assert "a thread cannot be cut short" in buried.error
     assert most == [1, 1, 1, 1]
@@ -484,7 +484,7 @@ async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, wit
             tasks.create_task(fail(TimeoutError("slow") if is_retried else ValueError("a bug")))
 
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     assert len(calls) == (3 if is_retried else 1)
     assert len(recorder.of(HandlerFailed)) == len(calls)
@@ -588,7 +588,7 @@ async def test_headers_that_a_producer_has_forged_are_not_believed(new_app, new_
 
     poison_all(app, topic)
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
     headers = dict(letter.headers())

@@ -22,7 +22,7 @@ from tailrace import (
 )
 from tailrace.app.handlers import Handlers
 from tailrace.app.sources import ConsumerSource
-from tailrace.observe.events import OffsetsCommitted, PartitionsRevoked, RecordBuried, RecordDelayed, TopicMade
+from tailrace.observe.events import OffsetsCommitted, PartitionsRevoked, RecordDeadLettered, RecordDelayed, TopicCreated
 from tailrace.testing import TestApp
 from tests.support.consumer_group import until
 from tests.support.loop_turns import LoopTurns
@@ -59,7 +59,7 @@ async def test_a_record_is_tried_again_after_its_delay(new_app, new_topic, witne
     assert second - first >= 0.7
     assert as_first == [b"7", b"ann", topic, 2, 0, 0]
     assert as_second == [b"7", b"ann", topic, 2, 0, 1]
-    assert [(one.topic, one.partitions) for one in recorder.of(TopicMade)] == [(retries, 3)]
+    assert [(one.topic, one.partitions) for one in recorder.of(TopicCreated)] == [(retries, 3)]
     assert sum((await witness.ends(retries, 3)).values()) == 1
     assert sum((await witness.committed(group, retries, 3)).values()) == 1
     assert (await witness.committed(group, topic, 3))[2] == 1
@@ -76,7 +76,7 @@ async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witnes
         raise ValueError("poison")
 
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     assert len(tried) == 6
     assert tried[2] - tried[1] >= 0.2
@@ -107,7 +107,7 @@ async def test_what_failed_of_a_batch_comes_back_in_batches(  # noqa: PLR0917 - 
         raise PartialFailureError({at: ValueError("odd") for at, one in enumerate(records) if one.offset % 2})
 
     async with app:
-        await recorder.wait_for(RecordBuried, 5)
+        await recorder.wait_for(RecordDeadLettered, 5)
 
     assert [[offset for _, offset in batch] for _, batch in batches] == [
         [0, 1, 2, 3, 4],
@@ -261,7 +261,7 @@ async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic
         raise ValueError("a bug")
 
     async with app:
-        await recorder.wait_for(RecordBuried, 3)
+        await recorder.wait_for(RecordDeadLettered, 3)
 
     assert await witness.ends(f"{topic}.{group}.retry.100ms", 1) == {0: 0}
     assert await witness.ends(f"{topic}.{group}.dead", 1) == {0: 3}

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from tailrace.app.health.event_loop_watchdog import Watchdog
-from tailrace.observe.events import LoopBlocked, LoopFreed
+from tailrace.observe.events import LoopBlocked, LoopUnblocked
 
 LIMIT_S = 0.25
 """More than a busy machine lets a process wait for its turn."""
@@ -35,18 +35,18 @@ class Watched:
     def __init__(self, new_loop=asyncio.new_event_loop, *, tell=None) -> None:
         self._new_loop = new_loop
         self._tell = self._take if tell is None else tell
-        self.told: queue.SimpleQueue[LoopBlocked | LoopFreed] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[LoopBlocked | LoopUnblocked] = queue.SimpleQueue()
         self.is_blocked = threading.Event()
         self.threads: list[threading.Thread] = []
         self.watchdog: Watchdog | None = None
 
-    def _take(self, event: LoopBlocked | LoopFreed) -> None:
+    def _take(self, event: LoopBlocked | LoopUnblocked) -> None:
         self.threads.append(threading.current_thread())
         self.told.put(event)
         if isinstance(event, LoopBlocked):
             self.is_blocked.set()
 
-    def run(self, main: Callable[[], Coroutine]) -> list[LoopBlocked | LoopFreed]:
+    def run(self, main: Callable[[], Coroutine]) -> list[LoopBlocked | LoopUnblocked]:
         """What was told meanwhile."""
 
         async def watched() -> None:
@@ -62,13 +62,13 @@ class Watched:
             runner.run(watched())
         return self.left()
 
-    def left(self) -> list[LoopBlocked | LoopFreed]:
+    def left(self) -> list[LoopBlocked | LoopUnblocked]:
         found = []
         while not self.told.empty():
             found.append(self.told.get())
         return found
 
-    async def next(self) -> LoopBlocked | LoopFreed:
+    async def next(self) -> LoopBlocked | LoopUnblocked:
         return await asyncio.to_thread(self.told.get, timeout=10)
 
 
@@ -109,7 +109,7 @@ def test_a_block_is_told_while_it_lasts(new_loop):
     assert blocked.stack[-1].endswith(" in block")
     assert "test_event_loop_watchdog.py" in blocked.stack[-2]
     assert LIMIT_S <= blocked.seconds <= blocked_s < 5
-    assert isinstance(freed, LoopFreed)
+    assert isinstance(freed, LoopUnblocked)
     assert blocked.seconds < freed.seconds < 5
     assert freed_s == 0.0
 
@@ -148,7 +148,7 @@ def test_the_line_is_the_users_and_not_a_librarys():
     """Of a call into the standard library, the line that made it is told; the stack has the rest."""
     reading, writing = os.pipe()
 
-    def tell(event: LoopBlocked | LoopFreed) -> None:
+    def tell(event: LoopBlocked | LoopUnblocked) -> None:
         watched.told.put(event)
         if isinstance(event, LoopBlocked):
             os.close(writing)
@@ -355,7 +355,7 @@ asyncio.run(main())
 def test_who_cannot_be_told_is_told_of_the_next(caplog):
     """A hook that raises is logged, and the watchdog goes on."""
 
-    def tell(event: LoopBlocked | LoopFreed) -> None:
+    def tell(event: LoopBlocked | LoopUnblocked) -> None:
         watched._take(event)
         raise ValueError("no ear")
 

@@ -26,7 +26,7 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.observe.events import TopicRecreated, WorkerEnded, WorkerStarted
+from tailrace.observe.events import TopicRecreated, WorkerExited, WorkerStarted
 from tailrace.testing import FaultProxy
 from tests.support.committed_records import CommittedRecords
 from tests.support.consumer_group import until
@@ -242,14 +242,14 @@ async def test_a_killed_member_comes_back_and_nothing_is_lost(new_pool, new_topi
         records = await taken(pool, 500)
         (victim,) = {one.pid for one in recorder.of(WorkerStarted) if one.worker == 1}
         os.kill(victim, signal.SIGKILL)
-        await recorder.wait_for(WorkerEnded)
+        await recorder.wait_for(WorkerExited)
         async with asyncio.timeout(30):
             while len({(one.partition, one.offset) for one in records}) < 1_200:
                 records += await pool.getmany(timeout_ms=1000)
         await pool.commit()
         after = await settled(witness, group, 2, 4)
 
-    assert recorder.of(WorkerEnded)[0].exit_code == -signal.SIGKILL
+    assert recorder.of(WorkerExited)[0].exit_code == -signal.SIGKILL
     assert len(records) <= 1_201
     assert set(after.values()) == set(before.values())
     assert len(after.keys() & before.keys()) == 1
@@ -376,7 +376,7 @@ async def test_a_reader_that_starts_while_no_broker_answers_is_started_again(new
             records = await taken(pool, 5)
             proxy.refuse()
             os.kill(pool.pids[0], signal.SIGKILL)
-            refused = await recorder.wait_for(WorkerEnded, 2)
+            refused = await recorder.wait_for(WorkerExited, 2)
             proxy.restore()
             fill(witness, topic, 1, 15)
             records += await taken(pool, 15)
@@ -492,7 +492,7 @@ async def test_a_commit_while_a_reader_starts_waits_for_it(new_pool, new_topic, 
         committed = await witness.committed(group, topic, 1)
 
     assert committed == {0: 4}  # the last one was in hand, and comes again
-    assert len(recorder.of(WorkerEnded)) == 1
+    assert len(recorder.of(WorkerExited)) == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -589,7 +589,7 @@ async def test_what_was_done_outlives_two_deaths_in_a_row(new_pool, new_topic, g
         records = await taken(pool, 5)
         os.kill(pool.pids[0], signal.SIGKILL)
         os.kill((await recorder.wait_for(WorkerStarted, 2)).pid, signal.SIGKILL)
-        await recorder.wait_for(WorkerEnded, 2)
+        await recorder.wait_for(WorkerExited, 2)
         records += await taken(pool, 6)
 
     assert in_order(records) == {0: [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 9]}
@@ -603,7 +603,7 @@ async def test_a_commit_while_a_reader_is_away_says_so(new_pool, new_topic, grou
     async with new_pool(topic, workers=1, layout="group", auto_commit_interval_ms=60_000) as pool:
         await taken(pool, 5)
         os.kill(pool.pids[0], signal.SIGKILL)
-        await recorder.wait_for(WorkerEnded)
+        await recorder.wait_for(WorkerExited)
         with pytest.raises(CommitFailedError, match="reader 0 is not started again yet"):
             await pool.commit()
         await recorder.wait_for(WorkerStarted, 2)
@@ -624,7 +624,7 @@ async def test_a_reader_begins_anew_once(new_pool, new_topic, group, witness, re
             while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
         os.kill(pool.pids[0], signal.SIGKILL)
-        await recorder.wait_for(WorkerEnded)
+        await recorder.wait_for(WorkerExited)
         fill(witness, topic, 1, 3)
         records = await taken(pool, 3)
 

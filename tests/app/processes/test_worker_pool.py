@@ -19,7 +19,7 @@ from tailrace import ConfigurationError, ConsumerStateError, HandlerFailedError,
 from tailrace.app.processes.child import unpickled
 from tailrace.app.processes.labelled_output import label_output
 from tailrace.app.processes.parent import failed
-from tailrace.observe.events import WorkerEnded, WorkerStarted
+from tailrace.observe.events import WorkerExited, WorkerStarted
 
 SHOP = """
 import os
@@ -147,7 +147,7 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
         await fifty_each(witness, topic, shop, 200)
         (victim,) = {one.pid for one in recorder.of(WorkerStarted) if one.worker == 1}
         os.kill(victim, signal.SIGKILL)
-        ended = await recorder.wait_for(WorkerEnded)
+        ended = await recorder.wait_for(WorkerExited)
         again = await recorder.wait_for(WorkerStarted, 3)
         await fifty_each(witness, topic, shop, 400)
         after = await described(witness, group)
@@ -221,7 +221,7 @@ async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, re
     shop = new_shop("import os\nos._exit(3)\n")
 
     async with WorkerPool(shop.place, workers=1, hooks=[recorder]) as pool:
-        await recorder.wait_for(WorkerEnded, 3)
+        await recorder.wait_for(WorkerExited, 3)
         health = pool.health()
         ready = asyncio.create_task(pool.wait_ready())
         await asyncio.sleep(0)
@@ -231,7 +231,7 @@ async def test_a_worker_that_dies_again_and_again_is_not_counted_on(new_shop, re
     assert health.status == "starting"
     assert (health.is_live, health.is_ready) == (True, False)
     assert "3 times in a row" in health.checks[0].detail
-    first, _, third = recorder.of(WorkerEnded)[:3]
+    first, _, third = recorder.of(WorkerExited)[:3]
     assert first.exit_code == 3
     assert 0 < first.restarts_after_s < third.restarts_after_s
 
@@ -252,7 +252,7 @@ async def test_a_worker_that_hangs_is_seen_and_replaced(new_shop, new_topic, gro
             while pool.health().is_live:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.05)
         (check,) = pool.health().checks
-        ended = await recorder.wait_for(WorkerEnded)
+        ended = await recorder.wait_for(WorkerExited)
         await shop.until(1)
 
     assert "event loop has not turned" in check.detail
@@ -266,7 +266,7 @@ async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder
     shop, start, refusals = new_shop("import os\nos._exit(3)\n"), asyncio.create_subprocess_exec, [1, 1]
 
     async def refuse_some(*args, **options):
-        if recorder.of(WorkerEnded) and refusals:
+        if recorder.of(WorkerExited) and refusals:
             refusals.pop()
             raise BlockingIOError(errno.EAGAIN, "no more processes")
         return await start(*args, **options)
@@ -276,7 +276,7 @@ async def test_a_start_that_the_system_refuses_is_tried_again(new_shop, recorder
         await recorder.wait_for(WorkerStarted, 2)
         assert pool.health().is_live
 
-    _, first, second = recorder.of(WorkerEnded)[:3]
+    _, first, second = recorder.of(WorkerExited)[:3]
     assert "no more processes" in first.error
     assert first.restarts_after_s < second.restarts_after_s
 
@@ -313,7 +313,7 @@ async def test_an_end_that_was_asked_for_and_is_none_in_good_order_is_told(new_s
     await pool.stop()
     await starting
 
-    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerEnded)] == told
+    assert [(one.worker, one.exit_code, one.restarts_after_s) for one in recorder.of(WorkerExited)] == told
 
 
 def test_a_worker_without_an_output_has_no_lines_to_label(monkeypatch):
@@ -395,7 +395,7 @@ async def test_a_worker_begins_anew_once(new_shop, new_topic, group, witness, re
             while await witness.committed(group, topic, 1) != {0: 5}:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
         os.kill(pool.pids[0], signal.SIGKILL)
-        await recorder.wait_for(WorkerEnded)
+        await recorder.wait_for(WorkerExited)
         witness.produce(topic, [b"x"] * 3)
         await shop.until(3)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace import App, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter, replay_letter
-from tailrace.observe.events import RecordBuried, TopicMade, TopicMissing
+from tailrace.observe.events import RecordDeadLettered, TopicCreated, TopicMissing
 from tests.support.consumer_group import until
 from tests.support.topic_contents import contents_of
 
@@ -38,9 +38,9 @@ async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
 
     async with app:
         await app.wait_ready()
-        made = {one.topic: one.partitions for one in recorder.of(TopicMade)}
+        made = {one.topic: one.partitions for one in recorder.of(TopicCreated)}
         witness.produce(topic, [b"poison"])
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         is_fixed, (letter,) = True, await contents_of(witness, dead, 2)
         again = replay_letter(read_dead_letter(Record(dead, 0, 0, letter.key(), letter.value(), 0, letter.headers())))
         witness.produce(replay, [again.value], headers=list(again.headers))
@@ -63,7 +63,9 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
     async def handle(record: Record) -> None:
         nonlocal made_before
         if made_before is None:
-            made_before = {one.topic: one.partitions for one in recorder.of(TopicMade) if one.topic.startswith(later)}
+            made_before = {
+                one.topic: one.partitions for one in recorder.of(TopicCreated) if one.topic.startswith(later)
+            }
         if not is_fixed:
             raise ValueError("poison")
         seen.append(record.value)
@@ -72,7 +74,7 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
         await app.wait_ready()
         kafka_server.create_topic(later, 3)
         witness.produce(later, [b"poison"])
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         is_fixed, (letter,) = True, await contents_of(witness, f"{later}.{group}.dead", 3)
         again = replay_letter(
             read_dead_letter(Record(f"{later}.{group}.dead", 0, 0, letter.key(), letter.value(), 0, letter.headers()))
@@ -94,7 +96,7 @@ async def test_a_handler_without_dead_letters_has_no_replay_topic(new_app, new_t
     async with app:
         await app.wait_ready()
 
-    assert not recorder.of(TopicMade)
+    assert not recorder.of(TopicCreated)
 
 
 async def test_a_missing_publish_topic_is_told_at_the_start(new_app, new_topic, recorder, name):

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import App, Record, Reject, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter, replay_letter
-from tailrace.observe.events import HandlersOverlap, RecordBuried
+from tailrace.observe.events import HandlersOverlap, RecordDeadLettered
 from tests.support.consumer_group import until
 from tests.support.topic_contents import contents_of
 
@@ -44,7 +44,7 @@ async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR091
         seen.append((record.topic, record.offset, value))
 
     async with app:
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
         kafka_server.create_topic(later)
         witness.produce(later, [b"late"])
         await until(lambda: len(seen) == 2)
@@ -55,7 +55,7 @@ async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR091
         await until(lambda: len(seen) == 3)
 
     assert seen == [(first, 0, b"good"), (later, 0, b"late"), (first, 1, b"poison")]
-    assert len(recorder.of(RecordBuried)) == 1
+    assert len(recorder.of(RecordDeadLettered)) == 1
     assert [await witness.committed(group, name, 1) for name in (first, replays)] == [{0: 2}, {0: 1}]
     assert await witness.committed(group, letters, 1) == {}
 

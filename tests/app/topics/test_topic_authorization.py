@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 )
 
 from tailrace import App, BrokerError, Record, Retry
-from tailrace.observe.events import AppFailed, LetterRefused, RecordBuried, TopicMissing
+from tailrace.observe.events import AppFailed, DeadLetterFailed, RecordDeadLettered, TopicMissing
 from tailrace.testing import KafkaServer
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -121,14 +121,14 @@ async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, g
     forbid(admin, [acl(dead, AclOperation.WRITE, AclPermissionType.DENY)])
     async with app:
         await app.publish("orders", b"1", key=b"bad")
-        refused = await recorder.wait_for(LetterRefused)
+        refused = await recorder.wait_for(DeadLetterFailed)
         await app.publish("orders", b"2", key=b"good")
         await until(lambda: handled == [b"2"])
         await until(lambda: app.health().status == "degraded")
         lifted = admin.delete_acls([acl(dead, AclOperation.WRITE, AclPermissionType.DENY, AclBindingFilter)])
         for done in lifted.values():
             done.result(20)
-        await recorder.wait_for(RecordBuried)
+        await recorder.wait_for(RecordDeadLettered)
 
     assert "TOPIC_AUTHORIZATION_FAILED" in refused.error
     assert "may write" in refused.advice

@@ -22,7 +22,13 @@ from tailrace import (
     Retry,
 )
 from tailrace.error_codes import ErrorCode
-from tailrace.observe.events import HandlerFailed, LetterRefused, OffsetsCommitted, RecordBuried, TransactionAborted
+from tailrace.observe.events import (
+    DeadLetterFailed,
+    HandlerFailed,
+    OffsetsCommitted,
+    RecordDeadLettered,
+    TransactionAborted,
+)
 from tailrace.protocol.transactions import TxnOffsetCommitRequest
 from tests.support.consumer_group import until
 from tests.support.pipelines import check, fill, offsets_now, passing_on, until_committed
@@ -61,7 +67,7 @@ async def test_dead_letters_are_in_the_transaction(  # noqa: PLR0917 - fixtures
 
     assert recorder.of(TransactionAborted)
     # The first record is one of those that failed, and was in the first transaction.
-    assert len(recorder.of(RecordBuried)) > 10
+    assert len(recorder.of(RecordDeadLettered)) > 10
     assert sorted(map(int, await ledger.values(letters))) == list(range(0, 100, 10))
     await check(ledger, target, [n for n in range(100) if n % 10])
 
@@ -183,7 +189,7 @@ async def test_letters_that_are_too_large(ledger, witness, new_app, group, recor
         return value
 
     async with app:
-        refused = await recorder.wait_for(LetterRefused)
+        refused = await recorder.wait_for(DeadLetterFailed)
         await until(lambda: app.health().status == "degraded")
         await until_committed(ledger, group, source, 2, 2)
         assert await offsets_now(ledger, group, source, 2) == {0: 2, 1: 0}
@@ -327,7 +333,7 @@ async def test_a_record_that_fails_slowly_dies(  # noqa: PLR0917 - fixtures
         await until_committed(ledger, group, source, 20, 2)
 
     assert len(tried) == attempts
-    assert {(one.partition, one.offset) for one in recorder.of(RecordBuried)} == set(tried)
+    assert {(one.partition, one.offset) for one in recorder.of(RecordDeadLettered)} == set(tried)
     assert await ledger.values(letters) == [POISON]
     await check(ledger, target, sorted({*range(20)} - {7}))
 

@@ -13,7 +13,12 @@ from tailrace import ProducerFencedError, PublishError, Record
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
-from tailrace.observe.events import OffsetsCommitted, TransactionAborted, TransactionalIdRenewed, TransactionInDoubt
+from tailrace.observe.events import (
+    OffsetsCommitted,
+    TransactionAborted,
+    TransactionalProducerReplaced,
+    TransactionInDoubt,
+)
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.produce import ProduceRequest
@@ -135,7 +140,7 @@ async def test_a_transaction_that_the_broker_gave_up_is_done_again(  # noqa: PLR
                     await asyncio.sleep(0.05)
         await until_committed(ledger, group, source, 20)
 
-    assert recorder.of(TransactionalIdRenewed)
+    assert recorder.of(TransactionalProducerReplaced)
     assert Counter(seen) >= Counter([*range(20)] * 2)
     await check(ledger, target, range(20))
 
@@ -160,7 +165,7 @@ async def test_a_handler_that_takes_too_long_has_its_transaction_taken_back(ledg
         await until_committed(ledger, group, source, 20)
 
     assert "transaction_timeout_ms" in recorder.of(TransactionAborted)[0].reason
-    assert not recorder.of(TransactionalIdRenewed)
+    assert not recorder.of(TransactionalProducerReplaced)
     assert Counter(seen) == Counter([*range(20)] * 2)
     await check(ledger, target, range(20))
 

@@ -11,7 +11,7 @@ from tailrace import App, Message, Record, Retry
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     DrainTimedOut,
-    FinishedSkipped,
+    FinishedRecordsSkipped,
     PartitionsAssigned,
     PartitionsRevoked,
     TransactionAborted,
@@ -145,7 +145,7 @@ async def test_what_was_finished_at_least_once_before_is_not_done_again(ledger, 
     async with after:
         await until_committed(ledger, group, source, 40)
 
-    assert recorder.of(FinishedSkipped)
+    assert recorder.of(FinishedRecordsSkipped)
     assert sorted(done + seen) == [*range(40)]
     await check(ledger, target, seen)
 

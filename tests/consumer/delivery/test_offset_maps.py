@@ -12,13 +12,13 @@ from tailrace import OffsetAndMetadata, TopicPartition
 from tailrace.consumer.delivery.buffered_counts import BufferedCounts
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.observe.events import (
-    FinishedSkipped,
+    FinishedRecordsSkipped,
     ForeignMetadataFound,
     OffsetMapDropped,
     OffsetMapFound,
-    OffsetMapHigh,
+    OffsetMapFull,
     OffsetMapIgnored,
-    OffsetMapLow,
+    OffsetMapRecovered,
     OffsetsCommitted,
     PartitionsAssigned,
 )
@@ -86,7 +86,7 @@ async def test_what_is_finished_is_not_handed_out_again(quick, by_hand, events, 
     place = TopicPartition(topic, 0)
     assert [record.offset for record in left] == [*sorted(stuck), *range(90, 100)]
     assert events.of(OffsetMapFound) == [OffsetMapFound(place, 3, 84, "tailrace")]
-    assert events.of(FinishedSkipped) == [FinishedSkipped(place, 84)]
+    assert events.of(FinishedRecordsSkipped) == [FinishedRecordsSkipped(place, 84)]
     assert (await quick.committed(group, topic, 1), await quick.metadata(group, topic)) == ({0: 100}, "")
 
 
@@ -281,7 +281,7 @@ async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, ev
                     assert consumer.ack(record)
 
         reading = asyncio.create_task(read())
-        high = await events.wait_for(OffsetMapHigh)
+        high = await events.wait_for(OffsetMapFull)
         begun = len(taken[0])
         await until(lambda: len(taken[1]) == 20_000)
         assert len(taken[0]) <= begun + 100
@@ -290,7 +290,7 @@ async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, ev
         assert not events.of(OffsetMapDropped)
         for record in taken[0]:
             consumer.ack(record)
-        await events.wait_for(OffsetMapLow)
+        await events.wait_for(OffsetMapRecovered)
         await until(lambda: len(taken[0]) > begun + 500)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -313,7 +313,7 @@ async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
         return are_there(amounts, *arguments, **options)
 
     async with by_hand(topic, offset_metadata_max_bytes=256, max_queued_records=100) as consumer:
-        while not events.of(OffsetMapHigh):
+        while not events.of(OffsetMapFull):
             some = await consumer.getmany(timeout_ms=100)
             left += [one for one in some if not one.offset or chance.random() < 0.5 or not consumer.ack(one)]
         are_there = BufferedCounts.are_there

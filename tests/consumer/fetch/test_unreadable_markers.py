@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split
-from tailrace.observe.events import BatchRefused
+from tailrace.observe.events import CorruptBatchFetched
 from tailrace.protocol.fetch import FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.protocol.built_batches import resealed
@@ -74,4 +74,4 @@ async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
 
     assert set(got) == {b"before", b"other"}
     assert set(told) == {((topic, 0), 1)}
-    assert len(events.of(BatchRefused)) >= 3
+    assert len(events.of(CorruptBatchFetched)) >= 3

@@ -21,8 +21,8 @@ from tailrace.observe.events import (
     ConsumerFailed,
     GroupJoined,
     GroupLeft,
+    OffsetOverrideRejected,
     OffsetReset,
-    OverrideRefused,
     PartitionsAssigned,
 )
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
@@ -206,7 +206,7 @@ async def test_an_override_that_is_no_offset_is_refused_alone(witness_of, group,
 
     assert [r.offset for r in got if r.partition == 0] == list(range(10))
     assert [r.offset for r in got if r.partition == 1] == [7, 8, 9]
-    assert [(one.partition, one.offset) for one in events.of(OverrideRefused)] == [
+    assert [(one.partition, one.offset) for one in events.of(OffsetOverrideRejected)] == [
         (TopicPartition(topic, 0), offset),
         (TopicPartition("theirs", 0), 1),
     ]

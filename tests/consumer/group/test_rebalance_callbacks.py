@@ -14,7 +14,7 @@ from tailrace.observe.events import (
     ConnectionOpened,
     ConsumerFailed,
     GroupJoined,
-    OverrideRefused,
+    OffsetOverrideRejected,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
@@ -181,7 +181,7 @@ async def test_overrides_that_cannot_be_are_refused(new_topic, new_consumer, wit
     async with new_consumer(topic, group_id=group, post_rebalance_callback=nonsense, hooks=[events]) as consumer:
         assert (await consumer.getone()).offset == 0
 
-    assert len(events.of(OverrideRefused)) == 2
+    assert len(events.of(OffsetOverrideRejected)) == 2
 
 
 async def broken(*_):

@@ -19,7 +19,7 @@ from tailrace.observe.events import (
     CommitFailed,
     DrainTimedOut,
     GroupJoined,
-    LeavingCutShort,
+    LeaveGroupTimedOut,
     OffsetsCommitted,
     PartitionsAssigned,
 )
@@ -142,7 +142,7 @@ async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
 
     for name, topic, events in found:
         # An app keeps a part of its time: where a machine stands still for that long, it says so of all of the group.
-        cut_short = name.endswith(Handling.__name__) and events.of(LeavingCutShort)
+        cut_short = name.endswith(Handling.__name__) and events.of(LeaveGroupTimedOut)
         told = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
         assert told == [(True, False)] or cut_short
         assert await quick.committed(name, topic, 1) != {0: COUNT}

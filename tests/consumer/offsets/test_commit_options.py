@@ -11,7 +11,7 @@ from tailrace import App, BrokerError, CommitFailedError, ConfigurationError, Of
 from tailrace.observe.events import (
     CommitCallbackFailed,
     CommitFailed,
-    CommitTextDropped,
+    CommitMetadataDropped,
     OffsetReset,
     OffsetsCommitted,
 )
@@ -260,7 +260,7 @@ async def test_metadata_too_large(kafka, group):
 
     assert await kafka.committed(group, topic, 1) == {0: 4}
     assert await kafka.metadata(group, topic) == ""
-    assert [(one.offset, one.text_bytes) for one in events.of(CommitTextDropped)] == [(4, 5_000)]
+    assert [(one.offset, one.text_bytes) for one in events.of(CommitMetadataDropped)] == [(4, 5_000)]
 
 
 async def test_metadata_too_large_of_many_partitions(kafka, group):
@@ -274,7 +274,7 @@ async def test_metadata_too_large_of_many_partitions(kafka, group):
         await consumer.commit({place: OffsetAndMetadata(1, "x" * 5_000) for place in places})
 
     assert await kafka.committed(group, topic, 4) == dict.fromkeys(range(4), 1)
-    assert {one.partition for one in events.of(CommitTextDropped)} == set(places)
+    assert {one.partition for one in events.of(CommitMetadataDropped)} == set(places)
 
 
 # ---- commits that do not go through -------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_records_without_a_key_go_where_a_leader_is():
 
 
 def test_a_partition_that_is_gone_is_not_stuck_to():
-    """A topic made anew with fewer partitions gets its records where it has some."""
+    """A topic recreated with fewer partitions gets its records where it has some."""
     chooser = Partitioner(lambda: 0.99)
     assert chooser.choose("t", None, partitions(8)) == 7
 

@@ -27,7 +27,7 @@ from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
-from tailrace.observe.events import HandlerLeftBehind, HandlersOverlap, LaneFull, UnmatchedRecord
+from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, LaneFull, RecordUnmatched
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
@@ -235,7 +235,7 @@ class GroupRuntime:
             for record in handler_runtime.executor.under_way:
                 name, partition = handler_runtime.handler.name, record.topic_partition
                 self.left_behind.append(name)
-                self._observer.tell(HandlerLeftBehind(name, partition, record.offset, cleaning_up_s))
+                self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleaning_up_s))
 
     async def _pump(self) -> None:
         while True:
@@ -270,7 +270,7 @@ class GroupRuntime:
             refusing = (n for n in order if runtimes[n].handler.unmatched == "fail")
             chosen = next(wanting, next(refusing, None))
             if chosen is None:
-                self._observer.tell(UnmatchedRecord(record.topic_partition, record.offset))
+                self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
             else:
                 shares.setdefault(chosen, []).append(record)
         for number, share in zip(shares, lease.share(shares.values()), strict=True):
@@ -281,7 +281,7 @@ class GroupRuntime:
         if found is None:
             found = self._of_topic[topic] = [self._runtimes[number] for number in self._routes.receivers(topic)]
             if (pair := self._routes.contested(topic)) is not None:
-                self._observer.tell(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
+                self._observer.emit(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
         return found
 
     def _progressed(self) -> None:
@@ -296,4 +296,4 @@ class GroupRuntime:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
         if now >= self._full_at.get(partition, now):
             self._full_at[partition] = now + _FULL_TOLD_S
-            self._observer.tell(LaneFull(handler.name, partition, record.key, waiting))
+            self._observer.emit(LaneFull(handler.name, partition, record.key, waiting))

@@ -18,7 +18,7 @@ from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
 from tailrace.core.failures.retry import FailureAction, RetryDecision
-from tailrace.observe.events import BatchFailed, BatchGaveUp, Event, HandlerFailed, HandlerGaveUp
+from tailrace.observe.events import BatchFailed, BatchFailedPermanently, Event, HandlerFailed, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
@@ -85,7 +85,7 @@ class Recovery:
         self._name, self._policy, self._observer = name, policy, observer
         self._is_batch, self._chance = is_batch, chance
         self._failed: Callable[..., Event] = BatchFailed if is_batch else HandlerFailed
-        self._gave_up: Callable[..., Event] = BatchGaveUp if is_batch else HandlerGaveUp
+        self._gave_up: Callable[..., Event] = BatchFailedPermanently if is_batch else HandlerFailedPermanently
         self._parked = 0
 
     @property
@@ -157,7 +157,7 @@ class Recovery:
         if self._is_batch:
             counts, steps = (len(cases), count), Counter(case.decision.step for case in cases)
             then = ", ".join(f"{number} {SAID[step]}" for step, number in steps.items())
-        self._observer.tell(
+        self._observer.emit(
             (self._gave_up if final else self._failed)(
                 self._name,
                 first.record.topic_partition,

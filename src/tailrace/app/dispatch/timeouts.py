@@ -33,7 +33,7 @@ class Overdue:
     def began(self, first: Record, timeout_s: float) -> None:
         """Count a call, and emit its event."""
         self.count += 1
-        self._observer.tell(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
+        self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
 
     def ended(self) -> None:
         """Count a call no more: it has ended after all."""

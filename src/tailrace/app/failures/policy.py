@@ -29,7 +29,7 @@ from tailrace.errors import (
     PublishTooLargeError,
     SchemaRegistryError,
 )
-from tailrace.observe.events import LetterRefused, RecordBuried, RecordDelayed, RecordSkipped
+from tailrace.observe.events import DeadLetterFailed, RecordDeadLettered, RecordDelayed, RecordSkipped
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
@@ -164,14 +164,14 @@ class FailurePolicy:
                 letter = self._letter_publisher.for_later(record, failures, error, name, delay_ms)
                 if await self._send(lane, record, letter, error):
                     told = RecordDelayed(name, partition, offset, said(error), letter.topic, delay_ms / 1000, error)
-                    self._observer.tell(told)
+                    self._observer.emit(told)
             case FailureAction.DEAD_LETTER:
                 assert self._resolved.dead_letter is not None
                 letter = self._letter_publisher.for_the_dead(record, failures, error, name, self._resolved.dead_letter)
                 if await self._send(lane, record, letter, error):
-                    self._observer.tell(RecordBuried(name, partition, offset, said(error), letter.topic, error))
+                    self._observer.emit(RecordDeadLettered(name, partition, offset, said(error), letter.topic, error))
             case FailureAction.SKIP:
-                self._observer.tell(RecordSkipped(name, partition, offset, said(error), error))
+                self._observer.emit(RecordSkipped(name, partition, offset, said(error), error))
             case _:
                 raise HandlerFailedError(
                     f"{name} failed at {partition} offset {offset} ({said(error)}), and on_failure='stop' says to stop"
@@ -196,7 +196,7 @@ class FailurePolicy:
                 ) from refused
             again_s = self._resolved.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
-            self._observer.tell(LetterRefused(name, partition, offset, letter.topic, str(refused), advice, again_s))
+            self._observer.emit(DeadLetterFailed(name, partition, offset, letter.topic, str(refused), advice, again_s))
             if not await self._wait_given_up(lane, record, again_s):
                 return False
         return False

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tailrace.app.stack_frames import StackFrame, culprit, seen
-from tailrace.observe.events import LoopBlocked, LoopFreed
+from tailrace.observe.events import LoopBlocked, LoopUnblocked
 
 __all__ = ["Watchdog"]
 
@@ -55,7 +55,7 @@ class Watchdog:
         limit_s: float,
         *,
         what_runs: Callable[[], str | None],
-        tell: Callable[[LoopBlocked | LoopFreed], None],
+        tell: Callable[[LoopBlocked | LoopUnblocked], None],
     ) -> None:
         self._loop, self._limit_s, self._what_runs, self._tell = loop, limit_s, what_runs, tell
         self._pause_s = limit_s / _LOOKS
@@ -127,7 +127,7 @@ class Watchdog:
         last = self._last
         if self._blocked_since is not None:
             if self._freed_at is not None:
-                self._say(LoopFreed(self._freed_at - self._blocked_since))
+                self._say(LoopUnblocked(self._freed_at - self._blocked_since))
                 self._blocked_since = self._freed_at = None
         elif last is not None and now - last.due_at >= self._limit_s:
             self._report(last, now)
@@ -148,7 +148,7 @@ class Watchdog:
             _log.exception("the watchdog could not ask which handler runs")
             return None
 
-    def _say(self, event: LoopBlocked | LoopFreed) -> None:
+    def _say(self, event: LoopBlocked | LoopUnblocked) -> None:
         try:
             self._tell(event)
         except Exception:  # noqa: BLE001 - likewise

@@ -339,7 +339,7 @@ class ReaderPool:
             for partition in error.partitions:
                 self._recreated[partition] = new[partition].topic_id
                 self._committed.pop(partition, None)
-                self._observer.tell(TopicRecreated(partition, new[partition].offset))
+                self._observer.emit(TopicRecreated(partition, new[partition].offset))
             raise
         for partition, code in codes.items():
             offset = new[partition].offset
@@ -391,7 +391,7 @@ class ReaderPool:
             await self.commit(timeout_s)
         except TailraceError as error:
             will_retry = is_outage(error)
-            self._observer.tell(CommitFailed(self._config.group_id or "", str(error), will_retry))
+            self._observer.emit(CommitFailed(self._config.group_id or "", str(error), will_retry))
             if not will_retry and not isinstance(error, TopicRecreatedError):
                 self._fail(error)
 

@@ -24,7 +24,7 @@ from tailrace.app.processes.parent import MARGIN_S
 from tailrace.core.processes.messages import FailedMessage, FromChild, ReadyMessage, StatusMessage, StopMessage
 from tailrace.core.processes.worker_plan import Restarts
 from tailrace.errors import TailraceError
-from tailrace.observe.events import WorkerEnded, WorkerStarted
+from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer
 
 __all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
@@ -154,7 +154,7 @@ class SupervisedProcess:
             pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
             then = "" if pause_s is None else f", started again after {pause_s:.1f} s"
             self._told = "degraded", f"{death}{then}"
-            self._observer.tell(WorkerEnded(self.worker, death.exit_code, death.reason, pause_s))
+            self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
             self.settled.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -175,7 +175,7 @@ class SupervisedProcess:
         self.child = child
         self._told = "starting", ""
         self.restarts.started(asyncio.get_running_loop().time())
-        self._observer.tell(WorkerStarted(self.worker, child.pid))
+        self._observer.emit(WorkerStarted(self.worker, child.pid))
         try:
             exit_code = await self._accompany(child)
         finally:
@@ -186,7 +186,7 @@ class SupervisedProcess:
         if exit_code:
             trouble = "it had to be killed" if exit_code == -signal.SIGKILL else ""
             death = ProcessExit(self.worker, self.start, exit_code, self._error, trouble)
-            self._observer.tell(WorkerEnded(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
+            self._observer.emit(WorkerExited(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
         return None
 
     async def _accompany(self, child: Child) -> int:

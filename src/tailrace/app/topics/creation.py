@@ -19,7 +19,7 @@ from tailrace.core.cluster_metadata import TopicInfo
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, UnknownTopicError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.observe.events import ReplayTopicMissing, TopicMade, TopicMissing
+from tailrace.observe.events import ReplayTopicMissing, TopicCreated, TopicMissing
 from tailrace.observe.hooks import Observer
 
 __all__ = ["create_group_topics", "create_topics_of"]
@@ -70,7 +70,7 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
                 raise broker_error(refused.code, f"the retry topic {name!r} is not there: {_advice(of)}") from refused
         await _create_missing(cluster, dead, replays, observer)
         for name in _unknown(cluster, published):
-            observer.tell(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
+            observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
         return frozenset(origin for wanted in (retries, dead) for of in wanted.values() for origin in of).intersection(
             cluster.topology.topics
         )
@@ -94,7 +94,7 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
         await cluster.reach(_GRACE_S)
         for name, of in _missing(cluster, retries):
             if refused := await _made(cluster, name, of, _KEPT, observer):
-                observer.tell(TopicMissing(name, str(refused), _advice(of)))
+                observer.emit(TopicMissing(name, str(refused), _advice(of)))
         await _create_missing(cluster, dead, replays, observer)
 
 
@@ -104,7 +104,7 @@ async def _create_missing(
     for wanted, topic_config, event in ((dead, _KEPT_FOR_EVER, TopicMissing), (replays, _KEPT, ReplayTopicMissing)):
         for name, of in _missing(cluster, wanted):
             if refused := await _made(cluster, name, of, topic_config, observer):
-                observer.tell(event(name, str(refused), _advice(of)))
+                observer.emit(event(name, str(refused), _advice(of)))
 
 
 async def _see(cluster: Cluster, topics: Iterable[str]) -> None:
@@ -136,7 +136,7 @@ async def _made(
         await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)
     except BrokerError as error:
         return None if error.code == ErrorCode.TOPIC_ALREADY_EXISTS else error
-    observer.tell(TopicMade(name, partitions))
+    observer.emit(TopicCreated(name, partitions))
     return None
 
 

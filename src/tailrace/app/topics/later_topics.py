@@ -73,6 +73,6 @@ class LaterTopics:
             reason = str(error) or f"the brokers did not answer within {timeout_s:.0f} s"
             for topic in sorted(topics):
                 advice = "the next rebalance tries again; create its topics if none comes"
-                self._observer.tell(TopicMissing(f"those for dead letters of {topic}", reason, advice))
+                self._observer.emit(TopicMissing(f"those for dead letters of {topic}", reason, advice))
             return False
         return True

@@ -22,7 +22,7 @@ from tailrace.errors import (
     PublishError,
     TailraceError,
 )
-from tailrace.observe.events import TransactionalIdRenewed, TransactionInDoubt
+from tailrace.observe.events import TransactionalProducerReplaced, TransactionInDoubt
 from tailrace.observe.hooks import Observer
 from tailrace.producer.transactional.producer import TransactionalProducer
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -161,7 +161,7 @@ class RenewingProducer:
                 if not self._producer.is_in_doubt:
                     raise
                 failures += 1
-                self._observer.tell(TransactionInDoubt(self._group_id, str(error)))
+                self._observer.emit(TransactionInDoubt(self._group_id, str(error)))
             else:
                 return
             await self._pause(failures)
@@ -191,7 +191,7 @@ class RenewingProducer:
                 error = producer.error or error
                 if isinstance(error, ProducerFencedError) and not is_timed_out:
                     raise error
-                self._observer.tell(TransactionalIdRenewed(self._group_id, self._id, str(error)))
+                self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error)))
                 await self.close()
                 if producer.state is ProducerState.FAILED:
                     # The broker has not ended it; it does when somebody asks for the same id again.

@@ -264,7 +264,7 @@ class TransactionalSource:
         if isinstance(error, TopicRecreatedError):
             for share in self._held:
                 if share.position.partition in error.partitions:
-                    self._observer.tell(TopicRecreated(share.position.partition, share.following))
+                    self._observer.emit(TopicRecreated(share.position.partition, share.following))
         # Records that are too large are searched for, and recreated topics read anew, without a pause.
         self._doom(error, is_at_fault=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
 
@@ -320,7 +320,7 @@ class TransactionalSource:
         self._failures, self._reason = 0, ""
         self._stall.end()
         up_to = {at: one.offset for at, one in offsets.items()}
-        self._observer.tell(OffsetsCommitted(self._at.group_id, up_to))
+        self._observer.emit(OffsetsCommitted(self._at.group_id, up_to))
         self._held.committed(offsets)
         self._failure_counts.committed(up_to)
         self._refusals.committed(up_to)
@@ -371,7 +371,7 @@ class TransactionalSource:
         error = self._window.doomed_by
         assert error is not None
         self._reason = str(error)
-        self._observer.tell(TransactionAborted(self._at.group_id, self._window.count, str(error)))
+        self._observer.emit(TransactionAborted(self._at.group_id, self._window.count, str(error)))
         for partition in self._held.partitions():
             self._group.halt(partition)
         await self._transactor.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
@@ -399,7 +399,7 @@ class TransactionalSource:
 
     def _stalled(self, seconds: float) -> None:
         reason = self._reason or "no record was finished"
-        self._observer.tell(TransactionsStalled(self._at.group_id, seconds, reason))
+        self._observer.emit(TransactionsStalled(self._at.group_id, seconds, reason))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Deserializers:
                 told.__cause__ = error
                 if not self._is_skipping:
                     return good, told
-                self._observer.tell(RecordUnreadable(record.topic_partition, record.offset, str(told)))
+                self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(told)))
         return good, None
 
     def _read(self, record: Record) -> Record:

@@ -13,12 +13,12 @@ from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import DecodedMetadata
 from tailrace.observe.events import (
-    FinishedSkipped,
+    FinishedRecordsSkipped,
     ForeignMetadataFound,
     OffsetMapFound,
-    OffsetMapHigh,
+    OffsetMapFull,
     OffsetMapIgnored,
-    OffsetMapLow,
+    OffsetMapRecovered,
 )
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record, TopicPartition
@@ -53,12 +53,12 @@ class OffsetMapWatch:
         partition, offset = position.partition, position.finished
         assert offset is not None
         if decoded.problem:
-            self._observer.tell(OffsetMapIgnored(partition, offset, decoded.problem))
+            self._observer.emit(OffsetMapIgnored(partition, offset, decoded.problem))
         elif decoded.is_foreign:
-            self._observer.tell(ForeignMetadataFound(partition, offset))
+            self._observer.emit(ForeignMetadataFound(partition, offset))
         elif (found := decoded.offset_map) is not None:
             finished = found.limit - found.base - found.unfinished_count
-            self._observer.tell(OffsetMapFound(partition, offset, finished, decoded.writer))
+            self._observer.emit(OffsetMapFound(partition, offset, finished, decoded.writer))
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 
     def check_log(self, position: Position, end_offset: int) -> None:
@@ -81,7 +81,7 @@ class OffsetMapWatch:
         assert position.progress is not None
         position.progress.forget_known()
         self.ignored += 1
-        self._observer.tell(OffsetMapIgnored(position.partition, position.progress.finished, reason))
+        self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
     def unfinished_of(self, position: Position, records: list[Record]) -> list[Record]:
         """Those of ``records`` that nobody has finished before."""
@@ -98,7 +98,7 @@ class OffsetMapWatch:
     def _tell_skipped(self, partition: TopicPartition) -> None:
         count = self._skipped.pop(partition, 0)
         if count:
-            self._observer.tell(FinishedSkipped(partition, count))
+            self._observer.emit(FinishedRecordsSkipped(partition, count))
 
     # ---- what is finished now ----------------------------------------------------------------------------------
 
@@ -142,10 +142,10 @@ class OffsetMapWatch:
             return
         if is_held:
             self._held_back.add(partition)
-            self._observer.tell(OffsetMapHigh(partition, progress.finished, progress.started, fill.fill))
+            self._observer.emit(OffsetMapFull(partition, progress.finished, progress.started, fill.fill))
         else:
             self._held_back.discard(partition)
-            self._observer.tell(OffsetMapLow(partition, progress.finished, fill.fill))
+            self._observer.emit(OffsetMapRecovered(partition, progress.finished, fill.fill))
 
     @property
     def is_holding(self) -> bool:

@@ -60,7 +60,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
-from tailrace.observe.events import BatchRefused, FetchAnswered, FetchFailed, FetchInterrupted, LogTruncated
+from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
@@ -316,8 +316,8 @@ class Fetcher:
 
     def _measure(self, node_id: int, answer: FetchResponse, took_s: float) -> None:
         size = sum(len(one.records) for one in answer.partitions if one.records)
-        self._observer.tell(
-            FetchAnswered(f"broker {node_id}", size, self._fetched_records, took_s, answer.throttle_time_ms / 1000)
+        self._observer.emit(
+            FetchCompleted(f"broker {node_id}", size, self._fetched_records, took_s, answer.throttle_time_ms / 1000)
         )
         self._fetched_records = 0
 
@@ -328,7 +328,7 @@ class Fetcher:
             return
         if answer.error_code:
             failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
-            self._observer.tell(FetchFailed(f"broker {node_id}", None, str(failure)))
+            self._observer.emit(FetchFailed(f"broker {node_id}", None, str(failure)))
             self._back_off(self._positions.of(plan.partitions))
             return
         names = plan.topic_names()
@@ -372,7 +372,7 @@ class Fetcher:
         self, node_id: int, partition: TopicPartition | None, error: str, action: FetchErrorAction, failures: int
     ) -> None:
         kind = FetchInterrupted if is_interruption(action, failures) else FetchFailed
-        self._observer.tell(kind(f"broker {node_id}", partition, error))
+        self._observer.emit(kind(f"broker {node_id}", partition, error))
 
     def _start_over(self, position: Position, at: StartPoint) -> None:
         """The log does not have the position, or is another one."""
@@ -395,7 +395,7 @@ class Fetcher:
             return
         self._start_positions.move(position, after)
         if lost:
-            self._observer.tell(LogTruncated(position.partition, before, after, lost))
+            self._observer.emit(LogTruncated(position.partition, before, after, lost))
         self.wake()
 
     def _accept(
@@ -472,7 +472,7 @@ class Fetcher:
         refused_at, times = self._refusals.get(partition, (offset, 0))
         times = times + 1 if refused_at == offset else 1
         self._refusals[partition] = (offset, times)
-        self._observer.tell(BatchRefused(partition, offset, reason))
+        self._observer.emit(CorruptBatchFetched(partition, offset, reason))
         if times < _REFUSALS:
             self._back_off([position])
         else:

@@ -193,7 +193,7 @@ class _Membership:
     def fail(self, error: TailraceError) -> None:
         """Raise the error in ``joined()``."""
         self._failure = self._in_our_words(error)
-        self._observer.tell(ConsumerFailed(str(self._failure)))
+        self._observer.emit(ConsumerFailed(str(self._failure)))
 
     def _in_our_words(self, error: TailraceError) -> TailraceError:
         if not isinstance(error, NoCommonAssignorError):

@@ -150,7 +150,7 @@ class MembershipLoop:
         was_member, silent_s = self._machine.is_member, self._machine.heartbeat_age_s(now)
         self._machine.handle_timer(now)
         if was_member and not self._machine.is_member:
-            self._observer.tell(SessionExpired(self._group_id, silent_s))
+            self._observer.emit(SessionExpired(self._group_id, silent_s))
 
     def _perform_all(self, tasks: TaskGroup) -> None:
         for effect in self._machine.effects():
@@ -202,7 +202,7 @@ class MembershipLoop:
 
     async def _take_over(self, effect: TakeOver) -> GroupEvent:
         self._is_rebalancing, me = False, effect.identity
-        self._observer.tell(GroupJoined(self._group_id, me.generation, me.member_id, effect.protocol, effect.is_leader))
+        self._observer.emit(GroupJoined(self._group_id, me.generation, me.member_id, effect.protocol, effect.is_leader))
         failures = 0
         while True:
             event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
@@ -228,12 +228,12 @@ class MembershipLoop:
         """Emit one event a rebalance, however many joins it takes."""
         if not self._is_rebalancing:
             self._is_rebalancing = True
-            self._observer.tell(RebalanceStarted(self._group_id, reason))
+            self._observer.emit(RebalanceStarted(self._group_id, reason))
 
     def _report_failure(self, effect: Effect, event: GroupEvent) -> None:
         if isinstance(event, CoordinatorGone | NotNow):
             request = type(effect).__name__.removeprefix("Send")
-            self._observer.tell(GroupRequestFailed(self._group_id, request, event.reason, "trying again"))
+            self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "trying again"))
 
 
 async def _then(work: Awaitable[None], event: GroupEvent) -> GroupEvent:

@@ -30,7 +30,7 @@ from tailrace.errors import RebalanceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     DrainTimedOut,
-    OverrideRefused,
+    OffsetOverrideRejected,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
@@ -146,7 +146,7 @@ class AssignmentReconciler:
                 self._unsought[position.partition] = position.epoch
         if self._starts_anew and news:
             await self._start_anew(news)
-        self._observer.tell(PartitionsAssigned(self._group_id, added, kept))
+        self._observer.emit(PartitionsAssigned(self._group_id, added, kept))
         await self._announce(news)
         await self._ask_callback()
         for position in self._positions.of(added):
@@ -196,7 +196,7 @@ class AssignmentReconciler:
             self._start_positions.move(position, offset)
 
     def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
-        self._observer.tell(OverrideRefused(partition, offset, reason))
+        self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
 
     # ---- giving back -------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class AssignmentReconciler:
             self._remove(partitions)
             raise
         self._remove(partitions)
-        self._observer.tell(PartitionsRevoked(self._group_id, partitions))
+        self._observer.emit(PartitionsRevoked(self._group_id, partitions))
 
     async def lose(self, partitions: Partitions, reason: str) -> None:
         """They are somebody else's already: drop them at once, then tell the user.
@@ -261,7 +261,7 @@ class AssignmentReconciler:
             return
         self._remember(partitions)
         self._remove(partitions)
-        self._observer.tell(PartitionsLost(self._group_id, partitions, reason))
+        self._observer.emit(PartitionsLost(self._group_id, partitions, reason))
         await self._tell_listener("on_partitions_lost", self._denounced(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
@@ -269,7 +269,7 @@ class AssignmentReconciler:
         began_at = loop.time()
         held = await self._reader.kept.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
-            self._observer.tell(DrainTimedOut(held, loop.time() - began_at))
+            self._observer.emit(DrainTimedOut(held, loop.time() - began_at))
 
     @property
     def _commit_timeout_s(self) -> float:

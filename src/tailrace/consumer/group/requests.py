@@ -56,7 +56,7 @@ from tailrace.errors import (
 )
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
-from tailrace.observe.events import GroupAnswered, GroupLeft, GroupRequestFailed
+from tailrace.observe.events import GroupLeft, GroupRequestCompleted, GroupRequestFailed
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
@@ -107,7 +107,7 @@ class GroupRequests:
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdGiven):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
-            self._observer.tell(GroupAnswered(self._group_id, what, took_s))
+            self._observer.emit(GroupRequestCompleted(self._group_id, what, took_s))
         return event
 
     async def session(self) -> SessionKnown | None:
@@ -198,7 +198,7 @@ class GroupRequests:
                     continue
                 has_told = True
                 name = type(request).__name__.removesuffix("GroupRequest")
-                self._observer.tell(
+                self._observer.emit(
                     GroupRequestFailed(self._group_id, name, str(error), "it is sent again by another connection")
                 )
 
@@ -329,7 +329,7 @@ class GroupRequests:
             if isinstance(event, LeaveAnswered):
                 break
             why = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
-            self._observer.tell(
+            self._observer.emit(
                 GroupRequestFailed(self._group_id, "Leave", why, "if need be, the session ends by itself")
             )
             if not isinstance(event, CoordinatorGone | NotNow):
@@ -350,7 +350,7 @@ class GroupRequests:
             codes = [answer.error_code, *(member.error_code for member in answer.members)]
         if code := next((code for code in codes if code), ErrorCode.NONE):
             return self._reactions.event_of(code, GroupRequestKind.LEAVE)
-        self._observer.tell(GroupLeft(self._group_id, me.member_id))
+        self._observer.emit(GroupLeft(self._group_id, me.member_id))
         return LeaveAnswered()
 
 

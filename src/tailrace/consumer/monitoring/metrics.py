@@ -13,8 +13,8 @@ from tailrace.core.metrics import Meter, MetricName
 from tailrace.observe.events import (
     CommitFailed,
     Event,
-    FetchAnswered,
-    GroupAnswered,
+    FetchCompleted,
+    GroupRequestCompleted,
     PartitionsAssigned,
     RebalanceStarted,
 )
@@ -56,12 +56,12 @@ class ConsumerMetrics:
         """Count it."""
         now = self._clock()
         match event:
-            case FetchAnswered():
+            case FetchCompleted():
                 self._fetches.note(now, event.took_s * 1000)
                 self._bytes.note(now, event.size)
                 self._records.note(now, event.records)
                 self._throttled.note(now, event.throttled_s * 1000)
-            case GroupAnswered() if event.request in self._asked:
+            case GroupRequestCompleted() if event.request in self._asked:
                 self._asked[event.request].note(now, event.took_s * 1000)
             case CommitFailed():
                 self._failed_commits += 1

@@ -40,8 +40,8 @@ from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     CommitCallbackFailed,
     CommitFailed,
-    CommitTextDropped,
-    GroupAnswered,
+    CommitMetadataDropped,
+    GroupRequestCompleted,
     OffsetMapDropped,
     OffsetsCommitted,
     TopicRecreated,
@@ -120,7 +120,7 @@ class Committer:
             await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
         except (GroupError, BrokerError) as error:
             may_succeed = isinstance(error, CommitFailedError | BrokerError) and error.retriable
-            self._observer.tell(CommitFailed(self._group_id, str(error), will_retry and may_succeed))
+            self._observer.emit(CommitFailed(self._group_id, str(error), will_retry and may_succeed))
             if not isinstance(error, CommitFailedError) or error is self._out_of_retries:
                 self._reader.report(error)
 
@@ -198,7 +198,7 @@ class Committer:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 await settled(callback(offsets, error), "offset_commit_callback")
         except Exception as raised:  # noqa: BLE001 - the user's own code
-            self._observer.tell(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
+            self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
 
     def _restart(self, now: float, finished: int) -> None:
         self._clock.restart(now, finished)
@@ -260,7 +260,7 @@ class Committer:
         missing = gone | recreated
         committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
         if committed or not recreated:
-            self._observer.tell(OffsetsCommitted(self._group_id, committed))
+            self._observer.emit(OffsetsCommitted(self._group_id, committed))
         if recreated:
             raise TopicRecreatedError(recreated)
         if gone:
@@ -312,7 +312,7 @@ class Committer:
             self._cluster.forget_coordinator(self._group_id, str(error))
             raise BrokerConnectionError(str(error)) from error
         took_s = asyncio.get_running_loop().time() - asked_at
-        self._observer.tell(GroupAnswered(self._group_id, "Commit", took_s))
+        self._observer.emit(GroupRequestCompleted(self._group_id, "Commit", took_s))
         names = {one.topic_id: one.topic for one in request.partitions}
         codes = {
             TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
@@ -349,7 +349,7 @@ class Committer:
             self._cluster.unwatch(token)
         others = {one for one in unknown if is_other_log(left[one].topic_id, one, self._cluster.topology)}
         for partition in others:
-            self._observer.tell(TopicRecreated(partition, left.pop(partition).offset))
+            self._observer.emit(TopicRecreated(partition, left.pop(partition).offset))
         recreated |= others
         self._on_recreated(self._commits.unmoved(snapshot) & others)
         topics = self._cluster.topology.topics
@@ -371,7 +371,7 @@ class Committer:
             return self._blank(partition, left)
         left[partition] = bare
         reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
-        self._observer.tell(OffsetMapDropped(partition, bare.offset, reason))
+        self._observer.emit(OffsetMapDropped(partition, bare.offset, reason))
         return True
 
     def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
@@ -380,7 +380,7 @@ class Committer:
         if self._config.on_metadata_too_large == "raise" or not entry.metadata:
             return False
         left[partition] = replace(entry, metadata="")
-        self._observer.tell(CommitTextDropped(partition, entry.offset, len(entry.metadata.encode())))
+        self._observer.emit(CommitMetadataDropped(partition, entry.offset, len(entry.metadata.encode())))
         return True
 
     def _tell_dropped(self, snapshot: CommitSnapshot) -> None:
@@ -391,7 +391,7 @@ class Committer:
             elif partition not in self._dropped:
                 self._dropped.add(partition)
                 reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
-                self._observer.tell(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
+                self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
 
     def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:

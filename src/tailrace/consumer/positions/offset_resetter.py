@@ -154,7 +154,7 @@ class OffsetResetter:
         self._start_positions.place(position, offset, leader_epoch=leader_epoch)
         if before is not None:
             lost = offset - before if offset > before else None
-            self._observer.tell(OffsetReset(position.partition, before, offset, policy, lost))
+            self._observer.emit(OffsetReset(position.partition, before, offset, policy, lost))
 
 
 def _questions(searches: dict[TopicPartition, _Search]) -> dict[TopicPartition, int]:

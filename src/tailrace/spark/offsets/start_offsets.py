@@ -104,11 +104,11 @@ def start_offsets_of(  # noqa: PLR0913 - all that it depends on
         lost += begun.lost or 0
         if begun.done is not None:
             done[one] = begun.done
-            observer.tell(OffsetMapFound(one, begun.offset, found[one].finished_beyond, found[one].said.writer))
+            observer.emit(OffsetMapFound(one, begun.offset, found[one].finished_beyond, found[one].said.writer))
         elif problem:
-            observer.tell(OffsetMapIgnored(one, begun.offset, problem))
+            observer.emit(OffsetMapIgnored(one, begun.offset, problem))
         if begun.before is not None:
-            observer.tell(OffsetReset(one, begun.before, begun.offset, str(config.begins_at), begun.lost))
+            observer.emit(OffsetReset(one, begun.before, begun.offset, str(config.begins_at), begun.lost))
     return StartOffsets(at, done, found, lost, logs)
 
 

@@ -393,14 +393,14 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
                 raise CommitFailedError(str(broker_error(code, f"{what}: {one}")))
         self._known |= {one: {(commit.offset, texts[one])} for one, commit in forward.items()}
         self._maps = {one: known for one, known in self._maps.items() if one not in offsets or offsets[one].done}
-        self._observer.tell(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
+        self._observer.emit(OffsetsCommitted(self.group_id, {one: commit.offset for one, commit in forward.items()}))
 
     def _text(self, partition: TopicPartition, commit: PartitionCommit, said: str) -> str:
         limit = self._config.offset_metadata_max_bytes
         envelope = beside(commit, said, limit, self._config.client_id)
         if envelope.is_map_dropped:
             reason = f"it does not fit into offset_metadata_max_bytes={limit}"
-            self._observer.tell(OffsetMapDropped(partition, commit.offset, reason))
+            self._observer.emit(OffsetMapDropped(partition, commit.offset, reason))
         return envelope.text
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from tailrace import errors
 from tailrace.errors import DeadLetterError, HandlerFailedError, TailraceError
-from tailrace.observe.events import Event, RecordBuried, RecordDelayed, RecordSkipped, UnmatchedRecord
+from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, RecordSkipped, RecordUnmatched
 
 __all__ = ["COLUMN", "FailureCounter", "TaskMetrics", "is_told"]
 
@@ -82,13 +82,13 @@ class FailureCounter:
     def on_event(self, event: Event) -> None:
         """Take note."""
         match event:
-            case RecordBuried():
+            case RecordDeadLettered():
                 self.tally.dead_letters += 1
             case RecordSkipped():
                 self.tally.skipped += 1
             case RecordDelayed():
                 self.tally.delayed += 1
-            case UnmatchedRecord():
+            case RecordUnmatched():
                 self.tally.skipped += 1
                 return
             case _:

@@ -39,7 +39,7 @@ from tailrace import (
     SchemaRegistryError,
 )
 from tailrace.app.declare.prepared_handler import prepare
-from tailrace.observe.events import BatchFailed, HandlerFailed, RecordBuried, RecordSkipped
+from tailrace.observe.events import BatchFailed, HandlerFailed, RecordDeadLettered, RecordSkipped
 from tests.support.consumer_group import until
 from tests.support.schema_registry import Gate
 
@@ -261,7 +261,7 @@ async def test_what_does_not_decode_is_buried_once_with_its_bytes(  # noqa: PLR0
     assert [letter.value for letter in letters] == bad
     assert {dict(letter.headers)["tailrace-attempts"] for letter in letters} == {b"1"}
     assert {dict(letter.headers)["tailrace-error-type"].rpartition(b".")[2] for letter in letters} == {b"DecodeError"}
-    assert len(recorder.of(RecordBuried)) == len(bad)
+    assert len(recorder.of(RecordDeadLettered)) == len(bad)
     assert await witness.committed(group, topic, 1) == {0: len(bad) + 1}
 
 
@@ -312,7 +312,7 @@ async def test_records_wait_for_a_registry_that_is_down(  # noqa: PLR0917 - fixt
 
     assert got == list(range(20))
     assert all("SchemaRegistryError" in one.error for one in recorder.of(HandlerFailed))
-    assert recorder.of(RecordBuried) == []
+    assert recorder.of(RecordDeadLettered) == []
     assert await witness.ends(dead, 1) == {0: 0}
     assert await witness.committed(group, topic, 1) == {0: 20}
 

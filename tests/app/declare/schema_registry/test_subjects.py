@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from tailrace import App, Consumer, DecodeError, Key, Record, Retry, SchemaRegistry, SchemaRegistryError
 from tailrace.app.declare.prepared_handler import prepare
 from tailrace.app.declare.schema_registry import subjects
-from tailrace.observe.events import RecordBuried
+from tailrace.observe.events import RecordDeadLettered
 from tests.support.consumer_group import until
 
 pytestmark = [
@@ -113,7 +113,7 @@ async def test_a_schema_of_another_subject_is_a_dead_letter(  # noqa: PLR0917 - 
     else:
         app.handler(topic)(handle)
     async with app:
-        await until(lambda: len(got) + len(recorder.of(RecordBuried)) == 5)
+        await until(lambda: len(got) + len(recorder.of(RecordDeadLettered)) == 5)
 
     letters = await read_all(kafka_server, dead, 2)
     assert got == [1, 3, 5]

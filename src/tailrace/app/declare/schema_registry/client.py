@@ -78,7 +78,7 @@ class RegistryClient:
             _authorization(self._auth)
         if self._auth is not None and (plain := [url for url in self.urls if url.startswith("http:")]):
             advice = "give the schema registry an https:// url"
-            Observer().tell(CredentialsUnencrypted(", ".join(plain), advice))
+            Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
     async def by_id(self, schema_id: int) -> Schema | None:
         """The schema of an id; None when there is none.
