@@ -1,11 +1,14 @@
-"""The README's program runs as it stands, and its pages lead somewhere."""
+"""The README runs as it stands, and links between pages lead somewhere."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
-import signal
+import shlex
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,63 +29,116 @@ def is_python(block: str) -> bool:
     return True
 
 
-async def started(program: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-uc", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+class Readme:
+    """The README's commands and programs, run in an environment that has nothing else."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder = folder
+        self._address = address
+        self._programs = folder / "venv" / "bin"
+        path = f"{self._programs}:{os.environ['PATH']}"
+        hidden = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}
+        self._environment = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("TAILRACE_")}
+        self._environment |= {"PATH": path, "PYTHONUNBUFFERED": "1"}
+        self._running: dict[str, tuple[subprocess.Popen[str], Path]] = {}
+
+    def save(self, program: str) -> None:
+        name = re.match(r"# (\w+\.py)\n", program).group(1)
+        (self._folder / name).write_text(self._addressed(program))
+
+    def run(self, command: str) -> str:
+        """Run ``command`` to its end and return its output."""
+        folder = ROOT if command.startswith("pip ") else self._folder
+        done = subprocess.run(
+            self._addressed(command), shell=True, cwd=folder, env=self._environment, timeout=300,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def start(self, command: str) -> None:
+        """Start a command that runs until it is interrupted."""
+        log = self._folder / f"{len(self._running)}.log"
+        words = shlex.split(self._addressed(command))
+        words[0] = str(self._programs / words[0])
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                words, cwd=self._folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT, text=True
+            )
+        self._running[command] = (process, log)
+
+    def wait_for(self, command: str, *texts: str) -> None:
+        """Wait until the running ``command`` has printed all ``texts``."""
+        process, log = self._running[command]
+        deadline = time.monotonic() + 90
+        while any(text not in log.read_text() for text in texts):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, f"{texts} not in: {log.read_text()}"
+            time.sleep(0.1)
+
+    def stop(self) -> dict[str, int]:
+        """Send SIGTERM to what runs, the last first, and return the exit codes."""
+        codes = {}
+        for command, (process, _) in reversed(self._running.items()):
+            process.terminate()
+            codes[command] = process.wait(60)
+        self._running.clear()
+        return codes
+
+    def kill(self) -> None:
+        for process, _ in self._running.values():
+            process.kill()
+            process.wait(60)
+
+    def _addressed(self, text: str) -> str:
+        return text.replace("localhost:9092", self._address).replace("9092", self._address.split(":")[1])
 
 
-async def test_the_first_program_prints_records_and_ends_on_sigterm(kafka_server):
-    """What a newcomer copies first works: it prints what is produced, and SIGTERM ends it with exit code 0."""
-    from confluent_kafka import Producer  # noqa: PLC0415 - the one use
-
-    kafka_server.create_topic("greetings", 2)
-    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
-    for n in range(5):
-        producer.produce("greetings", b"order %d" % n, key=b"ann")
-    assert producer.flush(20) == 0
-    program = (
-        blocks(PAGES[0])[0].replace("localhost:9092", kafka_server.bootstrap_servers).replace("orders", "greetings")
-    )
-
-    process = await started(program)
-    async with asyncio.timeout(60):
-        lines = [(await process.stdout.readline()).decode() for _ in range(5)]
-        process.send_signal(signal.SIGTERM)
-        _, complaints = await process.communicate()
-
-    assert all(line.startswith("greetings ") and "b'ann'" in line for line in lines)
-    assert (process.returncode, complaints) == (0, b"")
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
-async def test_the_app_of_the_readme_publishes_and_ends_on_sigterm(kafka_server):
-    """The handler that a newcomer copies charges an order, publishes its result, and ends with exit code 0."""
-    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - the one use
+UNTIL_CTRL_C = ("tailrace kafka", "tailrace run", "python read_invoices.py")
+PRINTS = {
+    "tailrace kafka": ("ready in",),
+    "tailrace run": ("group joined",),
+    "python read_invoices.py": ("'ann'", '"paid":5', "'bob'", '"paid":7'),
+    "tailrace demo": ("336,776 records were handled, each once",),
+    "python place_orders.py": ("placed ann 5", "placed bob 7", "placed ann -1"),
+    "tailrace lag": ("orders",),
+    "tailrace dead-letters": ("negative total",),
+    "python -c": ("rejected",),
+}
+"""The texts that each command prints."""
 
-    for topic in ("sales", "bills", "sales.billing.dead"):
-        kafka_server.create_topic(topic)
-    program = blocks(PAGES[0])[1].replace("localhost:9092", kafka_server.bootstrap_servers)
-    program = program.replace('"orders"', '"sales"').replace('"invoices"', '"bills"')
-    producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
-    producer.produce("sales", b'{"customer":"ann","total":5}', key=b"ann")
-    assert producer.flush(20) == 0
-    witness = Consumer(
-        {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
-    )
-    witness.subscribe(["bills"])
 
-    process = await started(program)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everything_in_the_readme_runs_in_order_in_an_empty_environment(tmp_path):
+    """A newcomer who types the README's commands and saves its programs, in order, gets the output they promise."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    readme = Readme(tmp_path, f"localhost:{free_port()}")
     try:
-        async with asyncio.timeout(60):
-            while (message := await asyncio.to_thread(witness.poll, 0.2)) is None or message.error():
-                pass
-            process.send_signal(signal.SIGTERM)
-            _, complaints = await process.communicate()
+        for language, block in re.findall(r"```(python|console)\n(.*?)```", PAGES[0].read_text(), re.DOTALL):
+            if language == "python":
+                readme.save(block)
+                continue
+            for line in block.splitlines():
+                command = line.removeprefix("$ ")
+                texts = next((texts for start, texts in PRINTS.items() if command.startswith(start)), ())
+                if command.startswith(UNTIL_CTRL_C):
+                    readme.start(command)
+                    readme.wait_for(command, *texts)
+                else:
+                    output = readme.run(command)
+                    assert [text for text in texts if text not in output] == [], output
+                if command == "python place_orders.py":
+                    readme.wait_for("tailrace run shop:billing", "record dead lettered")
+        assert set(readme.stop().values()) == {0}
     finally:
-        await asyncio.to_thread(witness.close)
-
-    assert message.value() == b'{"paid":5}'
-    assert (process.returncode, complaints) == (0, b"")
+        readme.kill()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
