@@ -1,0 +1,101 @@
+"""Check that texts are in plain language: docstrings, comments, messages and pages.
+
+Prints ``file:line: words`` for each finding and exits with 1 if there are any. It is a guard against phrases that this
+project once had and that readers had to translate, not a measure of good style. A line that needs one of the phrases
+ends with ``# plain: the reason``; a page has its exceptions below.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CODE = ("src", "tests", "examples", "benchmarks", "scripts", "docs")
+
+FIRST_WORDS = re.compile(
+    r"(What|Whether|Who|Whoever|Whatever|Whose|Whom|Those|Somebody|Nobody|Anybody|Of|To|That|They|It) \b"
+)
+"""A docstring begins with a verb in the imperative or with a noun phrase."""
+
+PHRASES = {
+    r"\b(who|what|which|where)ever\b": "name the subject",
+    r"\b(some|no|any)body\b": "name the subject",
+    r"\bhand(s|ed|ing)? out\b|\bto be handed\b": "deliver, delivered",
+    r"\bin hand\b": "in flight",
+    r"\bpass(es|ed|ing)? over\b": "skip, skipped",
+    r"\bmade anew\b|\bmakes? anew\b": "recreated",
+    r"\banew\b": "again",
+    r"\btak(e|es|en|ing) back\b|\btook back\b": "abort, aborted",
+    r"\bgood-?bye": "LeaveGroup",
+    r"\bburie(d|s)\b|\bbury\b": "published to the dead-letter topic",
+    r"\bletters?\b(?<!dead letter)(?<!dead-letter)(?<!dead letters)(?<!dead-letters)": "dead letter",
+    r"\b(is|are|was|were) (told|said) (of|by|to)\b": "is called with, is reported, is given",
+    r"\bsays so\b|\bsay so\b": "name the effect",
+    r"\bRule of this file\b": "say what the module contains",
+    r"\bwill not do\b": "must be …, not …",
+    r"\bthrow-away\b|\bthrown out\b": "removed from the group",
+    r"\bthe (house|ground|deed|picture)\b": "name the thing",
+}
+PATTERNS = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in PHRASES.items()]
+
+EXCEPTIONS = {
+    "CHANGELOG.md": "entries of past releases keep their words",
+    "scripts/language.py": "it lists the phrases",
+}
+
+Finding = tuple[int, str]
+
+
+def phrases_of(text: str, line: int) -> Iterator[Finding]:
+    """Yield the phrases of ``text``, whose first line is ``line``, with advice."""
+    for number, one in enumerate(text.splitlines(), line):
+        if "# plain:" in one:
+            continue
+        for pattern, advice in PATTERNS:
+            if match := pattern.search(one):
+                yield number, f"{match[0]!r}: {advice}"
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each docstring, those of attributes included."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str() as text)):
+                    yield statement.lineno, text
+
+
+def python_findings(source: str) -> Iterator[Finding]:
+    """Yield the findings of one Python file."""
+    for line, text in docstrings(ast.parse(source)):
+        if match := FIRST_WORDS.match(text):
+            yield line, f"begins with {match[1]!r}: begin with a verb or a noun phrase"
+        yield from phrases_of(text, line)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from phrases_of(token.string, token.start[0])
+
+
+def findings() -> Iterator[str]:
+    """Yield every finding of the project as ``file:line: words``."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    modules = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    for path in sorted([*pages, *modules]):
+        name = str(path.relative_to(ROOT))
+        if name in EXCEPTIONS:
+            continue
+        text = path.read_text(encoding="utf-8")
+        found = phrases_of(text, 1) if path.suffix == ".md" else python_findings(text)
+        yield from (f"{name}:{line}: {words}" for line, words in found)
+
+
+if __name__ == "__main__":
+    lines = list(findings())
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.exit(bool(lines))
