@@ -60,7 +60,7 @@ from tests.support.simulation.classic_coordinator import Answer, Coordinator
 
 LOST = CoordinatorGone("the connection broke")
 FAULT = MembershipFailed(RebalanceError("the callback raised"))
-UNREAD = Stalled(RebalanceError("nobody reads"))
+UNREAD = Stalled(RebalanceError("the application does not poll"))
 
 AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembership, FindPartitions, SendSync)
 """All that a member still does when it was stopped: give back, say good-bye, and play its part until then."""

@@ -47,7 +47,7 @@ SESSION_S, INTERVAL_S, PATIENCE_S = 10.0, 3.0, 5.0
 MINE = frozenset({TopicPartition("t", 0), TopicPartition("t", 1)})
 ASSIGNMENT = MemberAssignment((OwnedPartitions("t", (0, 1)),))
 ME = Identity("me", 7)
-UNREAD = RebalanceError("nobody reads")
+UNREAD = RebalanceError("the application does not poll")
 FENCED = MembershipFailed(FencedMemberError("fenced"))
 
 EVENTS: dict[type[GroupEvent], GroupEvent] = {

@@ -1,6 +1,6 @@
-"""What a membership wants done: requests, and what is to become of partitions.
+"""Effects of a group membership: requests to send, changes of the assignment, reports to the application.
 
-Rule of this file: plain values, each complete; whoever performs one has to ask nothing and decide nothing.
+Each effect is a plain value that carries everything needed to perform it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Partitions: TypeAlias = frozenset[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class SendJoin:
-    """Send JoinGroup; it may be held for as long as the slowest member needs."""
+    """JoinGroup request. The coordinator may hold it until the slowest member has joined."""
 
     member_id: str
     subscriptions: tuple[tuple[str, MemberSubscription], ...]
-    """By assignor, most preferred first."""
+    """Subscriptions by assignor, most preferred first."""
     reason: str
     timeout_s: float
     held_before: tuple[OwnedPartitions, ...] = ()
-    """What this member held in ``generation``, for eager assignors that like to leave things as they were."""
+    """Partitions assigned in ``generation``, for eager sticky assignors."""
     generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SendSync:
-    """Send SyncGroup; ``assignments`` of all members when this one leads, else none."""
+    """SyncGroup request. ``assignments`` names every member's partitions if this member leads, else it is empty."""
 
     identity: Identity
     protocol: str
@@ -61,7 +61,7 @@ class SendSync:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Say that we live."""
+    """Heartbeat request of the classic protocol."""
 
     identity: Identity
     timeout_s: float
@@ -69,7 +69,7 @@ class SendHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SendGroupHeartbeat:
-    """Say under KIP-848 that we live, and what has changed: None is what the group knows already."""
+    """ConsumerGroupHeartbeat request (KIP-848). A field that is None has not changed since the last one."""
 
     identity: Identity
     timeout_s: float
@@ -83,14 +83,14 @@ class SendGroupHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NameTopics:
-    """Find out the names of these topics."""
+    """Request for the names of topic ids."""
 
     topic_ids: frozenset[UUID]
 
 
 @dataclass(frozen=True, slots=True)
 class SendLeave:
-    """Say that we go."""
+    """LeaveGroup request, or the last heartbeat under KIP-848."""
 
     identity: Identity
     reason: str
@@ -98,14 +98,14 @@ class SendLeave:
 
 @dataclass(frozen=True, slots=True)
 class FindPartitions:
-    """Find out how many partitions these topics have."""
+    """Request for the partition counts of topics."""
 
     topics: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Find where to begin, let the user have a say, then consume."""
+    """Takeover of assigned partitions: find the start positions, call the application's callbacks, then consume."""
 
     added: Partitions
     kept: Partitions
@@ -116,32 +116,32 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Stop consuming; in order (drain and commit first), or at once because they are lost already."""
+    """Release of partitions: drain and commit first, or at once if they are already lost."""
 
     partitions: Partitions
     is_lost: bool
     is_last: bool
-    """Whether the member goes for good: nobody will ask for another record then, so nothing is waited for."""
+    """True if the member stops: no further record is requested then, so the release waits for none."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetCoordinator:
-    """Look the coordinator up again."""
+    """Request to look up the coordinator again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EmitGroupEvent:
-    """Have the user's next call raise this; the membership goes on."""
+    """Error that the application's next call raises; the membership continues."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
 class FailMembership:
-    """Tell the user; the membership is over."""
+    """Error that ends the membership."""
 
     error: TailraceError
 

@@ -1,7 +1,7 @@
 """Reactions of a group member to broker error codes.
 
-``ILLEGAL_GENERATION`` leaves the member its id; ``UNKNOWN_MEMBER_ID`` does not, except under KIP-848, where a member
-makes its id itself.
+``ILLEGAL_GENERATION`` leaves the member its id; ``UNKNOWN_MEMBER_ID`` does not, except under KIP-848, where members
+generate their ids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["NOT_HELD", "REACTIONS", "GroupReaction", "GroupRequestKind", "error_
 
 
 class GroupRequestKind(StrEnum):
-    """Which request was answered with an error."""
+    """Group requests whose answers carry error codes."""
 
     JOIN = "JoinGroup"
     SYNC = "SyncGroup"
@@ -45,14 +45,14 @@ class GroupRequestKind(StrEnum):
 
 
 class GroupReaction(StrEnum):
-    """What a member does about it."""
+    """Reactions of a member to an error code."""
 
-    RETRY = "ask again after a pause"
-    FIND_COORDINATOR = "find the coordinator, then ask again"
+    RETRY = "repeat the request after a pause"
+    FIND_COORDINATOR = "find the coordinator, then repeat the request"
     REJOIN = "join the new generation"
-    REJOIN_WITH_SAME_ID = "give the partitions up and join again under the same id"
-    REJOIN_AS_NEW = "give the partitions up and join again as a new member"
-    FAIL = "tell the user"
+    REJOIN_WITH_SAME_ID = "give up the partitions and join again with the same member id"
+    REJOIN_AS_NEW = "give up the partitions and join again as a new member"
+    FAIL = "raise the error to the application"
 
 
 _GENERAL: Mapping[int, GroupReaction] = {
@@ -64,14 +64,14 @@ _GENERAL: Mapping[int, GroupReaction] = {
     ErrorCode.UNKNOWN_MEMBER_ID: GroupReaction.REJOIN_AS_NEW,
     ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.REJOIN,
     ErrorCode.FENCED_MEMBER_EPOCH: GroupReaction.REJOIN_WITH_SAME_ID,
-    # The member has a newer epoch and will hear of it with its next heartbeat; then the same may be asked again.
+    # The member has a newer epoch and learns it from its next heartbeat; the request can then be repeated.
     ErrorCode.STALE_MEMBER_EPOCH: GroupReaction.RETRY,
 }
 
 _BY_REQUEST: Mapping[GroupRequestKind, Mapping[int, GroupReaction]] = {
-    # The group is between two generations while it answers a join so: it wants the same join again.
+    # The group is between two generations: the member has to repeat the same join.
     GroupRequestKind.JOIN: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
-    # What is kept through a rebalance may be committed when the new generation is known (KIP-429).
+    # Partitions kept through a rebalance can be committed once the new generation is known (KIP-429).
     GroupRequestKind.COMMIT: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
 }
 
@@ -85,43 +85,44 @@ NOT_HELD = frozenset(
         ErrorCode.FENCED_INSTANCE_ID,
     }
 )
-"""What says to a static member that is to join again, and lets go of its name for that, that the group has let go too:
-done, nobody has it, or another member does. Whether that other one still lives, the join is told."""
+"""Answers to a static member's leave after which it may join again: the group has released the instance id, does not
+know it, or has given it to another member. If that member is alive, the join is refused.
+"""
 
 
-def event_of(code: int, asked: GroupRequestKind, overrides: Mapping[int, GroupReaction] | None = None) -> GroupEvent:
-    """The same as the event that a membership is told."""
-    said = f"{asked}: {name_of(code)}"
-    match REACTIONS.reaction_to(code, asked, overrides):
+def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, GroupReaction] | None = None) -> GroupEvent:
+    """Return the event that reports ``code`` to the membership."""
+    reason = f"{request}: {name_of(code)}"
+    match REACTIONS.reaction_to(code, request, overrides):
         case GroupReaction.RETRY:
-            return NotNow(said)
+            return NotNow(reason)
         case GroupReaction.FIND_COORDINATOR:
-            return CoordinatorGone(said)
+            return CoordinatorGone(reason)
         case GroupReaction.REJOIN:
             return RebalanceCalled()
         case GroupReaction.REJOIN_WITH_SAME_ID:
-            return GenerationLost(said)
+            return GenerationLost(reason)
         case GroupReaction.REJOIN_AS_NEW:
-            return MemberLost(said)
+            return MemberLost(reason)
         case GroupReaction.FAIL:
-            return MembershipFailed(error_of(code, asked))
+            return MembershipFailed(error_of(code, request))
 
 
-def error_of(code: int, asked: GroupRequestKind) -> TailraceError:
-    """What the user is told."""
-    if asked is GroupRequestKind.GROUP_HEARTBEAT and (error := _error_of_group_heartbeat(code)) is not None:
+def error_of(code: int, request: GroupRequestKind) -> TailraceError:
+    """Return the error that reports ``code`` to the application."""
+    if request is GroupRequestKind.GROUP_HEARTBEAT and (error := _error_of_group_heartbeat(code)) is not None:
         return error
     if code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
-            f"another member has joined with the same group_instance_id and took this one's place {_shown(code)}"
-            " - give each process a name of its own"
+            f"another member has joined with the same group_instance_id and replaced this one {_shown(code)}"
+            " - give each process its own group_instance_id"
         )
     if code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
         return NoCommonAssignorError(
-            f"the group's members share no assignment strategy, or it is no group of consumers {_shown(code)}"
-            " - set partition_assignment_strategy to one that the others have, such as ('range',) or ('roundrobin',)"
+            f"the group's members have no assignment strategy in common, or it is not a consumer group {_shown(code)}"
+            " - set partition_assignment_strategy to one that the others offer, such as ('range',) or ('roundrobin',)"
         )
-    return broker_error(code, f"{asked} was refused")
+    return broker_error(code, f"{request} was refused")
 
 
 def _error_of_group_heartbeat(code: int) -> TailraceError | None:
@@ -129,29 +130,29 @@ def _error_of_group_heartbeat(code: int) -> TailraceError | None:
         case ErrorCode.UNRELEASED_INSTANCE_ID:
             return FencedMemberError(
                 f"another live member of the group holds this group_instance_id {_shown(code)}"
-                " - give each process a name of its own, or wait until the other has stopped or its session is over"
+                " - give each process its own group_instance_id, or wait until the other stops or its session expires"
             )
-        # The second is a broker's answer to a join that may not change the protocol of the group that there is.
+        # GROUP_ID_NOT_FOUND answers a join that may not convert the existing group to the consumer protocol.
         case ErrorCode.INCONSISTENT_GROUP_PROTOCOL | ErrorCode.GROUP_ID_NOT_FOUND:
             return NoCommonAssignorError(
-                "the group is not one of the consumer protocol and cannot become one now: it has live members of the"
-                f" classic protocol that the broker does not take along, or is no group of consumers {_shown(code)}"
-                " - set group_protocol='classic', stop the others first, or use another group_id"
+                "the group does not use the consumer protocol and cannot be converted now: it has live members of the"
+                f" classic protocol that the broker does not convert, or it is not a consumer group {_shown(code)}"
+                " - set group_protocol='classic', stop those members first, or use another group_id"
             )
         case ErrorCode.UNSUPPORTED_ASSIGNOR:
             return ConfigurationError(
-                f"the broker has no such assignor {_shown(code)}"
+                f"the broker does not offer this assignor {_shown(code)}"
                 " - set group_remote_assignor to one of its group.consumer.assignors"
                 " (such as 'uniform' or 'range'), or leave it out"
             )
         case ErrorCode.INVALID_REGULAR_EXPRESSION:
             return ConfigurationError(
-                f"the broker cannot read pattern {_shown(code)}"
-                " - write it as a regular expression of RE2, without look-around and back references"
+                f"the broker cannot compile pattern {_shown(code)}"
+                " - write it as an RE2 regular expression, without look-around or back references"
             )
         case ErrorCode.UNSUPPORTED_VERSION:
             return UnsupportedVersionError(
-                f"this broker lacks the consumer group protocol (KIP-848), or it is switched off there {_shown(code)}"
+                f"the broker does not support the consumer group protocol (KIP-848) or has it disabled {_shown(code)}"
                 " - set group_protocol='classic'"
             )
         case _:

@@ -1,6 +1,6 @@
-"""What a membership is told: everything that may happen to a member of a group, whichever protocol it speaks.
+"""Events of a group membership, for both protocols.
 
-Rule of this file: plain values, named by what has happened and never by what is to be done about it.
+Each event is a plain value, named by what happened and not by the reaction to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this member is to the broker: what a commit has to carry."""
+    """Member id, generation (or member epoch) and instance id of a member, as commits carry them."""
 
     member_id: str = ""
     generation: int = -1
@@ -59,41 +59,41 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """The root of what a membership is told."""
+    """Base of all events of a membership."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartMembership(GroupEvent):
-    """Become a member."""
+    """The consumer started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resubscribed(GroupEvent):
-    """The user wants other topics."""
+    """The subscription changed."""
 
     topics: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class StopDue(GroupEvent):
-    """A member that is to stop has waited long enough for the end of a rebalance; the membership tells itself so."""
+    """A stop that waits for the end of a rebalance has waited long enough; raised by the membership's own timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinDue(GroupEvent):
-    """The pause before a join is over; the membership tells itself so."""
+    """The pause before a join is over; raised by the membership's own timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberIdGiven(GroupEvent):
-    """The coordinator gave an id to join with (KIP-394)."""
+    """The coordinator assigned a member id to join with (KIP-394)."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedAsFollower(GroupEvent):
-    """A generation has begun and somebody else deals out the partitions."""
+    """A generation began, and another member computes the assignment."""
 
     member_id: str
     generation: int
@@ -102,58 +102,58 @@ class JoinedAsFollower(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class JoinedAsLeader(GroupEvent):
-    """A generation has begun and this member deals out the partitions."""
+    """A generation began, and this member computes the assignment."""
 
     member_id: str
     generation: int
     protocol: str
     members: Mapping[str, MemberSubscription]
     instances: Mapping[str, str]
-    """The instance ids of static members, by member id."""
+    """Instance ids of static members, by member id."""
     skip_assignment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsFound(GroupEvent):
-    """How many partitions the members' topics have; a topic that does not exist is left out."""
+    """Partition counts of the members' topics; topics that do not exist are left out."""
 
     counts: Mapping[str, int]
     racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
-    """Where each partition's replicas are, for assignors that care (KIP-881)."""
+    """Racks of each partition's replicas, for rack-aware assignors (KIP-881)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced(GroupEvent):
-    """What this member was given."""
+    """The group assigned partitions to this member."""
 
     assignment: MemberAssignment
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(GroupEvent):
-    """The partitions are being consumed."""
+    """The takeover is complete: the partitions are being consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released(GroupEvent):
-    """The partitions are not ours any more."""
+    """The release is complete: the partitions are no longer consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsChanged(GroupEvent):
-    """The cluster's picture is newer; topics may have grown, come or gone."""
+    """Cluster metadata was refreshed; topics may have grown, appeared or disappeared."""
 
     counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered(GroupEvent):
-    """The group knows that we live."""
+    """The group acknowledged a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat(GroupEvent):
-    """What came of one heartbeat, and as whom it was sent."""
+    """Outcome of one heartbeat, with the identity it was sent as."""
 
     identity: Identity
     outcome: GroupEvent
@@ -161,103 +161,103 @@ class Beat(GroupEvent):
 
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeatAnswered(GroupEvent):
-    """The same under KIP-848, where the answer also says which partitions are ours to hold."""
+    """The group acknowledged a KIP-848 heartbeat; the answer may bring a new target assignment."""
 
     member_id: str
     epoch: int
     interval_s: float
     assigned: Mapping[UUID, tuple[int, ...]] | None = None
-    """By topic id; None when nothing has changed since the last answer that said something."""
+    """Target assignment by topic id; None if it has not changed since the last answer that had one."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceReleased(GroupEvent):
-    """The group does not hold this member's instance id for it any more: it may ask for the place anew."""
+    """The group released this member's instance id, so the member may join with it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsNamed(GroupEvent):
-    """Topics by id, as the cluster's picture knows them; an id it does not know is left out."""
+    """Topic names by id, from cluster metadata; ids that are not in the metadata are left out."""
 
     names: Mapping[UUID, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKnown(GroupEvent):
-    """How long the group waits for a silent member, where the broker decides that."""
+    """The broker's session timeout, where the broker decides it."""
 
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswered(GroupEvent):
-    """The group knows that we go, or will find out."""
+    """The group acknowledged the leave, or the attempt to send it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceCalled(GroupEvent):
-    """The group begins a new generation."""
+    """The group began a new generation."""
 
     reason: str = "the group rebalances"
 
 
 @dataclass(frozen=True, slots=True)
 class NotNow(GroupEvent):
-    """The coordinator cannot answer yet; ask it again."""
+    """The coordinator cannot answer yet; the request can be repeated."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorGone(GroupEvent):
-    """It is not the coordinator any more, or does not answer; find the one that is."""
+    """The broker is no longer the coordinator, or does not answer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationLost(GroupEvent):
-    """The group went on without us and still knows our id."""
+    """The group continued without this member, but still knows its member id."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLost(GroupEvent):
-    """The group does not know us any more."""
+    """The group does not know this member any more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOver(GroupEvent):
-    """Nothing was acknowledged for a whole session; the membership tells itself so."""
+    """No heartbeat was acknowledged for a whole session; raised by the membership's own timer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipFailed(GroupEvent):
-    """Nothing can heal this."""
+    """An error occurred from which the membership cannot recover."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled(GroupEvent):
-    """Nobody has come for records for so long that others should have them (KIP-62)."""
+    """The application has not polled for ``max_poll_interval_ms`` (KIP-62)."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
 class Returned(GroupEvent):
-    """Somebody comes for records again."""
+    """The application polls again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopMembership(GroupEvent):
-    """The user has had enough."""
+    """The consumer is stopping."""
 
     is_owing: bool = True
-    """Whether there may be something to commit before the partitions are anybody else's."""
+    """True if there may be offsets to commit before the partitions go to another member."""

@@ -1,6 +1,6 @@
-"""How often a join may fail in a row, and that one which fails again and again is not tried again at once.
+"""Limit on joins that fail in a row.
 
-Rule of this file: a round is a join and its sync; it has succeeded when the sync has brought an assignment.
+A round is a join and its sync; it succeeds when the sync brings an assignment.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["JoinLimit"]
 
 
 class JoinLimit:
-    """Looks at what came of joins and syncs.
+    """Counter of consecutive rounds that failed.
 
     Args:
-        retries: so many more rounds may fail after the first; None: any number.
+        retries: number of rounds that may fail after the first; None for no limit.
     """
 
     def __init__(self, retries: int | None) -> None:
         self._retries, self._failures = retries, 0
 
     def after(self, effect: Effect, event: GroupEvent) -> GroupEvent:
-        """What the membership is told of ``event``, which came of ``effect``."""
+        """Return the event to pass to the membership for ``event``, the outcome of ``effect``."""
         if not isinstance(effect, SendJoin | SendSync):
             return event
         match event:
@@ -46,11 +46,11 @@ class JoinLimit:
         if self._retries is not None and self._failures > self._retries:
             return MembershipFailed(
                 RebalanceError(
-                    f"the group could not be joined in {self._failures} attempts, the last failed with: {reason}"
-                    " - rebalance_max_retries says how often it is tried"
+                    f"the group could not be joined in {self._failures} attempts; the last one failed with: {reason}"
+                    " - check the other members of the group, or raise rebalance_max_retries"
                 )
             )
         if isinstance(event, RebalanceCalled) and self._failures > 1:
-            # The first time somebody else has come in between; whoever hears it again waits a little.
+            # Another member's join may have come in between once; after the second time, pause before the next join.
             return NotNow(reason)
         return event

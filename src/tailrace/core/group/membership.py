@@ -1,7 +1,7 @@
-"""A membership of a group as whoever drives it sees it, whichever protocol it speaks.
+"""Interface of a group membership, for both protocols.
 
-Rule of this file: events go in, effects come out, and both are plain values. The coroutine around a membership does
-nothing but perform effects and report back; it decides nothing.
+Events go in and effects come out, both as plain values. The coroutine that drives a membership performs its effects and
+reports their outcomes; it decides nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tailrace.core.group.events import GroupEvent, Identity
 
 __all__ = ["Identity", "MemberSettings", "Membership"]
 
-# What the network needs on top of what the group may take.
+# Allowance for the network on top of the rebalance timeout.
 _JOIN_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What the options say to a membership; times in seconds."""
+    """Settings of a membership; times in seconds."""
 
     group_id: str
     topics: frozenset[str]
@@ -33,22 +33,22 @@ class MemberSettings:
     retry_longest_s: float
     leaves_on_stop: bool
     stop_max_wait_s: float = 5.0
-    """How long a stop may wait for the end of a rebalance, before which the group takes no commits."""
+    """Longest time that a stop waits for the end of a rebalance, during which the group accepts no commits."""
     instance_id: str | None = None
     rack: str | None = None
     pattern: str | None = None
-    """Topics by regular expression, where the broker resolves it (KIP-848)."""
+    """Regular expression of topic names, where the broker resolves it (KIP-848)."""
     remote_assignor: str | None = None
-    """The broker's assignor to ask for (KIP-848); its default when nothing is said."""
+    """Broker-side assignor to request (KIP-848); None for the broker's default."""
 
     @property
     def max_wait_s(self) -> float:
-        """How long a join or sync may take: it is held until the slowest member is there."""
+        """Longest time that a join or sync may take; the coordinator holds it until the slowest member has joined."""
         return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
 
 
 class Membership(Protocol):
-    """One member of one group. It has no clock, does no IO, and is asked by one coroutine."""
+    """One member of one group, driven by one coroutine; it has no clock and does no I/O."""
 
     @property
     def identity(self) -> Identity: ...
@@ -58,28 +58,28 @@ class Membership(Protocol):
 
     @property
     def is_member(self) -> bool:
-        """Whether the group counts us in a generation: what is done may be committed."""
+        """True while the group counts this member in a generation, so that it may commit."""
 
     @property
     def is_over(self) -> bool: ...
 
     def is_current(self, identity: Identity) -> bool:
-        """Whether an error that answers what was sent as ``identity`` still counts."""
+        """Return True if an error in the answer to a request sent as ``identity`` still matters."""
 
     def awaits(self, effect: Effect) -> bool:
-        """Whether the outcome of ``effect`` still matters."""
+        """Return True if the outcome of ``effect`` still matters."""
 
     def heartbeat_age_s(self, now: float) -> float:
-        """Seconds since the group is known to have heard from this member."""
+        """Return the seconds since the last acknowledged heartbeat was sent."""
 
     def receive(self, event: GroupEvent, now: float) -> None:
-        """Something has happened."""
+        """Handle an event."""
 
     def handle_timer(self, now: float) -> None:
-        """Time has passed."""
+        """Perform the steps that are due."""
 
     def next_deadline(self) -> float | None:
-        """When ``handle_timer`` has something to do; None for never."""
+        """Return the time at which ``handle_timer`` is due; None for never."""
 
     def effects(self) -> Iterator[Effect]:
-        """What is to be done now, in order; each is given once."""
+        """Yield the effects to perform, in order, each once."""

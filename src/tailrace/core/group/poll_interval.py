@@ -1,4 +1,4 @@
-"""When a reader has to be taken for stuck: records wait or are in hand, and nobody comes for the next (KIP-62)."""
+"""Detection of an application that has records to handle and does not poll (KIP-62)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PollIntervalClock"]
 
 @dataclass(slots=True)
 class PollIntervalClock:
-    """Compares what it sees with what it saw; it is told the time and looks at nothing itself."""
+    """Timer that detects a stuck reader from snapshots of its progress."""
 
     limit_s: float
     is_stuck: bool = field(default=False, init=False)
@@ -17,12 +17,12 @@ class PollIntervalClock:
     _since: float = field(default=0.0, init=False)
 
     def look(self, progress: object, now: float, *, is_owed: bool) -> None:
-        """Find out whether the reader is stuck; only its own next step makes it unstuck.
+        """Compare ``progress`` with the last snapshot; a stuck reader stays stuck until its progress changes.
 
         Args:
-            progress: differs from the last time when the reader has moved since.
-            now: the time, in seconds.
-            is_owed: whether the reader has something to do; one that waits for records, or has none, is not stuck.
+            progress: value that differs from the last one if the reader has advanced.
+            now: current time in seconds.
+            is_owed: True if the reader has records to handle; one that waits for records is not stuck.
         """
         if progress != self._seen:
             self._seen, self._since, self.is_stuck = progress, now, False
@@ -32,5 +32,5 @@ class PollIntervalClock:
             self.is_stuck = True
 
     def next_at(self, now: float) -> float:
-        """When to look again: it is found out a quarter of the limit too late at most."""
+        """Return the time of the next look; a stuck reader is detected at most a quarter of the limit late."""
         return now + self.limit_s / 4

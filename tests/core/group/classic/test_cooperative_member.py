@@ -259,7 +259,7 @@ def test_what_was_taken_away_is_given_back_then_joined_again():
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = told(one, given(0))
-    assert release == Release(of(1), is_lost=False, is_last=False, reason="partitions were given back")
+    assert release == Release(of(1), is_lost=False, is_last=False, reason="partitions were revoked")
     assert one.owned == MINE
     assert one.is_member
 
@@ -267,7 +267,7 @@ def test_what_was_taken_away_is_given_back_then_joined_again():
     assert one.owned == of(0)
     join = join_of(one)
     assert claimed(join) == (of(0), 8)
-    assert join.reason == "partitions were given back"
+    assert join.reason == "partitions were revoked"
 
     (take_over,) = told(one, JoinedAsFollower("me", 9, COOPERATIVE), given(0))[1:]
     assert (take_over.added, take_over.kept) == (of(), of(0))
@@ -351,7 +351,7 @@ def test_a_leader_that_sees_a_topic_grow_gives_nothing_back():
 
     join = join_of(one)
     assert claimed(join) == (MINE, 8)
-    assert join.reason == "partitions were added or topics have come or gone"
+    assert join.reason == "partitions or topics were added or removed"
 
 
 def test_one_eager_offer_makes_an_eager_member():

@@ -637,7 +637,7 @@ def test_a_topic_that_comes_is_dealt():
     assert told(one, PartitionsChanged({"t": 2, "u": 0})) == []
     (release,) = told(one, PartitionsChanged({"t": 2, "u": 4}))
 
-    assert release.reason == "partitions were added or topics have come or gone"
+    assert release.reason == "partitions or topics were added or removed"
 
 
 def test_a_follower_leaves_that_to_its_leader():
@@ -889,8 +889,8 @@ def test_who_is_not_read_from_steps_aside():
 
     *telling, release = told(one, Stalled(UNREAD))
 
-    assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "nobody reads")]
-    assert release == Release(MINE, is_lost=True, is_last=False, reason="nobody reads")
+    assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
+    assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
     told(one, Returned())

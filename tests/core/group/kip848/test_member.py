@@ -65,7 +65,7 @@ SESSION_S, INTERVAL_S = 45.0, 5.0
 T, U, V = (UUID(int=n) for n in (1, 2, 3))
 NAMES = {T: "t", U: "u"}
 """V has none: the picture does not know it."""
-UNREAD = RebalanceError("nobody reads")
+UNREAD = RebalanceError("the application does not poll")
 FENCED = MembershipFailed(FencedMemberError("fenced"))
 
 RECONCILING = (Kip848State.STABLE, Kip848State.RELEASING, Kip848State.TAKING_OVER)
@@ -330,8 +330,8 @@ def test_who_is_not_read_from_steps_aside():
 
     *telling, release = told(one, Stalled(UNREAD))
 
-    assert telling == [SendLeave(Identity("me", -1), "nobody reads"), EmitGroupEvent(UNREAD)]
-    assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="nobody reads")
+    assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), EmitGroupEvent(UNREAD)]
+    assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="the application does not poll")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
     told(one, Returned())
@@ -837,7 +837,7 @@ def test_what_is_revoked_is_given_back_before_anything_is_taken():
 
     (release,) = assign(one, "t0", "u0", now=NOW + 5)
     assert release == Release(
-        parts("t1"), is_lost=False, is_last=False, reason="the group gives the partitions to other members"
+        parts("t1"), is_lost=False, is_last=False, reason="the group assigns the partitions to other members"
     )
     assert one.state is Kip848State.RELEASING
     assert one.owned == parts("t0", "t1")

@@ -1,8 +1,9 @@
-"""The leader's part in a classic generation: deal out the partitions, and watch what was dealt.
+"""Leader of a classic generation: computes the assignment and detects when it is outdated.
 
-Rule of this file: a ``GroupLeader`` lasts for one generation and knows its members as they joined. What it deals is
-checked before anybody hears of it (``core.group.assignors.strategies``). A static one that restarts is told by the
-group to deal nothing, and cannot know from that what there was to deal: it leaves itself a note, beside its own share.
+A ``GroupLeader`` lasts for one generation. Assignments are checked before they are sent
+(``core.group.assignors.strategies``). A static leader that restarts is told by the group to assign nothing (KIP-814)
+and does not learn the partition counts of the last assignment, so it keeps a digest of them in the user data of its own
+assignment.
 """
 
 from __future__ import annotations
@@ -19,61 +20,66 @@ from tailrace.records import TopicPartition
 
 __all__ = ["GroupLeader", "by_topic"]
 
-_SIGNED = b"assigned from "
-"""What notes of ours begin with; what other clients write there is theirs."""
+_DIGEST_PREFIX = b"assigned from "
+"""Prefix of our digests; user data without it was written by another client."""
 
 
 class GroupLeader:
-    """One generation's leader."""
+    """Leader of one generation."""
 
     def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
         self._joined, self._strategy = joined, strategy
         self._dealt: Mapping[str, int] = {}
-        self.topics = frozenset(topic for said in joined.members.values() for topic in said.topics)
-        """What all members together want, which is what the leader has to watch."""
+        self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
+        """Topics of all members, whose partition counts the leader watches."""
 
     def deal(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
-        """Each member's share; nothing at all when the group goes on with what it has (KIP-814).
+        """Return each member's assignment; empty if the group keeps its assignments (KIP-814).
 
         Raises:
-            RebalanceError: the strategy's function failed, or what it returned is not an assignment.
+            RebalanceError: the strategy's function failed, or its result is not an assignment.
         """
         self._dealt = found.counts
         if self._joined.skip_assignment:
             return {}
         instances = self._joined.instances
-        members = [_as_dealt_to(m, said, instances.get(m)) for m, said in self._joined.members.items()]
+        members = [_as_dealt_to(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()]
         given = checked_deal(self._strategy, members, found.counts, found.racks)
         dealt = {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
         if (me := self._joined.member_id) in instances:
-            dealt[me] = replace(dealt[me], user_data=_note_of(found.counts))
+            dealt[me] = replace(dealt[me], user_data=_digest_of(found.counts))
         return dealt
 
     def recall(self, mine: MemberAssignment) -> None:
-        """See from this member's share, as the group has kept it, whether there was something else to deal then."""
-        note = bytes(mine.user_data or b"")
-        if note.startswith(_SIGNED) and note != _note_of(self._dealt):
+        """Compare the digest in this member's own assignment with the current partition counts.
+
+        If they differ, the assignment is outdated.
+        """
+        digest = bytes(mine.user_data or b"")
+        if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._dealt):
             self._dealt = {}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
-        """Whether topics have grown, come or gone since; one that ``counts`` says nothing of has not changed."""
+        """Return True if topics have grown, appeared or disappeared since; topics not in ``counts`` are unchanged."""
         dealt = {topic: self._dealt.get(topic, 0) for topic in self.topics}
         return any(counts.get(topic, before) != before for topic, before in dealt.items())
 
 
-def _note_of(counts: Mapping[str, int]) -> bytes:
-    """A few bytes, however many topics there are."""
-    return _SIGNED + blake2b(repr(sorted(counts.items())).encode(), digest_size=8).digest()
+def _digest_of(counts: Mapping[str, int]) -> bytes:
+    """Return a digest of constant size."""
+    return _DIGEST_PREFIX + blake2b(repr(sorted(counts.items())).encode(), digest_size=8).digest()
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
-    """Partitions as members tell each other of them."""
+    """Group partitions by topic, as in a subscription or assignment."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
     return tuple(OwnedPartitions(topic, tuple(found)) for topic, found in topics.items())
 
 
-def _as_dealt_to(member_id: str, said: MemberSubscription, instance_id: str | None) -> SubscribedMember:
-    owned = frozenset(TopicPartition(one.topic, p) for one in said.owned_partitions for p in one.partitions)
-    return SubscribedMember(member_id, frozenset(said.topics), instance_id, owned, said.generation_id, said.rack_id)
+def _as_dealt_to(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> SubscribedMember:
+    owned = frozenset(TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions)
+    return SubscribedMember(
+        member_id, frozenset(subscription.topics), instance_id, owned, subscription.generation_id, subscription.rack_id
+    )

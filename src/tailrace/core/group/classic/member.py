@@ -1,10 +1,10 @@
-"""Member of one group in the classic protocol (JoinGroup, SyncGroup): the table of its transitions.
+"""Member of one group in the classic protocol (JoinGroup, SyncGroup): its transition table.
 
 Heartbeats are sent whenever the group counts the member in a generation, and also during a join while the member owns
 partitions. A member without partitions has no session to keep while the coordinator holds its join.
 
-The outcome of an effect counts only while it is awaited: ``awaits`` tells for a join or callback, ``is_current`` for a
-heartbeat or commit, whose generation must be the current one with no join in flight.
+The outcome of an effect counts only while it is awaited: ``awaits`` decides for a join or callback, ``is_current`` for
+a heartbeat or commit, whose generation must be the current one with no join in flight.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((on.STEPPING_AWAY,), StopMembership, do.close, on.CLOSING)
     yield Row((on.AWAY,), StopMembership, do.end, on.LEFT)
     # The end.
-    yield Row(rejoining, StopMembership, do.go, None, (on.CLOSING, on.LEAVING, on.LEFT))
+    yield Row(rejoining, StopMembership, do.stop_while_joining, None, (on.CLOSING, on.LEAVING, on.LEFT))
     yield Row(between, StopDue, do.close, on.CLOSING)
     yield Row((*owning, on.RELEASING), StopMembership, do.close, on.CLOSING)
     yield Row((on.CLOSING,), lost, do.close_lost)
@@ -184,7 +184,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((on.LEAVING,), LeaveAnswered, do.end, on.LEFT)
     yield Row((on.CLOSING, on.LEAVING), (StopMembership, Resubscribed), do.ignore)
     yield Row(all_but(on, on.LEAVING), MembershipFailed, do.fail, on.FAILED, (on.LEAVING,))
-    yield Row((on.LEAVING,), MembershipFailed, do.tell)
+    yield Row((on.LEAVING,), MembershipFailed, do.report_failure)
 
 
 TABLE = TransitionTable(_rows(), OVER)

@@ -1,4 +1,4 @@
-"""Where a member of a classic group may stand, and which of these states have what in common."""
+"""States of a member of a classic group."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["ALIVE", "OVER", "OWNING", "REJOINING", "ClassicState"]
 
 
 class ClassicState(StrEnum):
-    """Where a member stands."""
+    """State of a classic member."""
 
     IDLE = "idle"
     WAITING = "waiting"
-    """To send a join, now or after a pause."""
+    """A join is due, now or after a pause."""
     JOINING = "joining"
     DEALING = "dealing"
-    """This one leads, and learns how many partitions there are."""
+    """This member leads and waits for the partition counts."""
     SYNCING = "syncing"
     TAKING_OVER = "taking over"
-    """Start positions and the user's callbacks."""
+    """Start positions are being found and the application's callbacks called."""
     STABLE = "stable"
     RELEASING = "releasing"
-    """Drain, commit, the user's callbacks; then join."""
+    """Partitions are drained, committed and reported as revoked; a join follows."""
     STEPPING_AWAY = "stepping away"
-    """Nobody reads: the user is told that the partitions are lost."""
+    """The application does not poll; its partitions are reported as lost."""
     AWAY = "away"
-    """Out of the group until somebody reads."""
+    """Out of the group until the application polls."""
     CLOSING = "closing"
-    """The same, for the last time."""
+    """As RELEASING, for the last time: a leave follows."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"
@@ -43,12 +43,12 @@ ALIVE = frozenset(
         ClassicState.CLOSING,
     }
 )
-"""The states in which the group counts this member in a generation."""
+"""States in which the group counts the member in a generation."""
 
 OWNING = frozenset({ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING})
-"""The states that a loss leaves by way of the user's callbacks, whatever is owned."""
+"""States in which a loss is reported to the application's callbacks even if nothing is owned."""
 
 REJOINING = frozenset({ClassicState.WAITING, ClassicState.JOINING})
-"""The states in which it does so while a cooperative member still owns something."""
+"""States in which the group counts the member only while it owns partitions (cooperative)."""
 
 OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})

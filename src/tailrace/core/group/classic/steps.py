@@ -92,7 +92,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self.owned: Partitions = frozenset()
         self._ready: Partitions = frozenset()
         """Owned partitions whose takeover is complete: callbacks have returned, records are delivered."""
-        self._dealt_to_us: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
+        self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
         """Last assignment and its generation, which a sticky assignor reads from an eager member's join."""
         self._lead: GroupLeader | None = None
         self._failures = 0
@@ -105,13 +105,13 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     @property
     def identity(self) -> Identity:
-        """Who this member is to the broker now."""
+        """Identity of this member in the group."""
         return Identity(self._member_id, self._generation, self._settings.instance_id)
 
     @property
     def is_member(self) -> bool:
-        """Whether the group counts us in a generation: what is done may be committed."""
-        # What is lost is lost once: while it is being told, there is no session to keep or to lose again.
+        """True while the group counts this member in a generation, so that it may commit."""
+        # A loss counts once: while it is being reported, there is no session to keep or to lose again.
         return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self.owned)))
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -168,16 +168,16 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             return self._close()
         if self._lead is not None:
             self._lead.recall(event.assignment)
-        dealt = event.assignment.assigned_partitions
-        assigned = frozenset(TopicPartition(one.topic, p) for one in dealt for p in one.partitions)
+        assignment = event.assignment.assigned_partitions
+        assigned = frozenset(TopicPartition(one.topic, p) for one in assignment for p in one.partitions)
         if self._topics != self._joined_topics and not self.owned:
             # The subscription has changed since, and nothing was delivered yet: join again with the new one.
             return self._wait_until(now)
-        self._dealt_to_us = (dealt, self._generation)
+        self._last_assignment = (assignment, self._generation)
         revoked = self.owned - assigned
         self.owned |= assigned
         if revoked:
-            self._reason = "partitions were given back"
+            self._reason = "partitions were revoked"
             return self._release(revoked)
         if self._topics != self._joined_topics:
             return self._regroup(now)
@@ -220,7 +220,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._reason, self._comes_back = str(event.error), False
         self._effects.append(EmitGroupEvent(event.error))
         if self._settings.leaves_on_stop:
-            self._effects.append(SendLeave(self.identity, "nobody reads"))
+            self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""
         self._generation = -1
         self._give_up(self.owned, is_last=False)
@@ -238,7 +238,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Release all partitions for good."""
         return self._close()
 
-    def go(self, event: StopMembership, now: float) -> ClassicState | None:
+    def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
         """Stop between two assignments: first await what the join brings, a generation to commit in or a member id."""
         is_named = bool(self._member_id or self._settings.instance_id) or self.state is ClassicState.WAITING
         if is_named and not self.owned:
@@ -285,7 +285,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Rebalance when a topic of any member has grown, appeared or gone; only the leader watches for that."""
         if self._lead is None or not self._lead.is_outdated_by(event.counts):
             return None
-        self._reason = "partitions were added or topics have come or gone"
+        self._reason = "partitions or topics were added or removed"
         return self._regroup(now)
 
     def leave(self, _event: GroupEvent, _now: float) -> ClassicState:
@@ -300,7 +300,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Report the error and give up the partitions: joining again would not help."""
         return self._fail(event.error)
 
-    def tell(self, event: MembershipFailed, _now: float) -> None:
+    def report_failure(self, event: MembershipFailed, _now: float) -> None:
         """Report an error that comes too late to change anything."""
         self._effects.append(FailMembership(event.error))
 
@@ -331,10 +331,10 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._give_up(self.owned, is_last=True)
         self._effects.append(FailMembership(error))
         self.owned = self._ready = frozenset()
-        is_ours = isinstance(error, RebalanceError | ConfigurationError)
-        if not (is_ours and self._member_id and self._settings.leaves_on_stop):
+        is_own_fault = isinstance(error, RebalanceError | ConfigurationError)
+        if not (is_own_fault and self._member_id and self._settings.leaves_on_stop):
             return ClassicState.FAILED
-        # The fault is this member's alone: the others need not wait until its session expires.
+        # Only this member is at fault: the others need not wait until its session expires.
         self._do(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 
@@ -371,7 +371,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             rack_id=self._settings.rack,
         )
         offers = tuple((name, subscription) for name in self._strategies)
-        self._do(SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._dealt_to_us))
+        self._do(SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment))
 
     def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
         self._do(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))

@@ -1,11 +1,11 @@
-"""Heartbeats under KIP-848: when the next goes out, and what it says.
+"""Content and schedule of KIP-848 heartbeats.
 
-One is in flight at a time. The next follows an interval after the answer, or at once when there is something to say,
-and says only what the group does not know yet. After one that failed, nobody can tell what the group knows: the next
-follows after a pause that grows and says everything.
+One heartbeat is in flight at a time. The next follows an interval after the answer, or at once when a field has
+changed, and carries only the fields that have changed. After a heartbeat that failed, the group's knowledge is
+uncertain: the next follows after a growing pause and carries every field.
 
-What was said to be owned stays ``unconfirmed`` until an answer is here. A group that reads it may give away whatever
-it does not name, so nothing else may become ours meanwhile.
+The reported owned partitions stay ``unconfirmed`` until the heartbeat is answered. The group may assign partitions that
+are not among them to other members, so the member takes over no others in the meantime.
 """
 
 from __future__ import annotations
@@ -23,80 +23,81 @@ from tailrace.core.group.membership import MemberSettings
 __all__ = ["HeartbeatFields", "Places"]
 
 Places: TypeAlias = frozenset[tuple[UUID, int]]
-"""Partitions by topic id: a topic that was deleted and made again has another, and other records."""
+"""Partitions by topic id: a recreated topic has another id, and other records."""
 
 
 class HeartbeatFields:
-    """What one member has told its group, and has to tell it.
+    """Fields that a member has reported to its group, and has to report.
 
     Args:
-        settings: what the options say.
-        backoff: the pauses after failures.
-        chance: gives a number in [0, 1) for jitter.
+        settings: settings of the membership.
+        backoff: pauses after failures.
+        chance: returns a number in [0, 1) for jitter.
     """
 
     def __init__(self, settings: MemberSettings, backoff: Backoff, chance: Callable[[], float]) -> None:
         self._settings, self._backoff, self._chance = settings, backoff, chance
         self.session = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
         self.sent: SendGroupHeartbeat | None = None
-        """The one whose answer counts."""
+        """Heartbeat whose answer counts."""
         self.unconfirmed: Places | None = None
-        """What was said to be owned, while no answer has shown that the group knows."""
+        """Owned partitions of the heartbeat in flight; None if the group has acknowledged them."""
         self.is_known = False
-        """Whether the group may count us."""
+        """True if the group may know this member."""
         self.is_held = False
-        """Whether it may have given our instance id to us, and gives it to nobody before that is said to be free."""
+        """True if the group may hold our instance id for this member; a join with it is refused until it is released.
+        """
         self._is_doubtful = False
-        """Whether ``sent`` may have failed; its answer counts until the next one goes out."""
+        """True if ``sent`` may have failed; its answer counts until the next one is sent."""
         self._next_at = 0.0
         self._topics = settings.topics
-        self._said_topics: frozenset[str] | None = None
-        self._says_all = True
-        self._says_owned = False
+        self._reported_topics: frozenset[str] | None = None
+        self._is_full = True
+        self._reports_owned = False
         self._failures = 0
 
     # ---- when --------------------------------------------------------------------------------------------------
 
     @property
     def next_at(self) -> float | None:
-        """When the next one is due; None while the last is in flight."""
+        """Time at which the next heartbeat is due; None while one is in flight."""
         return self._next_at if self.sent is None or self._is_doubtful else None
 
     def begin(self, now: float) -> None:
-        """Say everything, at once."""
-        self.sent, self._says_all, self._next_at = None, True, now
+        """Schedule a heartbeat with every field for now."""
+        self.sent, self._is_full, self._next_at = None, True, now
 
     def end(self) -> None:
-        """No answer counts any more."""
+        """Ignore the answer to the heartbeat in flight."""
         self.sent = None
 
     def subscribe(self, topics: frozenset[str], now: float) -> None:
-        """Other topics are wanted: say so at once."""
+        """Report other topics at once."""
         self._topics = topics
-        if self._wanted != self._said_topics:
+        if self._wanted != self._reported_topics:
             self._hasten(now)
 
     def owned_changed(self, now: float) -> None:
-        """Something was given back or taken over: say so at once."""
-        self._says_owned = True
+        """Report the owned partitions at once, because they have changed."""
+        self._reports_owned = True
         self._hasten(now)
 
     def answered(self, interval_s: float, now: float) -> None:
-        """The group knows that we live, and what was said."""
+        """Note that the heartbeat was acknowledged, and schedule the next."""
         self.session.received(now)
         self.sent = self.unconfirmed = None
-        self._says_all, self._failures = False, 0
-        has_news = self._says_owned or self._wanted != self._said_topics
+        self._is_full, self._failures = False, 0
+        has_news = self._reports_owned or self._wanted != self._reported_topics
         self._next_at = now if has_news else now + interval_s
 
     def failed(self, now: float) -> None:
-        """The one that is in flight was not answered, or perhaps another request was not."""
+        """Schedule a heartbeat with every field after a pause; the one in flight, or another request, failed."""
         self._failures += 1
-        self._is_doubtful = self._says_all = True
+        self._is_doubtful = self._is_full = True
         self._next_at = now + self._backoff.pause_s(self._failures, self._chance())
 
-    def wanted_soon(self, now: float) -> None:
-        """Something is amiss that the next answer may tell."""
+    def hasten_after_error(self, now: float) -> None:
+        """Schedule a heartbeat soon, because its answer may explain an error of another request."""
         if self.sent is not None:
             self.failed(now)
         elif not self._failures:
@@ -104,29 +105,29 @@ class HeartbeatFields:
 
     # ---- what --------------------------------------------------------------------------------------------------
 
-    def speak(self, identity: Identity, owned: Places, now: float) -> SendGroupHeartbeat:
-        """The next one, as it goes out."""
-        settings, says_all, topics = self._settings, self._says_all, self._wanted
-        says_owned = says_all or self._says_owned
+    def next_heartbeat(self, identity: Identity, owned: Places, now: float) -> SendGroupHeartbeat:
+        """Return the heartbeat to send."""
+        settings, is_full, topics = self._settings, self._is_full, self._wanted
+        reports_owned = is_full or self._reports_owned
         self.sent = SendGroupHeartbeat(
             identity,
             self.session.session_timeout_s / 3,
-            topics=topics if says_all or topics != self._said_topics else None,
-            pattern=settings.pattern if says_all else None,
-            assignor=settings.remote_assignor if says_all else None,
-            rebalance_timeout_s=settings.rebalance_timeout_s if says_all else None,
-            rack=settings.rack if says_all else None,
-            owned=_by_topic(owned) if says_owned else None,
+            topics=topics if is_full or topics != self._reported_topics else None,
+            pattern=settings.pattern if is_full else None,
+            assignor=settings.remote_assignor if is_full else None,
+            rebalance_timeout_s=settings.rebalance_timeout_s if is_full else None,
+            rack=settings.rack if is_full else None,
+            owned=_by_topic(owned) if reports_owned else None,
         )
-        if says_owned:
+        if reports_owned:
             self.unconfirmed = owned
-        self._said_topics, self.is_known, self.is_held = topics, True, True
-        self._says_all = self._says_owned = self._is_doubtful = False
+        self._reported_topics, self.is_known, self.is_held = topics, True, True
+        self._is_full = self._reports_owned = self._is_doubtful = False
         self.session.sent(now)
         return self.sent
 
-    def let_go(self, identity: Identity) -> SendGroupHeartbeat:
-        """Say instead that our instance id is free."""
+    def release_instance(self, identity: Identity) -> SendGroupHeartbeat:
+        """Return a heartbeat that releases our instance id."""
         self.sent = SendGroupHeartbeat(identity, self.session.session_timeout_s / 3)
         self._is_doubtful = False
         return self.sent
@@ -135,11 +136,11 @@ class HeartbeatFields:
 
     @property
     def _wanted(self) -> frozenset[str]:
-        # The broker finds the topics of a pattern.
+        # The broker resolves the topics of a pattern.
         return self._topics if self._settings.pattern is None else frozenset()
 
     def _hasten(self, now: float) -> None:
-        # A pause after a failure is kept: there is nobody who would listen.
+        # The pause after a failure is kept: the coordinator is not answering.
         if not self._failures:
             self._next_at = now
 

@@ -1,9 +1,9 @@
-"""Member of one group under KIP-848, where the broker assigns and the member reconciles: the table of its transitions.
+"""Member of one group under KIP-848, where the broker assigns and the member reconciles: its transition table.
 
 The heartbeat is the protocol: it joins (epoch 0), brings the target assignment and reports released partitions. One
 heartbeat is in flight at a time; after one that was not answered the next repeats every field.
 
-The outcome of an effect counts only while it is awaited: ``awaits`` tells for an effect, ``is_current`` for a commit,
+The outcome of an effect counts only while it is awaited: ``awaits`` decides for an effect, ``is_current`` for a commit,
 whose epoch must be the current one of a member.
 """
 
@@ -66,7 +66,7 @@ class Kip848Member(Kip848Steps):
 
     def awaits(self, effect: Effect) -> bool:
         """Return True if the outcome of ``effect`` still matters."""
-        return any(effect is one for one in (self._beat.sent, self._names.asked, self._work))
+        return any(effect is one for one in (self._beat.sent, self._names.in_flight, self._work))
 
     def heartbeat_age_s(self, now: float) -> float:
         """Return the seconds since the last acknowledged heartbeat was sent."""
@@ -79,7 +79,7 @@ class Kip848Member(Kip848Steps):
             ValueError: the event cannot happen in this state, or answers a request that was not sent; nothing has
                 changed.
         """
-        if not self.is_over and not self._has_asked_for(event):
+        if not self.is_over and not self._is_expected(event):
             raise ValueError(f"{type(event).__name__} cannot happen while {self.state}")
         super().receive(event, now)
 
@@ -88,7 +88,7 @@ class Kip848Member(Kip848Steps):
         if self.is_member and self._beat.session.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self.heartbeat_age_s(now):.1f} s"), now)
         if (at := self._names.next_at) is not None and now >= at:
-            self._ask(self._names.ask_again(self._wanted_topics))
+            self._request_names(self._names.request_again(self._wanted_topics))
         if self._sends_heartbeats and (at := self._beat.next_at) is not None and now >= at:
             self._effects.append(self._next_heartbeat(now))
 
@@ -102,17 +102,19 @@ class Kip848Member(Kip848Steps):
     def _sends_heartbeats(self) -> bool:
         return self.state is Kip848State.JOINING or self.is_member
 
-    def _has_asked_for(self, event: GroupEvent) -> bool:
+    def _is_expected(self, event: GroupEvent) -> bool:
         if isinstance(event, GroupHeartbeatAnswered | InstanceReleased):
             return self._beat.sent is not None
-        return self._names.asked is not None or not isinstance(event, TopicsNamed)
+        return self._names.in_flight is not None or not isinstance(event, TopicsNamed)
 
     def _next_heartbeat(self, now: float) -> Effect:
         # A static member's join is refused while the group still holds its instance id for the former membership:
         # after an answer that was lost, or a silence that was too long for the member and not for the broker.
         if self.state is Kip848State.JOINING and self._settings.instance_id is not None and self._beat.is_held:
-            return self._beat.let_go(Identity(self._member_id, STATIC_LEAVE_EPOCH, self._settings.instance_id))
-        return self._beat.speak(self.identity, self._owned, now)
+            return self._beat.release_instance(
+                Identity(self._member_id, STATIC_LEAVE_EPOCH, self._settings.instance_id)
+            )
+        return self._beat.next_heartbeat(self.identity, self._owned, now)
 
 
 def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
@@ -159,7 +161,7 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row((on.LEAVING,), LeaveAnswered, do.end, on.LEFT)
     yield Row((on.CLOSING, on.LEAVING), (StopMembership, Resubscribed), do.ignore)
     yield Row(all_but(on, on.LEAVING), MembershipFailed, do.fail, on.FAILED, (on.LEAVING,))
-    yield Row((on.LEAVING,), MembershipFailed, do.tell)
+    yield Row((on.LEAVING,), MembershipFailed, do.report_failure)
 
 
 TABLE = TransitionTable(_rows(), OVER)

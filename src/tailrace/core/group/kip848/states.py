@@ -1,4 +1,4 @@
-"""Where a member of a group may stand under KIP-848, and which of these states have what in common."""
+"""States of a member under KIP-848."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from enum import StrEnum
 __all__ = ["ALIVE", "JOIN_EPOCH", "LEAVE_EPOCH", "OVER", "STATIC_LEAVE_EPOCH", "Kip848State"]
 
 JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
-"""Member epochs with a meaning of their own (KIP-848); the last keeps a static member's place in the group."""
+"""Special member epochs (KIP-848); ``STATIC_LEAVE_EPOCH`` keeps a static member's place in the group."""
 
 
 class Kip848State(StrEnum):
-    """Where a member stands."""
+    """State of a KIP-848 member."""
 
     IDLE = "idle"
     JOINING = "joining"
-    """Until the group has answered once; nothing is owned."""
+    """The group has not answered yet; nothing is owned."""
     STABLE = "stable"
-    """What can be had of the target is had."""
+    """Nothing can be taken over or has to be released."""
     RELEASING = "releasing"
-    """Drain, commit, the user's callbacks; then the heartbeat that says so."""
+    """Partitions are drained, committed and reported as revoked; a heartbeat then reports it."""
     TAKING_OVER = "taking over"
-    """Start positions and the user's callbacks."""
+    """Start positions are being found and the application's callbacks called."""
     LOSING = "losing"
-    """The user is told that all is lost; then join again."""
+    """All partitions are reported as lost; a join follows."""
     STEPPING_AWAY = "stepping away"
-    """Nobody reads: the user is told that the partitions are lost."""
+    """The application does not poll; its partitions are reported as lost."""
     AWAY = "away"
-    """Out of the group until somebody reads."""
+    """Out of the group until the application polls."""
     CLOSING = "closing"
-    """Giving everything back for the last time."""
+    """All partitions are released for the last time; a leave follows."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"
 
 
 ALIVE = frozenset({Kip848State.STABLE, Kip848State.RELEASING, Kip848State.TAKING_OVER, Kip848State.CLOSING})
-"""The states in which the group counts this member, until it is lost."""
+"""States in which the group counts the member, unless the membership is lost."""
 
 OVER = frozenset({Kip848State.LEFT, Kip848State.FAILED})

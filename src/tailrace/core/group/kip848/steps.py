@@ -86,18 +86,18 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     @property
     def identity(self) -> Identity:
-        """Who this member is to the broker now."""
+        """Identity of this member in the group."""
         return Identity(self._member_id, self._epoch, self._settings.instance_id)
 
     @property
     def owned(self) -> Partitions:
-        """The partitions that are this member's, those that are being taken over or given back too."""
+        """Assigned partitions, including those being taken over or released."""
         return self._named(self._owned)
 
     @property
     def is_member(self) -> bool:
-        """Whether the group counts us: what is done may be committed."""
-        # What is lost is lost once: while it is being told, there is no session to keep or to lose again.
+        """True while the group counts this member, so that it may commit."""
+        # A loss counts once: while it is being reported, there is no session to keep or to lose again.
         return self.state in ALIVE and self._epoch > 0
 
     # ---- steps -------------------------------------------------------------------------------------------------
@@ -131,18 +131,18 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
             before = self._target
             self._target = frozenset((topic, n) for topic, numbers in event.assigned.items() for n in numbers)
             if before - self._target - self._owned:
-                # Assigned and revoked before it was taken over: the group waits to hear that it is not owned.
+                # Assigned and revoked before the takeover: the group waits for a report that it is not owned.
                 self._beat.owned_changed(now)
         return self._reconcile(Kip848State.STABLE if self.state is Kip848State.JOINING else self.state)
 
     def name(self, event: TopicsNamed, now: float) -> Kip848State:
-        """Adopt names of topic ids; those that are missing are asked for again later."""
+        """Store names of topic ids; missing names are requested again later."""
         self._names.answered(event.names, now)
         return self._reconcile(self.state)
 
     def look_again(self, _event: GroupEvent, _now: float) -> None:
-        """Ask for missing topic names again, since cluster metadata has changed."""
-        self._ask(self._names.ask_again(self._wanted_topics))
+        """Request missing topic names again, since cluster metadata has changed."""
+        self._request_names(self._names.request_again(self._wanted_topics))
 
     def taken(self, _event: GroupEvent, now: float) -> Kip848State:
         """Mark the partitions of the takeover as ready, report them, and go on towards the target."""
@@ -167,7 +167,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
     def step_away(self, event: Stalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
-        self._effects.append(SendLeave(self.identity, "nobody reads"))
+        self._effects.append(SendLeave(self.identity, "the application does not poll"))
         self._effects.append(EmitGroupEvent(event.error))
         self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
@@ -179,7 +179,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def retry(self, _event: GroupEvent, now: float) -> None:
         """Send a heartbeat soon, after a heartbeat or commit that failed; the session goes on."""
-        self._beat.wanted_soon(now)
+        self._beat.hasten_after_error(now)
         self._names.failed(now)
 
     def look_up(self, event: CoordinatorGone, now: float) -> None:
@@ -199,7 +199,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
             self._release(self._forget(event), is_lost=True, is_last=True, reason="the membership was lost")
 
     def leave(self, event: GroupEvent, now: float) -> Kip848State | None:
-        """Leave the group, for a while only as a static member."""
+        """Leave the group; a static member keeps its place unless ``leaves_on_stop`` is set."""
         self._owned = self._ready = NOWHERE
         self._beat.end()
         if self._beat.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
@@ -217,14 +217,14 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Report the error and give up the partitions: joining again would not help."""
         self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
         self._effects.append(FailMembership(event.error))
-        is_ours = isinstance(event.error, RebalanceError | ConfigurationError)
-        if not (is_ours and self._beat.is_known and self._settings.leaves_on_stop):
+        is_own_fault = isinstance(event.error, RebalanceError | ConfigurationError)
+        if not (is_own_fault and self._beat.is_known and self._settings.leaves_on_stop):
             return None
-        # The fault is this member's alone: the others need not wait until its session expires.
+        # Only this member is at fault: the others need not wait until its session expires.
         self._send_leave("the consumer failed")
         return Kip848State.LEAVING
 
-    def tell(self, event: MembershipFailed, _now: float) -> None:
+    def report_failure(self, event: MembershipFailed, _now: float) -> None:
         """Report an error that comes too late to change anything."""
         self._effects.append(FailMembership(event.error))
 
@@ -240,17 +240,17 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def _reconcile(self, state: Kip848State) -> Kip848State:
         """Go from ``state`` towards the target: release first, then take over partitions of named topics."""
-        self._ask(self._names.ask(self._wanted_topics))
+        self._request_names(self._names.request(self._wanted_topics))
         if state is Kip848State.RELEASING:
             return state
         if revoked := self._owned - self._target:
             # This ends a takeover in progress; those of its partitions that are still assigned are taken over again.
-            self._release(revoked, reason="the group gives the partitions to other members")
+            self._release(revoked, reason="the group assigns the partitions to other members")
             return Kip848State.RELEASING
         if state is Kip848State.TAKING_OVER:
             return state
         added = frozenset(one for one in self._target if one[0] in self._names.known) - self._ready
-        is_news = bool(added) or not (self._is_introduced or self._names.asked)
+        is_news = bool(added) or not (self._is_introduced or self._names.in_flight)
         unconfirmed = self._beat.unconfirmed
         if not is_news or (unconfirmed is not None and not added <= unconfirmed):
             return state
@@ -280,9 +280,9 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._effects.append(work)
         self._work = work
 
-    def _ask(self, question: NameTopics | None) -> None:
-        if question is not None:
-            self._effects.append(question)
+    def _request_names(self, request: NameTopics | None) -> None:
+        if request is not None:
+            self._effects.append(request)
 
     def _forget(self, event: GroupEvent) -> Places:
         """Forget the membership and return the partitions that it owned."""

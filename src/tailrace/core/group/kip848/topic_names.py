@@ -1,7 +1,7 @@
-"""What topics are called: KIP-848 assigns by topic id, users and offsets know names.
+"""Names of assigned topics: KIP-848 assigns by topic id, offsets and applications use names.
 
-The cluster's picture may be older than an assignment, so a topic may have no name yet. One question is out at a time;
-what had no name when it was asked for is asked for again after a pause that grows, or when the picture is newer.
+Cluster metadata may be older than an assignment, so a topic id may have no name yet. One request is in flight at a
+time; ids without a name are requested again after a growing pause, or when the metadata is refreshed.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ __all__ = ["TopicNames"]
 
 
 class TopicNames:
-    """The names that are known, and the question that is out for the others.
+    """Known topic names, and the request for those that are missing.
 
     Args:
-        backoff: the pauses between questions.
-        chance: gives a number in [0, 1) for jitter.
+        backoff: pauses between requests.
+        chance: returns a number in [0, 1) for jitter.
     """
 
     def __init__(self, backoff: Backoff, chance: Callable[[], float]) -> None:
         self._backoff, self._chance = backoff, chance
         self.known: dict[UUID, str] = {}
-        self.asked: NameTopics | None = None
-        """The question that is out."""
+        self.in_flight: NameTopics | None = None
+        """Request in flight."""
         self.next_at: float | None = None
-        """When to ask again for what had no name; None for nothing."""
+        """Time at which to request missing names again; None if none is missing."""
         self._nameless: frozenset[UUID] = frozenset()
         self._failures = 0
 
-    def ask(self, wanted: frozenset[UUID]) -> NameTopics | None:
-        """What to ask now, if anything: something unknown is wanted, and was not just asked for in vain."""
+    def request(self, wanted: frozenset[UUID]) -> NameTopics | None:
+        """Return a request for the missing names of ``wanted``; None if none is missing, or not yet due again."""
         unknown = wanted - self.known.keys()
-        if self.asked is not None or not unknown - self._nameless:
+        if self.in_flight is not None or not unknown - self._nameless:
             return None
-        self.asked = NameTopics(unknown)
-        return self.asked
+        self.in_flight = NameTopics(unknown)
+        return self.in_flight
 
-    def ask_again(self, wanted: frozenset[UUID]) -> NameTopics | None:
-        """The same, also for what had no name."""
+    def request_again(self, wanted: frozenset[UUID]) -> NameTopics | None:
+        """Return a request for the missing names of ``wanted``, including those that were requested in vain."""
         self.next_at, self._nameless = None, frozenset()
-        return self.ask(wanted)
+        return self.request(wanted)
 
     def answered(self, names: Mapping[UUID, str], now: float) -> None:
-        """Some have names now, the others later."""
-        assert self.asked is not None
+        """Store the names; schedule another request for those that are still missing."""
+        assert self.in_flight is not None
         self.known.update(names)
-        self._nameless = self.asked.topic_ids - self.known.keys()
+        self._nameless = self.in_flight.topic_ids - self.known.keys()
         self._failures = self._failures + 1 if self._nameless else 0
-        self.asked = None
+        self.in_flight = None
         self.next_at = now + self._backoff.pause_s(self._failures, self._chance()) if self._nameless else None
 
     def failed(self, now: float) -> None:
-        """Something was not answered, perhaps this: ask again after a pause."""
-        if self.asked is not None:
+        """Request the missing names again after a pause; the one in flight may have failed."""
+        if self.in_flight is not None:
             self.answered({}, now)
 
     def stop(self) -> None:
-        """Nothing is wanted any more; what is known stays known."""
-        self.asked = self.next_at = None
+        """Request no more names; known names are kept."""
+        self.in_flight = self.next_at = None
         self._nameless, self._failures = frozenset(), 0
