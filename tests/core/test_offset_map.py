@@ -56,7 +56,7 @@ def test_what_is_finished_is_skipped():
 )
 def test_a_map_is_in_order(wrong):
     """From the base on, below the limit, each offset once."""
-    with pytest.raises(ValueError, match="not in order"):
+    with pytest.raises(ValueError, match="not in ascending order"):
         OffsetMap(*wrong)
 
 
@@ -229,14 +229,14 @@ def test_a_map_of_another_offset_is_ignored():
     """Somebody moved the group and left the text: it says nothing of where the group is now."""
     decoded = decode_metadata(encode_metadata(SMALL, "text", LIMIT).text, 11)
 
-    assert decoded == DecodedMetadata(user_text="text", problem="the commit metadata is of offset 10, not of 11")
+    assert decoded == DecodedMetadata(user_text="text", problem="the commit metadata belongs to offset 10, not 11")
 
 
 def test_a_later_version_is_told():
     """After a step back to an older tailrace the records are run again, and it is said why."""
     decoded = decode_metadata("omap:2:whatever", 5)
 
-    assert decoded == DecodedMetadata(problem="version '2' of the commit metadata is not known here")
+    assert decoded == DecodedMetadata(problem="version '2' of the commit metadata is not supported")
 
 
 def test_a_text_that_is_no_text_is_no_map():

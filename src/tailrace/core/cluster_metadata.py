@@ -1,7 +1,7 @@
-"""The cluster as one answer of it says: brokers, topics, partitions and who leads them.
+"""Cluster metadata: brokers, topics, and partition leaders.
 
-Rule of this file: a topology is immutable; a newer answer makes a new one. An answer from a broker that lags behind
-never takes leadership back to an older epoch (KIP-320): what is known of a partition only moves forward.
+Metadata are immutable; each answer gives a new object. A broker whose metadata lag behind never sets a partition back
+to an older leader epoch (KIP-320).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo", "is_othe
 
 
 class NamePattern(Protocol):
-    """What matches names of topics, as ``re.Pattern`` does."""
+    """Pattern of topic names, such as ``re.Pattern``."""
 
     def fullmatch(self, name: str, /) -> object:
-        """Something true for a name that matches as a whole."""
+        """Return a true value if the whole name matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads one partition."""
+    """Leader and replicas of one partition."""
 
     leader_id: int
-    """-1 while there is none."""
+    """-1 while the partition has no leader."""
     epoch: int
     replicas: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic."""
+    """Metadata of one topic."""
 
     name: str
     topic_id: UUID
@@ -50,19 +50,19 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """What is known of the cluster."""
+    """Metadata of the cluster."""
 
     brokers: Mapping[int, BrokerMetadata] = field(default_factory=lambda: MappingProxyType({}))
     topics: Mapping[str, TopicInfo] = field(default_factory=lambda: MappingProxyType({}))
     errors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Topics that were asked for and refused, by error code."""
+    """Error codes of topics that were requested and refused."""
     cluster_id: str | None = None
     controller_id: int = -1
     hides_internal: bool = True
-    """Whether patterns pass over Kafka's own topics."""
+    """True if patterns do not match Kafka's internal topics."""
 
     def updated(self, answer: MetadataResponse) -> ClusterMetadata:
-        """The topology after ``answer``; what it says nothing of is dropped."""
+        """Return the metadata after ``answer``; topics that are not in it are dropped."""
         topics, errors = {}, {}
         for topic in answer.topics:
             if topic.name is None:
@@ -82,16 +82,16 @@ class ClusterMetadata:
         )
 
     def leader(self, partition: TopicPartition) -> Leadership | None:
-        """Who leads a partition; None when the partition is not known."""
+        """Return the leadership of a partition; None if the partition is unknown."""
         topic = self.topics.get(partition.topic)
         return topic.partitions.get(partition.partition) if topic is not None else None
 
     def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each of ``topics`` has; those that are not known are left out."""
+        """Return the partition count of each of ``topics``; unknown topics are left out."""
         return {name: len(self.topics[name].partitions) for name in topics if name in self.topics}
 
     def racks_of(self, topics: Iterable[str]) -> dict[TopicPartition, frozenset[str]]:
-        """Where the replicas of each partition of ``topics`` are; nothing where brokers do not say."""
+        """Return the racks of the replicas of each partition of ``topics``; empty if no broker has a rack."""
         racks = {node_id: broker.rack for node_id, broker in self.brokers.items() if broker.rack}
         if not racks:
             return {}
@@ -103,17 +103,17 @@ class ClusterMetadata:
         }
 
     def matching(self, pattern: NamePattern) -> frozenset[str]:
-        """The topics whose whole name ``pattern`` matches; Kafka's own are left out unless they are wanted."""
+        """Return the topics whose whole name ``pattern`` matches, without internal ones if ``hides_internal``."""
         seen = (t for t in self.topics.values() if not (t.is_internal and self.hides_internal))
         return frozenset(t.name for t in seen if pattern.fullmatch(t.name))
 
     def topic_id(self, topic: str) -> UUID:
-        """The id of a topic; all zeros where the broker has none."""
+        """Return the id of a topic; all zeros if it is unknown or the broker has no topic ids."""
         info = self.topics.get(topic)
         return info.topic_id if info is not None else NO_TOPIC_ID
 
     def with_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> ClusterMetadata:
-        """The topology after somebody told a newer leader of one partition (KIP-951); itself if it is no news."""
+        """Return the metadata with a newer leader of one partition (KIP-951); itself if the leader is not newer."""
         topic, known = self.topics.get(partition.topic), self.leader(partition)
         if topic is None or known is None or epoch <= known.epoch or leader_id not in self.brokers:
             return self
@@ -125,14 +125,14 @@ class ClusterMetadata:
 
 def is_other_log(fetched_topic_id: UUID | None, partition: TopicPartition, topology: ClusterMetadata) -> bool:
     """Return True if the partition's topic is known to have another id than ``fetched_topic_id``."""
-    # Brokers of before Kafka 2.8 have no ids.
+    # Brokers before Kafka 2.8 have no topic ids.
     is_known = fetched_topic_id not in {None, NO_TOPIC_ID} and partition.topic in topology.topics
     return is_known and fetched_topic_id != topology.topic_id(partition.topic)
 
 
 def _merged(before: TopicInfo | None, topic: TopicMetadata) -> TopicInfo:
     assert topic.name is not None
-    # A topic that was deleted and made again starts its epochs anew.
+    # A recreated topic's leader epochs start from zero again.
     same = before is not None and before.topic_id == topic.topic_id
     known = before.partitions if before is not None and same else {}
     partitions = {found.partition: _newer(known.get(found.partition), found) for found in topic.partitions}

@@ -1,4 +1,4 @@
-"""Frame of every state machine: a table of transitions, steps that return the next state, effects as values.
+"""State machines: a transition table, steps that return the next state, effects as values.
 
 A machine has no clock and does no I/O: events and the time are arguments. The coroutine that drives a machine performs
 its effects and reports their outcomes as events.

@@ -1,7 +1,6 @@
-"""What is measured: how often, how long, how much, over the last half minute and in all.
+"""Meters: counts, rates, means and maxima over the last half minute and in total.
 
-Rule of this file: a meter is told what happened and when, and asked at any time. It keeps sums for windows of some
-seconds, as Kafka's own clients do, and nothing of single events.
+A meter keeps sums for windows of ten seconds, as Kafka's own clients do, and nothing of single events.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ _WINDOWS = 3
 
 
 class MetricName(NamedTuple):
-    """What a measured value is called."""
+    """Name of a metric."""
 
     group: str
     """Such as ``consumer-fetch-manager-metrics``."""
     name: str
     tags: tuple[tuple[str, str], ...] = ()
-    """Of which client, group, partition."""
+    """Client, group, topic or partition that the value belongs to."""
 
 
 @dataclass(slots=True)
@@ -39,9 +38,9 @@ class Meter:
     """Events of one kind, each with a value (a duration, a number of bytes).
 
     Attributes:
-        count: how many there were in all.
-        sum: of their values.
-        last_at: when the last one was; None before the first.
+        count: number of events in total.
+        sum: sum of their values.
+        last_at: time of the last event; None before the first.
     """
 
     began_at: float
@@ -51,7 +50,7 @@ class Meter:
     _windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
 
     def note(self, now: float, value: float = 0.0) -> None:
-        """One has happened."""
+        """Record an event."""
         if not self._windows or now - self._windows[-1].since >= _WINDOW_S:
             self._windows.append(_Window(now))
         window = self._windows[-1]
@@ -59,27 +58,27 @@ class Meter:
         window.count, window.sum, window.max = window.count + 1, window.sum + value, max(window.max, value)
 
     def rate(self, now: float) -> float:
-        """Events a second, lately."""
-        return sum(one.count for one in self._lately(now)) / self._span_s(now)
+        """Return the recent events per second."""
+        return sum(one.count for one in self._recent(now)) / self._span_s(now)
 
     def sum_rate(self, now: float) -> float:
-        """The same of their values."""
-        return sum(one.sum for one in self._lately(now)) / self._span_s(now)
+        """Return the recent sum of values per second."""
+        return sum(one.sum for one in self._recent(now)) / self._span_s(now)
 
     def mean(self, now: float) -> float:
-        """The mean value, lately; 0 without any."""
-        windows = self._lately(now)
+        """Return the mean of recent values; 0 without any."""
+        windows = self._recent(now)
         count = sum(one.count for one in windows)
         return sum(one.sum for one in windows) / count if count else 0.0
 
     def max(self, now: float) -> float:
-        """The greatest value, lately; 0 without any."""
-        return max((one.max for one in self._lately(now)), default=0.0)
+        """Return the greatest recent value; 0 without any."""
+        return max((one.max for one in self._recent(now)), default=0.0)
 
-    def _lately(self, now: float) -> list[_Window]:
+    def _recent(self, now: float) -> list[_Window]:
         return [one for one in self._windows if now - one.since < _WINDOW_S * _WINDOWS]
 
     def _span_s(self, now: float) -> float:
-        """How long "lately" is: from the first window on, and never shorter than would make one event a burst."""
-        since = min((one.since for one in self._lately(now)), default=now)
+        """Return the recent span: since the first window, and at least a second, lest one event look like a burst."""
+        since = min((one.since for one in self._recent(now)), default=now)
         return max(now - max(self.began_at, min(since, now - 1.0)), 1.0)

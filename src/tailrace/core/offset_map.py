@@ -1,19 +1,19 @@
-"""Metadata of a commit: its writer, the offset map of records finished after the offset, the user's own text.
+"""Commit metadata: the writer, the offset map of records finished after the offset, and the user's own text.
 
-The text is ASCII, has a version and a checksum, and stays within the broker's limit (``offset_metadata_max_bytes``).
-An offset map that does not fit is left out, the commit never is; a text that cannot be read gives no offset map and the
-reason, and its records are handled again. A user's text alone is written unchanged, as every client writes it.
+The text is ASCII, has a version and a checksum, and stays within the broker's limit (``offset_metadata_max_bytes``). An
+offset map that does not fit is left out; the commit is still made. A text that cannot be decoded yields the reason and
+no offset map, and its records are handled again. A user's text alone is written unchanged, as every client writes it.
 
 ``omap:1:<CRC-32 of the rest>:<writer>:<log>:<map>:<user's text>``, the texts escaped as in JSON. The log is the topic
-id in URL-safe base64, a dot and the highest leader epoch of the records that the map covers, each empty where it is
-unknown. The map is one letter and base64 of deflated bytes. Both kinds begin with the base as a varint:
+id in URL-safe base64, a dot and the highest leader epoch of the records that the map covers, each empty if unknown. The
+map is one letter and base64 of deflated bytes. Both kinds begin with the base as a varint:
 
 - ``g``, for few unfinished offsets: the number of finished ones before each, and after the last, as varints;
-- ``b``, for many: the number of offsets as a varint, then a bit for each, set when it is unfinished.
+- ``b``, for many: the number of offsets as a varint, then a bit for each, set if it is unfinished.
 
-The kind that is shorter before deflating is taken. Shares of the default limit of 4,096 bytes, with unfinished offsets
-at random: 2,000 of 12,000 two fifths, 2,000 of 100,000 two thirds, 200 of 1,000,000 a seventh; a single stuck record
-takes 40 bytes however many finished ones follow.
+The kind that is shorter before deflating is written. Shares of the default limit of 4,096 bytes, with unfinished
+offsets at random: 2,000 of 12,000 two fifths, 2,000 of 100,000 two thirds, 200 of 1,000,000 a seventh; a single stuck
+record takes 40 bytes however many finished ones follow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAGIC = "omap:"
 _VERSION = "1"
 _HIGH = 0.75
 _MOST_BYTES = 1 << 15
-"""Limit of a map before it is deflated: a forged text of a few bytes must not fill the memory."""
+"""Limit of a map before it is deflated, lest a forged text of a few bytes exhaust the memory."""
 _MOST_VARINT = 10
 _END_OF_OFFSETS = 1 << 63
 _WORD = 64
@@ -76,11 +76,11 @@ class OffsetMap:
         """The words of the bitmap that are not zero, and their numbers."""
         self.unfinished_count = 0
         if not 0 <= base <= limit <= _END_OF_OFFSETS:
-            raise ValueError("its offsets are not in order")
+            raise ValueError("the offsets are not in ascending order")
         before, number, word = base - 1, -1, 0
         for offset in unfinished:
             if not before < offset < limit:
-                raise ValueError("its offsets are not in order")
+                raise ValueError("the offsets are not in ascending order")
             if offset // _WORD != number:
                 self._append(number, word)
                 number, word = offset // _WORD, 0
@@ -105,7 +105,7 @@ class OffsetMap:
         return f"OffsetMap({self.base}, {self.limit}, <{self.unfinished_count} unfinished>, {log})"
 
     def is_finished(self, offset: int) -> bool:
-        """Return True if an earlier owner finished the record at ``offset``, so that it is to be skipped."""
+        """Return True if an earlier owner finished the record at ``offset``, so that it is skipped."""
         if offset >= self.limit:
             return False
         place = bisect_left(self._numbers, offset // _WORD)
@@ -123,7 +123,7 @@ class OffsetMap:
                     yield found
 
     def from_offset(self, offset: int) -> OffsetMap | None:
-        """Return the part from ``offset`` on; None when nothing above it is finished."""
+        """Return the part from ``offset`` on; None if nothing above it is finished."""
         if self.limit <= offset:
             return None
         return OffsetMap(
@@ -140,22 +140,23 @@ class OffsetMap:
         return self
 
     def contradiction(self, topic_id: str, end_offset: int) -> str:
-        """Return why the map cannot be of a log with this topic id and end offset; empty when it can."""
+        """Return why the map cannot be of a log with this topic id and end offset; empty if it can."""
         if topic_id and self.topic_id is not None and str(self.topic_id) != topic_id:
-            return f"its offset map is of topic id {self.topic_id}, and the topic has id {topic_id} now"
+            return f"the offset map belongs to topic id {self.topic_id}, but the topic now has id {topic_id}"
         if self.limit > end_offset:
-            return f"its offset map covers offsets below {self.limit}, and the log ends at {end_offset}"
+            return f"the offset map covers offsets below {self.limit}, but the log ends at {end_offset}"
         return ""
 
     def contradiction_of_epoch(self, end_offset: int) -> str:
-        """Return why records that the map covers were written again if its leader epoch ends there; empty otherwise.
+        """Return why records that the map covers were replaced if its leader epoch ends at ``end_offset``; empty
+        otherwise.
 
-        A log that never had the epoch ends it at -1.
+        ``end_offset`` is -1 for a log that never had the epoch.
         """
         if self.leader_epoch < 0 or end_offset >= self.limit:
             return ""
         return (
-            f"its offset map covers offsets below {self.limit} up to leader epoch {self.leader_epoch}, and the log "
+            f"the offset map covers offsets below {self.limit} up to leader epoch {self.leader_epoch}, but the log "
             + (f"ends that epoch at {end_offset}" if end_offset >= 0 else "has neither that epoch nor a later one")
         )
 
@@ -166,38 +167,38 @@ class OffsetMap:
 
 @dataclass(frozen=True, slots=True)
 class EncodedMetadata:
-    """What to commit beside an offset."""
+    """Metadata to commit with an offset."""
 
     text: str
     is_map_dropped: bool = False
-    """The map did not fit: a next owner would run again what is finished behind the offset."""
+    """True if the map did not fit: a next owner handles again the records finished after the offset."""
     fill: float = 0.0
-    """How much of the room that the user's text leaves is taken by the map; above 1 it is dropped."""
+    """Share of the space left by the user's text that the map takes; above 1 the map is dropped."""
 
     @property
     def is_high(self) -> bool:
-        """Whether no new records should be begun, so that the map fits next time; those it spans may go on."""
+        """True if no new records should be started, so that the next map fits; those it covers may continue."""
         return self.fill > _HIGH
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedMetadata:
-    """What was committed beside an offset."""
+    """Metadata committed with an offset."""
 
     offset_map: OffsetMap | None = None
     user_text: str = ""
     is_foreign: bool = False
-    """The text is somebody's own, with nothing of ours: all of it is ``user_text``."""
+    """True if the text is not in this format; all of it is ``user_text``."""
     problem: str = ""
-    """Why there is no map, or none that can be trusted; empty when all is well."""
+    """Reason why there is no map, or none that can be trusted; empty if there is no problem."""
     writer: str = ""
 
 
 def encode_metadata(offset_map: OffsetMap | None, user_text: str, limit: int, *, writer: str = "") -> EncodedMetadata:
-    """The text that says all this, at most ``limit`` bytes long.
+    """Return metadata of at most ``limit`` bytes.
 
-    The map is dropped first, then the writer. A user's text is never cut: one that is too long alone goes out as it
-    is, and the broker's refusal tells the user.
+    The map is dropped first, then the writer. A user's text is never cut: one that is too long by itself is committed
+    unchanged, and the broker refuses it.
     """
     bare = _bare(user_text, writer)
     if len(bare.encode()) > limit:
@@ -214,23 +215,23 @@ def encode_metadata(offset_map: OffsetMap | None, user_text: str, limit: int, *,
 
 
 def decode_metadata(text: str, offset: int) -> DecodedMetadata:
-    """What ``text`` says, which was committed with ``offset``; a map of another offset is not given."""
+    """Decode ``text``, which was committed with ``offset``; a map of another offset is ignored."""
     if not text.startswith(_MAGIC):
         return DecodedMetadata(user_text=text, is_foreign=bool(text))
     version, _, rest = text.removeprefix(_MAGIC).partition(":")
     if version != _VERSION:
-        return DecodedMetadata(problem=f"version {version[:20]!r} of the commit metadata is not known here")
+        return DecodedMetadata(problem=f"version {version[:20]!r} of the commit metadata is not supported")
     checksum, _, body = rest.partition(":")
     parts = body.split(":", 3)
     if not text.isascii() or checksum != _checksum(body) or len(parts) != 4:
-        return DecodedMetadata(problem="the commit metadata is damaged: its checksum does not hold")
+        return DecodedMetadata(problem="the commit metadata is damaged: the checksum does not match")
     try:
         writer, user_text = _plain(parts[0]), _plain(parts[3])
         found = _unpacked(parts[2]).of_log(*_log_of(parts[1])) if parts[2] else None
     except ValueError as error:
-        return DecodedMetadata(problem=f"the commit metadata cannot be read: {error}")
+        return DecodedMetadata(problem=f"the commit metadata cannot be decoded: {error}")
     if found is not None and found.base != offset:
-        problem = f"the commit metadata is of offset {found.base}, not of {offset}"
+        problem = f"the commit metadata belongs to offset {found.base}, not {offset}"
         return DecodedMetadata(user_text=user_text, writer=writer, problem=problem)
     return DecodedMetadata(found, user_text, writer=writer)
 
@@ -239,7 +240,7 @@ def decode_metadata(text: str, offset: int) -> DecodedMetadata:
 
 
 def _bare(user_text: str, writer: str) -> str:
-    """Without a map: the user's text alone, unless it could be taken for an envelope."""
+    """Return metadata without a map: the user's text alone, unless it could be mistaken for an envelope."""
     is_plain = not writer and not user_text.startswith(_MAGIC)
     return user_text if is_plain else _sealed(writer, "", "", user_text)
 
@@ -269,7 +270,7 @@ def _log_text(offset_map: OffsetMap) -> str:
 
 def _log_of(text: str) -> tuple[UUID | None, int]:
     if (found := _LOG.fullmatch(text)) is None:
-        raise ValueError(f"its log {text[:40]!r} is no topic id and leader epoch")
+        raise ValueError(f"the log {text[:40]!r} is not a topic id and leader epoch")
     name, epoch = found.groups()
     return None if not name else UUID(bytes=urlsafe_b64decode(name + "==")), int(epoch) if epoch else -1
 
@@ -278,7 +279,7 @@ def _log_of(text: str) -> tuple[UUID | None, int]:
 
 
 def _packed(offset_map: OffsetMap) -> str:
-    """The map as text; empty when it is larger than any that is read."""
+    """Return the map as text; empty if it exceeds the limit."""
     base, size = offset_map.base, offset_map.limit - offset_map.base
     # A gap takes a byte or more, and a bit for each offset an eighth of one.
     if min(size // 8, offset_map.unfinished_count) > _MOST_BYTES:
@@ -294,10 +295,10 @@ def _packed(offset_map: OffsetMap) -> str:
 
 
 def _unpacked(packed: str) -> OffsetMap:
-    """The map of a text.
+    """Decode a map.
 
     Raises:
-        ValueError: it is damaged, or larger than any that is written.
+        ValueError: the text is damaged, or larger than the limit.
     """
     kind, text = packed[0], packed[1:]
     try:
@@ -305,9 +306,9 @@ def _unpacked(packed: str) -> OffsetMap:
         inflate = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
         plain = iter(inflate.decompress(deflated, _MOST_BYTES))
     except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"its map is damaged ({error})") from error
+        raise ValueError(f"the offset map is damaged ({error})") from error
     if not inflate.eof:
-        raise ValueError("its map does not end")
+        raise ValueError("the offset map is too long or truncated")
     base, first = _next_varint(plain), _next_varint(plain)
     match kind:
         case "b":
@@ -315,7 +316,7 @@ def _unpacked(packed: str) -> OffsetMap:
         case "g":
             *unfinished, limit = _of_gaps(base, first, plain)
             return OffsetMap(base, limit, unfinished)
-    raise ValueError(f"a map of kind {kind!r} is not known here")
+    raise ValueError(f"offset maps of kind {kind!r} are not supported")
 
 
 def _gaps(offset_map: OffsetMap) -> Iterator[int]:
@@ -365,4 +366,4 @@ def _next_varint(plain: Iterator[int]) -> int:
         value |= (byte & 127) << 7 * place
         if byte < 128:
             return value
-    raise ValueError("its map ends within a number")
+    raise ValueError("the offset map ends within a number")

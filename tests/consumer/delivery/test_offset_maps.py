@@ -199,7 +199,7 @@ async def test_a_forged_map_skips_no_record_to_come(topic, by_hand, events, *, w
     assert [record.offset for record in records] == list(range(40, 105))
     (ignored,) = events.of(OffsetMapIgnored)
     assert (ignored.partition, ignored.offset) == (TopicPartition(topic, 0), 40)
-    assert f"covers offsets below {1 << 62}, and the log ends at 100" in ignored.reason
+    assert f"covers offsets below {1 << 62}, but the log ends at 100" in ignored.reason
     assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 105}, "")
 
 

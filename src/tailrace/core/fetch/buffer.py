@@ -1,8 +1,8 @@
-"""The bounded buffer between fetching and reading: one FIFO per partition, taken in turn.
+"""Bounded buffer between fetching and delivery: one FIFO per partition, read in turn.
 
-It holds chunks of any kind with a size in bytes and knows two bounds: what all partitions may hold together, and each
-one's share of that, so that a paused or slow partition uses up its own share and nobody else's. Room is reserved
-before it is filled. The overrun is what the protocol forces: one batch larger than what was asked for, per broker.
+It holds chunks of any kind with a size in bytes, within two bounds: the bytes of all partitions together, and each
+partition's share of them, so that a paused or slow partition uses only its own share. Space is reserved before it is
+filled. The protocol forces an overrun of one batch per broker that is larger than requested.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ class _PartitionQueue(NamedTuple, Generic[ChunkT]):
 
 
 class FetchBuffer(Generic[ChunkT]):
-    """Chunks of partitions, first in, first out; ``max_bytes`` in all."""
+    """FIFOs of chunks by partition, with ``max_bytes`` in total."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        """What is held."""
+        """Bytes held."""
         self.reserved_bytes = 0
-        """What is reserved for fetches under way."""
+        """Bytes reserved for fetches in flight."""
         self.taken_bytes = 0
-        """What was taken out since the beginning: it grows while somebody reads."""
+        """Bytes taken out so far: it grows while records are delivered."""
         self._queues: dict[TopicPartition, deque[_PartitionQueue[ChunkT]]] = {}
         self._bytes: dict[TopicPartition, int] = {}
         self._reserved: dict[Hashable, int] = {}
         self._turn: deque[TopicPartition] = deque()
-        """Partitions that hold something, the next one first."""
+        """Partitions that hold a chunk, the next one first."""
 
     @property
     def free_bytes(self) -> int:
-        """What can still be reserved."""
+        """Bytes that can still be reserved."""
         return max(0, self.max_bytes - self.held_bytes - self.reserved_bytes)
 
     def bytes_of(self, partition: TopicPartition) -> int:
-        """What one partition holds."""
+        """Return the bytes that one partition holds."""
         return self._bytes.get(partition, 0)
 
     def room_of(self, partition: TopicPartition, partitions: int) -> int:
-        """What one of so many partitions has left of its share."""
+        """Return the bytes that are left of a partition's share, one of ``partitions`` shares."""
         return max(0, self.share_of(partitions) - self.bytes_of(partition))
 
     def share_of(self, partitions: int) -> int:
-        """What each of so many partitions may hold."""
+        """Return the bytes that each of ``partitions`` partitions may hold."""
         return self.max_bytes // max(partitions, 1)
 
     def reserve(self, fetch: Hashable, size: int) -> None:
-        """Keep room for what a fetch may bring; it ends with ``unreserve``, whatever comes of the fetch."""
+        """Reserve space for a fetch until ``unreserve``, whatever its outcome."""
         self.unreserve(fetch)
         self._reserved[fetch] = size
         self.reserved_bytes += size
 
     def unreserve(self, fetch: Hashable) -> None:
-        """The fetch is over."""
+        """Release the space reserved for a fetch."""
         self.reserved_bytes -= self._reserved.pop(fetch, 0)
 
     def put(self, partition: TopicPartition, buffered: ChunkT, size: int) -> None:
@@ -75,26 +75,26 @@ class FetchBuffer(Generic[ChunkT]):
         self.held_bytes += size
 
     def put_back(self, partition: TopicPartition, buffered: ChunkT) -> None:
-        """What was taken and not used comes first again; its bytes are accounted for elsewhere."""
+        """Put a chunk that was taken and not used back to the front; its bytes are counted elsewhere."""
         self._queue_of(partition).appendleft(_PartitionQueue(buffered, 0))
 
     def head(self, partition: TopicPartition) -> ChunkT | None:
-        """The oldest chunk of a partition."""
+        """Return the oldest chunk of a partition."""
         queue = self._queues.get(partition)
         return queue[0].buffered if queue else None
 
     def last(self, partition: TopicPartition) -> ChunkT | None:
-        """The newest one."""
+        """Return the newest chunk of a partition."""
         queue = self._queues.get(partition)
         return queue[-1].buffered if queue else None
 
     def all_buffered(self, partition: TopicPartition) -> Iterator[ChunkT]:
-        """All that a partition holds, the oldest first."""
+        """Yield the chunks of a partition, oldest first."""
         for held in self._queues.get(partition, ()):
             yield held.buffered
 
     def pop(self, partition: TopicPartition) -> None:
-        """The oldest chunk is used up; its bytes are free."""
+        """Remove the oldest chunk of a partition and free its bytes."""
         queue = self._queues[partition]
         size = queue.popleft().size
         self._bytes[partition] = self.bytes_of(partition) - size
@@ -104,9 +104,9 @@ class FetchBuffer(Generic[ChunkT]):
             self.drop(partition)
 
     def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
-        """Forget the newest chunks of a partition that holds more than ``most`` bytes, but never the oldest one.
+        """Drop the newest chunks of a partition that holds more than ``most`` bytes, but never the oldest one.
 
-        Nor are fewer than ``least`` bytes left. Gives the last chunk that is left; None when nothing was forgotten.
+        At least ``least`` bytes are kept. Return the last chunk that is left; None if none was dropped.
         """
         queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
         count = forgotten = 0
@@ -123,13 +123,13 @@ class FetchBuffer(Generic[ChunkT]):
         return queue[-1].buffered
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget all that a partition holds."""
+        """Drop all chunks of a partition."""
         if self._queues.pop(partition, None) is not None:
             self._turn.remove(partition)
         self.held_bytes -= self._bytes.pop(partition, 0)
 
     def next_partition(self, is_readable: Callable[[TopicPartition], bool]) -> TopicPartition | None:
-        """The partition whose turn it is, of those that hold something and may be read; it goes to the end."""
+        """Return the next partition that holds a chunk and is readable, and move it to the end of the turn."""
         for _ in range(len(self._turn)):
             partition = self._turn[0]
             self._turn.rotate(-1)
@@ -138,7 +138,7 @@ class FetchBuffer(Generic[ChunkT]):
         return None
 
     def holds(self, partition: TopicPartition) -> bool:
-        """Whether a partition has a chunk."""
+        """Return True if a partition has a chunk."""
         return partition in self._queues
 
     def _queue_of(self, partition: TopicPartition) -> deque[_PartitionQueue[ChunkT]]:

@@ -1,7 +1,7 @@
 """Bound of the memory that the decompressed batches of all partitions take together.
 
-While they take as much as the buffer may hold compressed, further batches wait until one of them is used up. A batch
-of a partition that is not read now is compressed again, so that no partition waits for a paused one.
+While they take as much as the buffer may hold compressed, further batches wait until one of them is consumed. The batch
+of a partition that is not being read is compressed again, so that no partition waits for a paused one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tailrace.records import TopicPartition
 
 __all__ = ["DecompressedBatches", "PackableBatch"]
 
-_MOST_UNDER_WAY = 2
-"""Batches that threads decompress at a time: their size is not known before."""
+_MOST_IN_FLIGHT = 2
+"""Number of batches that threads decompress at a time, because their decompressed size is not known in advance."""
 
 
 class PackableBatch(Protocol):
-    """Batch in the buffer that may be decompressed and compressed again."""
+    """Buffered batch that may be decompressed and compressed again."""
 
     @property
     def has_error(self) -> bool: ...
@@ -38,25 +38,25 @@ BatchT = TypeVar("BatchT", bound=PackableBatch)
 
 
 class DecompressedBatches(Generic[BatchT]):
-    """The decompressed batches in ``buffer``, at most one of each partition."""
+    """Decompressed batches in ``buffer``, at most one of each partition."""
 
     def __init__(self, buffer: FetchBuffer[BatchT]) -> None:
         self._buffer = buffer
         self._held: dict[TopicPartition, BatchT] = {}
-        self._under_way = 0
+        self._in_flight = 0
         self._most_bytes = 0
-        """Upper bound of what they take: batches that were used up since the last count are in it."""
+        """Upper bound of the bytes they take; includes batches that were consumed since the last count."""
 
     def add(self, partition: TopicPartition, batch: BatchT) -> None:
-        """Count a batch that is decompressed, or that a thread decompresses."""
+        """Count a batch that is decompressed, or that a thread is decompressing."""
         self._held[partition] = batch
         self._most_bytes += batch.plain_bytes
-        self._under_way += batch.is_decompressing
+        self._in_flight += batch.is_decompressing
 
     def decompressed(self, batch: BatchT) -> None:
-        """Count the bytes of a batch that a thread has decompressed, also of one that is not buffered any more."""
+        """Count the bytes of a batch that a thread has decompressed, even if it is no longer buffered."""
         self._most_bytes += batch.plain_bytes
-        self._under_way -= 1
+        self._in_flight -= 1
 
     def has_room(self, is_read: Callable[[TopicPartition], bool]) -> bool:
         """Return True if one more batch may be decompressed.
@@ -64,7 +64,7 @@ class DecompressedBatches(Generic[BatchT]):
         Args:
             is_read: True for partitions from which records are taken now.
         """
-        if self._under_way >= _MOST_UNDER_WAY:
+        if self._in_flight >= _MOST_IN_FLIGHT:
             return False
         if self._most_bytes < self._buffer.max_bytes:
             return True
@@ -73,7 +73,7 @@ class DecompressedBatches(Generic[BatchT]):
             return True
         if any(one.is_decompressing or is_read(partition) for partition, one in self._held.items()):
             return False
-        # The oldest first: it is the one that has not been read for longest.
+        # The oldest first: it has not been read for the longest time.
         while self._held and self._most_bytes >= self._buffer.max_bytes:
             batch = self._held.pop(next(iter(self._held)))
             self._most_bytes -= batch.plain_bytes
@@ -83,9 +83,9 @@ class DecompressedBatches(Generic[BatchT]):
     def _count(self) -> None:
         for partition, batch in [*self._held.items()]:
             if batch.has_error:
-                # It raises its error from now on, and no record is taken from it any more.
+                # Every read of the batch now raises its error, so no record is taken from it any more.
                 batch.pack()
-            # Records that were taken and put back stand before it.
+            # Records that were taken and put back come before it.
             is_buffered = any(one is batch for one in islice(self._buffer.all_buffered(partition), 2))
             if not is_buffered or not (batch.plain_bytes or batch.is_decompressing):
                 del self._held[partition]

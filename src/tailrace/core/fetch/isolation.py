@@ -1,7 +1,7 @@
-"""Which batches of a fetch a reader may see: no markers, and with ``read_committed`` nothing that was taken back.
+"""Visibility of fetched batches: control batches are never delivered, aborted ones not with ``read_committed``.
 
-The broker sends all that is there, with a list of aborted transactions: of a producer's records those from the
-transaction's first offset up to its abort marker are to be passed over (KIP-98).
+The broker sends all batches with a list of aborted transactions: a producer's records from the transaction's first
+offset up to its abort marker are skipped (KIP-98).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BatchHeader", "visible"]
 
 
 class BatchHeader(Protocol):
-    """What has to be known of a batch."""
+    """Header fields that decide about visibility."""
 
     @property
     def next_offset(self) -> int: ...
@@ -34,19 +34,19 @@ BatchT = TypeVar("BatchT", bound=BatchHeader)
 
 
 def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
-    """Each batch, and whether its records are to be handed out.
+    """Yield each batch, and whether its records are delivered.
 
-    ``aborted`` is what the broker lists for ``read_committed``; None for ``read_uncommitted``, which sees all records.
+    ``aborted`` is the broker's list for ``read_committed``; None for ``read_uncommitted``, which delivers all records.
     """
     pending = [(one.first_offset, one.producer_id) for one in aborted or ()]
     heapq.heapify(pending)
-    taken_back: set[int] = set()
+    aborting: set[int] = set()
     for batch in batches:
         while pending and pending[0][0] < batch.next_offset:
-            taken_back.add(heapq.heappop(pending)[1])
+            aborting.add(heapq.heappop(pending)[1])
         if batch.is_control:
             if batch.producer_id is not None and batch.is_abort_marker():
-                taken_back.discard(batch.producer_id)
+                aborting.discard(batch.producer_id)
             yield batch, False
         else:
-            yield batch, batch.producer_id not in taken_back
+            yield batch, batch.producer_id not in aborting

@@ -1,7 +1,7 @@
-"""Which partitions to fetch from which broker, how much of each, and what an answer's error code means.
+"""Fetch plans: the partitions to fetch from each broker, sizes, and reactions to error codes.
 
-Rule of this file: a plan is made of what is true now and carried out by somebody else. A partition is fetched when
-it is known where to begin, it is not paused, its pause after a failure is over, and its share of the buffer has room.
+A plan reflects the current state only. A partition is fetched if its position is known, it is not paused, its backoff
+is over, and its share of the buffer has room.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _INTERRUPTIONS = 2
 
 
 class FetchErrorAction(StrEnum):
-    """What is to be done about a partition's error code."""
+    """Reactions to a partition's error code."""
 
-    GOOD = "take the records"
-    RESET = "the log does not have that position"
-    LOOK_AGAIN = "ask who leads it, then again after a pause"
-    RETRY = "again after a pause"
-    REFUSED = "tell the user, and again after a pause"
+    GOOD = "accept the records"
+    RESET = "reset the position, which the log does not have"
+    LOOK_AGAIN = "refresh metadata, then fetch again after a pause"
+    RETRY = "fetch again after a pause"
+    REFUSED = "raise the error, then fetch again after a pause"
 
 
 # Retriable codes nearly always mean that leadership has moved: refreshing metadata is cheap. Without a backoff, a
-# broker that restarts would be asked at the speed of the network.
+# broker that restarts would be fetch at the speed of the network.
 FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
     {
         ErrorCode.NONE: FetchErrorAction.GOOD,
@@ -70,16 +70,16 @@ FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
 
 
 def is_interruption(action: FetchErrorAction, failures: int) -> bool:
-    """Return whether a partition's fetch fails as it does while leadership moves, after ``failures`` before it.
+    """Return True if a fetch failed as during a change of leaders, after ``failures`` failures in a row.
 
-    The first may come from the old leader, the second from metadata that named it still.
+    The first failure may come from the old leader, the second from metadata that still named it.
     """
     return action is FetchErrorAction.LOOK_AGAIN and failures < _INTERRUPTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What the options say."""
+    """Limits of a fetch, from the options."""
 
     max_bytes: int
     partition_max_bytes: int
@@ -87,7 +87,7 @@ class FetchLimits:
 
 
 class BufferRoom(Protocol):
-    """What a plan has to know of the buffer; ``core.fetch.buffer.Buffer`` is one."""
+    """Free space of the buffer (``core.fetch.buffer.FetchBuffer``)."""
 
     @property
     def free_bytes(self) -> int: ...
@@ -105,37 +105,37 @@ class FetchPlan:
 
     partitions: Mapping[TopicPartition, FetchPartition]
     epochs: Mapping[TopicPartition, int]
-    """Of the positions, to tell later whether the answer still counts."""
+    """Epochs of the positions, to recognize an outdated answer."""
     max_bytes: int
     lacks_room: bool
-    """Whether a partition was left out only because its share of the buffer is full."""
+    """True if a partition was left out because its share of the buffer, or the buffer, is full."""
     retry_at: float | None
-    """When the next partition's pause is over."""
+    """End of the earliest backoff; None if no partition backs off."""
     is_idle: bool
-    """Whether this broker has none of the partitions."""
+    """True if no partition is fetched from this broker."""
     overdrawn: tuple[TopicPartition, ...] = ()
-    """Partitions that leave no room for those of this plan, since they hold more than their share."""
+    """Partitions that hold more than their share and leave no room for those of this plan."""
     remade: tuple[TopicPartition, ...] = ()
-    """Partitions that are left out since their positions are of a log that is no more."""
+    """Partitions left out because their topics were recreated."""
 
     def counts(self, position: Position) -> bool:
-        """Whether the answer is still of use: nobody sought elsewhere, and no other broker has answered meanwhile.
+        """Return True if the answer is still useful: no seek, and no answer of another broker, came in between.
 
-        While leadership moves, the old leader's answer may come after the new one was asked. Of two answers for the
-        same offset the second would lack the markers that came with the first.
+        While leadership moves, the old leader may answer after the request to the new one was sent. The second of two
+        answers for the same offset would lack the control batches that came with the first.
         """
-        asked = self.partitions.get(position.partition)
+        fetch = self.partitions.get(position.partition)
         return (
-            asked is not None
+            fetch is not None
             and self.epochs[position.partition] == position.epoch
-            and asked.fetch_offset == position.fetched
+            and fetch.fetch_offset == position.fetched
         )
 
     def added_to(self, under_way: FetchPlan) -> FetchPlan:
-        """Return the part of this plan that ``under_way``, an older one, does not ask for or asks for elsewhere."""
+        """Return the part of this plan that is not in ``under_way``, an older one, or is there in another epoch."""
         added = {
-            partition: asked
-            for partition, asked in self.partitions.items()
+            partition: fetch
+            for partition, fetch in self.partitions.items()
             if under_way.epochs.get(partition) != self.epochs[partition]
         }
         return replace(
@@ -146,12 +146,12 @@ class FetchPlan:
         )
 
     def topic_names(self) -> dict[UUID, str]:
-        """What the topics' ids in an answer stand for."""
-        return {asked.topic_id: asked.topic for asked in self.partitions.values()}
+        """Return the names of the topic ids in an answer."""
+        return {fetch.topic_id: fetch.topic for fetch in self.partitions.values()}
 
 
 def source_of(position: Position, topology: ClusterMetadata, now: float) -> int | None:
-    """The broker to fetch a partition from: its leader, or the nearer replica that the leader has named (KIP-392)."""
+    """Return the broker to fetch a partition from: its leader, or the nearer replica named by the leader (KIP-392)."""
     leadership = topology.leader(position.partition)
     if leadership is None:
         return None
@@ -162,34 +162,34 @@ def source_of(position: Position, topology: ClusterMetadata, now: float) -> int 
 
 
 def is_recreated(position: Position, topology: ClusterMetadata) -> bool:
-    """Whether the topic was deleted and made anew since it was fetched: its offsets mean other records now."""
+    """Return True if the topic was recreated since it was fetched, so that its offsets mean other records."""
     return is_other_log(position.fetched_topic_id, position.partition, topology)
 
 
 def sources_change_at(positions: Positions, now: float) -> float | None:
-    """When the word of a leader that named a nearer replica is too old, so that it is to be asked again."""
+    """Return the time at which the first preferred read replica expires and the leader is to be fetch again."""
     named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
     return min((until for until in named if until > now), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class FetcherSlot:
-    """One of several connections to a broker; each partition goes by one of them, for its life."""
+    """One of several connections to a broker; a partition always uses the same one."""
 
     number: int = 0
     of: int = 1
 
     def has(self, partition: TopicPartition) -> bool:
-        """Whether ``partition`` goes by this one."""
+        """Return True if ``partition`` uses this connection."""
         return slot_of(partition, self.of) == self.number
 
 
 def slot_of(partition: TopicPartition, of: int) -> int:
-    """The number of the one, of so many, that ``partition`` goes by."""
+    """Return the number of the connection, of ``of``, that ``partition`` uses."""
     return 0 if of == 1 else (crc32(partition.topic.encode()) + partition.partition) % of
 
 
-def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
+def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     node_id: int,
     positions: Positions,
     topology: ClusterMetadata,
@@ -198,18 +198,18 @@ def make_plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
     now: float,
     lane: FetcherSlot = FetcherSlot(),
 ) -> FetchPlan:
-    """What to fetch from ``node_id`` now, by one of several connections."""
+    """Return the fetch to send to ``node_id`` now on one of several connections."""
     mine = [one for one in positions if source_of(one, topology, now) == node_id and lane.has(one.partition)]
     ready = [position for position in mine if _is_ready(position)]
     awake = [position for position in ready if position.retry_at <= now]
     due = [position for position in awake if not is_recreated(position, topology)]
-    # Less than this is not worth a request: the broker would send one batch at a time.
+    # A smaller fetch is not worth a request: the broker would send one batch at a time.
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, room.share_of(len(positions)) // 2))
     chosen = {}
     for position in due:
         size = min(limits.partition_max_bytes, room.room_of(position.partition, len(positions)))
         if size >= least:
-            chosen[position.partition] = _ask_for(position, topology, size)
+            chosen[position.partition] = _fetch_of(position, topology, size)
     max_bytes = min(limits.max_bytes, room.free_bytes, sum(one.partition_max_bytes for one in chosen.values()))
     overdrawn: tuple[TopicPartition, ...] = ()
     if max_bytes < least:
@@ -238,7 +238,7 @@ def _is_ready(position: Position) -> bool:
     )
 
 
-def _ask_for(position: Position, topology: ClusterMetadata, size: int) -> FetchPartition:
+def _fetch_of(position: Position, topology: ClusterMetadata, size: int) -> FetchPartition:
     leadership = topology.leader(position.partition)
     assert position.fetched is not None
     return FetchPartition(
@@ -248,17 +248,17 @@ def _ask_for(position: Position, topology: ClusterMetadata, size: int) -> FetchP
         fetch_offset=position.fetched,
         partition_max_bytes=size,
         current_leader_epoch=leadership.epoch if leadership is not None else -1,
-        # With it the broker sees whether what was read before is still what its log has (KIP-320, KIP-595).
+        # Lets the broker detect that the log was truncated below this position (KIP-320, KIP-595).
         last_fetched_epoch=position.last_fetched_epoch,
     )
 
 
 @dataclass(slots=True)
 class FetchWait:
-    """How long a broker may hold a fetch while partitions were left out of it for lack of room.
+    """Longest time that a broker may hold a fetch from which partitions were left out for lack of room.
 
-    Room may come at any moment, and the fetch under way cannot be amended. So such a fetch is held for a short time
-    only, which doubles for as long as nobody takes anything out of the buffer.
+    Room may become free at any moment, and a fetch in flight cannot be amended. So the hold is short, and doubles as
+    long as nothing is taken out of the buffer.
     """
 
     longest_s: float
@@ -266,7 +266,7 @@ class FetchWait:
     _taken: int = -1
 
     def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
-        """The hold of the next fetch; ``taken_bytes`` is what was taken out of the buffer up to now."""
+        """Return the hold of the next fetch; ``taken_bytes`` is the number of bytes taken out of the buffer so far."""
         if not lacks_room:
             self._next_s = 0.0
             return self.longest_s

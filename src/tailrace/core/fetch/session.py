@@ -1,7 +1,7 @@
-"""Incremental fetch sessions (KIP-227): a broker remembers what we fetch, so a request names only what changed.
+"""Incremental fetch sessions (KIP-227): the broker remembers the partitions, so a request names only changes.
 
-One session per broker. A request is full (session epoch 0, everything named) or incremental. Whatever goes wrong
-with a session ends it, and the next request is full again.
+There is one session per broker. A request is full (session epoch 0, all partitions) or incremental. Any error of a
+session ends it, and the next request is full again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_SESSION_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class SessionPart:
-    """What a fetch request says of its session."""
+    """Fields of a fetch request that concern its session."""
 
     session_id: int
     session_epoch: int
@@ -37,37 +37,37 @@ class SessionPart:
 
 
 def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-    """Return a request of which the broker remembers nothing, and which changes no session."""
+    """Return a request outside of any session, which changes none."""
     return SessionPart(0, _NO_SESSION_EPOCH, tuple(wanted.values()), ())
 
 
 class FetchSession:
-    """Our side of one broker's session."""
+    """Client side of the session with one broker."""
 
     def __init__(self) -> None:
         self._id = 0
         self._epoch = 0
         self._known: dict[TopicPartition, FetchPartition] = {}
-        """What the broker remembers, as far as we know."""
-        self._asked: Mapping[TopicPartition, FetchPartition] = {}
+        """Partitions that the broker remembers."""
+        self._requested: Mapping[TopicPartition, FetchPartition] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether the next request names everything."""
+        """True if the next request names all partitions."""
         return self._epoch == 0
 
     def knows(self, partition: TopicPartition) -> bool:
-        """Whether the broker remembers a partition, so that it tells no more of it than what is new."""
+        """Return True if the broker remembers a partition, so that its answers contain only changes."""
         return partition in self._known
 
     def ask(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-        """The next request, to fetch ``wanted`` and nothing else, in that order."""
+        """Return the next request, which fetches exactly ``wanted``, in that order."""
         if any(key in self._known and self._known[key].topic_id != one.topic_id for key, one in wanted.items()):
-            # A topic was made anew. A broker that goes by names would forget the new one with the old.
+            # A topic was recreated. A broker that identifies topics by name would forget the new one with the old.
             self.lost()
-        self._asked = dict(wanted)
+        self._requested = dict(wanted)
         if self.is_full:
-            # An old id with epoch 0 ends that session and begins another.
+            # An old id with epoch 0 ends that session and starts another.
             return SessionPart(self._id, 0, tuple(wanted.values()), ())
         changed = tuple(one for key, one in wanted.items() if self._known.get(key) != one)
         forgotten = tuple(
@@ -78,21 +78,21 @@ class FetchSession:
         return SessionPart(self._id, self._epoch, changed, forgotten)
 
     def answered(self, answer: FetchResponse) -> bool:
-        """Take the answer in; False when the session is over and the answer holds nothing."""
+        """Process an answer; return False if the session is over and the answer holds nothing."""
         if answer.error_code:
             self.lost()
             if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._id = 0
             return answer.error_code not in _SESSION_ERRORS
         if answer.session_id == 0:
-            # The broker keeps no session of ours: it has no room, or does not know how.
+            # The broker keeps no session: its cache is full, or it does not support sessions.
             self._id, self._epoch, self._known = 0, 0, {}
             return True
         self._id = answer.session_id
         self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
-        self._known = dict(self._asked)
+        self._known = dict(self._requested)
         return True
 
     def lost(self) -> None:
-        """No answer came, or a wrong one: nobody knows what the broker remembers."""
+        """End the session after a missing or wrong answer: the broker's state is unknown."""
         self._epoch, self._known = 0, {}

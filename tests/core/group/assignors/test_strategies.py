@@ -83,7 +83,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(wrong, meant):
 
 def test_a_name_like_no_other_is_refused_with_all_there_are():
     """Without a near one, the error lists them."""
-    with pytest.raises(ConfigurationError, match="there are range, roundrobin, sticky, cooperative-sticky"):
+    with pytest.raises(ConfigurationError, match="the built-ins are range, roundrobin, sticky, cooperative-sticky"):
         strategy_of("xyz")
 
 
@@ -94,7 +94,7 @@ async def by_coroutine(_members, _partitions):
 @pytest.mark.parametrize("wrong", [7, None, Alphabetical, by_coroutine], ids=["7", "None", "a class", "a coroutine"])
 def test_what_is_no_plain_function_is_refused(wrong):
     """A class is not one of its objects, and a leader does not wait for a coroutine."""
-    with pytest.raises(ConfigurationError, match="a plain function"):
+    with pytest.raises(ConfigurationError, match=r"must name one of .* or be a plain function"):
         strategy_of(wrong)
 
 
@@ -117,7 +117,7 @@ def test_the_name_of_a_built_in_is_not_for_others():
     def sticky(_members, _partitions):
         """Never called."""
 
-    with pytest.raises(ConfigurationError, match="goes by the name of the built-in 'sticky'"):
+    with pytest.raises(ConfigurationError, match="has the name of the built-in 'sticky'"):
         strategy_of(sticky)
 
 
@@ -137,13 +137,13 @@ def test_one_name_is_one_strategy():
 
 def test_none_is_refused():
     """A member that offers nothing could join no group."""
-    with pytest.raises(ConfigurationError, match="at least one"):
+    with pytest.raises(ConfigurationError, match="must not be empty"):
         strategies_of([])
 
 
 def test_two_of_one_name_are_refused():
     """Members that agree on the name would not know on which."""
-    with pytest.raises(ConfigurationError, match="'alphabetical' is there twice"):
+    with pytest.raises(ConfigurationError, match="'alphabetical' occurs twice"):
         strategies_of([Alphabetical(), "range", Alphabetical()])
 
 
@@ -191,15 +191,15 @@ def test_a_built_in_is_told_of_racks():
 @pytest.mark.parametrize(
     ("dealt", "fault"),
     [
-        pytest.param(None, "returned None and no mapping", id="nothing"),
-        pytest.param([("x", [A0])], "and no mapping", id="a list"),
+        pytest.param(None, "returned None instead of a mapping", id="nothing"),
+        pytest.param([("x", [A0])], "instead of a mapping", id="a list"),
         pytest.param({"x": [A0], "z": [A1]}, "names 'z', who is not in the group", id="a stranger"),
-        pytest.param({"x": 7}, "gives 'x' 7, which is no list of partitions", id="no partitions"),
-        pytest.param({"x": "a0"}, "gives 'x' 'a', which is no partition", id="a text"),
-        pytest.param({"x": [("a", "0")]}, r"\('a', '0'\), which is no partition", id="a number that is a text"),
-        pytest.param({"x": [("a", True)]}, r"\('a', True\), which is no partition", id="a number that is a flag"),
-        pytest.param({"x": [("a", 0, 1)]}, r"\('a', 0, 1\), which is no partition", id="three"),
-        pytest.param({"x": [["a", 0]]}, r"\['a', 0\], which is no partition", id="a pair that is a list"),
+        pytest.param({"x": 7}, "gives 'x' 7, which is not a list of partitions", id="no partitions"),
+        pytest.param({"x": "a0"}, "gives 'x' 'a', which is not a", id="a text"),
+        pytest.param({"x": [("a", "0")]}, r"\('a', '0'\), which is not a", id="a number that is a text"),
+        pytest.param({"x": [("a", True)]}, r"\('a', True\), which is not a", id="a number that is a flag"),
+        pytest.param({"x": [("a", 0, 1)]}, r"\('a', 0, 1\), which is not a", id="three"),
+        pytest.param({"x": [["a", 0]]}, r"\['a', 0\], which is not a", id="a pair that is a list"),
         pytest.param({"x": [A2]}, r"gives 'x' a\[2\], which does not exist", id="a number too high"),
         pytest.param({"x": [("a", -1)]}, r"a\[-1\], which does not exist", id="a number too low"),
         pytest.param({"x": [("c", 0)]}, r"c\[0\], which does not exist", id="a topic that is not"),
@@ -208,19 +208,19 @@ def test_a_built_in_is_told_of_racks():
         ),
         pytest.param({"x": [A0], "y": [A0]}, r"gives a\[0\] twice, to 'x' and to 'y'", id="two takers"),
         pytest.param({"x": [A0, A0]}, r"gives a\[0\] twice, to 'x' and to 'x'", id="one taker twice"),
-        pytest.param({"x": [A0, A1]}, r"gives b\[0\] to nobody", id="one left out"),
-        pytest.param({}, r"gives a\[0\], a\[1\], b\[0\] to nobody", id="all left out"),
+        pytest.param({"x": [A0, A1]}, r"leaves b\[0\] unassigned", id="one left out"),
+        pytest.param({}, r"leaves a\[0\], a\[1\], b\[0\] unassigned", id="all left out"),
     ],
 )
 def test_what_is_no_assignment_is_refused(dealt, fault):
     """The error names the strategy, what is wrong with it and where to look; nobody was given anything."""
-    with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - look at your assignor"):
+    with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - correct your assignor"):
         checked_deal(returning(dealt), PAIR, COUNTS, {})
 
 
 def test_a_long_list_of_what_was_left_out_is_cut():
     """A thousand partitions are not all told."""
-    with pytest.raises(RebalanceError, match=r"a\[0\], a\[1\], a\[2\] and 997 more to nobody"):
+    with pytest.raises(RebalanceError, match=r"a\[0\], a\[1\], a\[2\] and 997 more unassigned"):
         checked_deal(returning({}), PAIR, {"a": 1000}, {})
 
 
@@ -255,13 +255,13 @@ def test_a_cooperative_strategy_may_leave_out_what_somebody_has():
 
 def test_a_cooperative_strategy_may_not_leave_out_what_nobody_has():
     """Nobody would let go of it, so no round would follow to give it."""
-    with pytest.raises(RebalanceError, match=r"gives a\[2\] to nobody"):
+    with pytest.raises(RebalanceError, match=r"leaves a\[2\] unassigned"):
         checked_deal(returning({"x": [A0, A1]}, is_cooperative=True), OWNING, {"a": 3}, {})
 
 
 def test_an_eager_strategy_may_leave_out_nothing():
     """All was given back before; what is left out would have no owner for good."""
-    with pytest.raises(RebalanceError, match=r"gives a\[1\] to nobody"):
+    with pytest.raises(RebalanceError, match=r"leaves a\[1\] unassigned"):
         checked_deal(returning({"x": [A0]}), OWNING, {"a": 2}, {})
 
 

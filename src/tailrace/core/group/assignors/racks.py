@@ -1,7 +1,8 @@
-"""Who may take which partitions, and to whom they are near (KIP-881): one with a replica in a member's rack is.
+"""Rack awareness of the assignors (KIP-881).
 
-Rule of this file: a member that does not say where it is has nothing to gain, so nothing is far from it. A partition
-of whose replicas nothing is known is far from everybody else. Where racks make no difference, nobody is anywhere.
+A partition is near to a member if it has a replica in the member's rack. Every partition is near to a member without a
+rack, and far from any member with a rack if the racks of its replicas are unknown. Racks are ignored where they make no
+difference.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ __all__ = [
 ]
 
 PartitionRacks: TypeAlias = Mapping[TopicPartition, frozenset[str]]
-"""Where the replicas of each partition are, those that are offline too."""
+"""Racks of the replicas of each partition, offline ones included."""
 
 NO_RACKS: PartitionRacks = MappingProxyType({})
 NOWHERE: frozenset[str] = frozenset()
 
 
 def is_near(rack: str | None, replicas: Collection[str]) -> bool:
-    """Whether a member in ``rack`` has a replica beside it, or does not care."""
+    """Return True if a member in ``rack`` has a replica in its rack, or has no rack."""
     return not rack or rack in replicas
 
 
 def do_racks_matter(of_members: Collection[str | None], of_partitions: Collection[frozenset[str]]) -> bool:
-    """Whether it makes a difference who gets what: some member is near some replica, and not all are everywhere."""
+    """Return True if some member is near some replica and the partitions differ in their racks."""
     everywhere = NOWHERE.union(*of_partitions)
     if everywhere.isdisjoint(rack for rack in of_members if rack):
         return False
@@ -44,33 +45,37 @@ def do_racks_matter(of_members: Collection[str | None], of_partitions: Collectio
 
 
 class RackIndex:
-    """Members, topics and partitions by number, and which partitions are alike.
+    """Members, topics and partitions by number, and the kinds of partitions.
 
-    Partitions of one topic with replicas in the same racks are of one kind: it is the same to every member which of
-    them it gets. Where racks make no difference, a kind is a topic.
+    Partitions of one topic with replicas in the same racks are of one kind: they are interchangeable to every member.
+    Where racks make no difference, a kind is a topic.
 
     Attributes:
-        partitions: all of topics that somebody wants, in order.
-        kind_of: by partition.
-        topic_of: by kind.
-        near: by kind, the racks of members to whom it is near; None stands for those who do not say where they are.
-        rack_of: by member.
-        topics_of: by member, what it wants.
-        takers: by topic, who wants it, in the order of ``wishes``; ``takers_in`` the same by topic and rack.
+        partitions: all partitions of topics with a subscriber, in order.
+        kind_of: kind by partition.
+        topic_of: topic by kind.
+        near: racks of the members that a kind is near to, by kind; None stands for members without a rack.
+        rack_of: rack by member.
+        topics_of: subscribed topics by member.
+        takers: subscribers by topic, in the order of ``subscriptions``.
+        takers_in: subscribers by topic and rack.
     """
 
     def __init__(
-        self, wishes: Sequence[tuple[frozenset[str], str | None]], partitions: Mapping[str, int], racks: PartitionRacks
+        self,
+        subscriptions: Sequence[tuple[frozenset[str], str | None]],
+        partitions: Mapping[str, int],
+        racks: PartitionRacks,
     ) -> None:
-        """``wishes`` are each member's topics and rack."""
-        topics = sorted({topic for wanted, _ in wishes for topic in wanted} & partitions.keys())
+        """Index ``subscriptions``, each member's topics and rack."""
+        topics = sorted({topic for wanted, _ in subscriptions for topic in wanted} & partitions.keys())
         self.partitions = [TopicPartition(topic, number) for topic in topics for number in range(partitions[topic])]
         replicas = [racks.get(one, NOWHERE) for one in self.partitions] if racks else []
-        self.has_racks = do_racks_matter([rack for _, rack in wishes], replicas)
-        self.rack_of = [rack if rack and self.has_racks else None for _, rack in wishes]
+        self.has_racks = do_racks_matter([rack for _, rack in subscriptions], replicas)
+        self.rack_of = [rack if rack and self.has_racks else None for _, rack in subscriptions]
         self.takers_in: list[dict[str | None, list[int]]] = [{} for _ in topics]
         numbers = {topic: number for number, topic in enumerate(topics)}
-        self.topics_of = [sorted(numbers[topic] for topic in wanted & numbers.keys()) for wanted, _ in wishes]
+        self.topics_of = [sorted(numbers[topic] for topic in wanted & numbers.keys()) for wanted, _ in subscriptions]
         for member, wanted in enumerate(self.topics_of):
             for topic in wanted:
                 self.takers_in[topic].setdefault(self.rack_of[member], []).append(member)
@@ -90,53 +95,54 @@ class RackIndex:
                 self.near.append(near)
 
     def is_far(self, kind: int, member: int) -> bool:
-        """Whether ``member`` would read it from another rack, though it says where it is."""
+        """Return True if ``member`` would read ``kind`` from another rack."""
         return self.rack_of[member] not in self.near[kind]
 
 
 class Holdings(Protocol):
-    """Who holds what, by number."""
+    """Partitions that each member holds, by number."""
 
     kinds: RackIndex
     loads: list[int]
     owner_of: list[int | None]
-    """By partition, whose it was before."""
+    """Previous owner by partition."""
     piles: list[dict[int, list[int]]]
-    """By member and kind; the last is the first to go."""
+    """Partitions by member and kind; the last of a pile is the first to be moved."""
 
     def hand_on(self, giver: int, kind: int, taker: int) -> None: ...
 
 
 class RackAlignment:
-    """Moves and exchanges by which something comes near and nothing goes far, while loads stay as they are.
+    """Moves and exchanges that bring partitions near without moving others far or changing loads.
 
-    What is with its owner takes part only in a calm round.
+    Partitions that are with their owner take part only in a calm round.
     """
 
     def __init__(self, table: Holdings, *, is_calm: bool) -> None:
         self._table, self._is_calm = table, is_calm
-        self._to_be_had: dict[tuple[str | None, str | None], list[tuple[int, int]]] = {}
-        """From a rack for another: members there, and kinds of theirs that would not go far."""
+        self._candidates: dict[tuple[str | None, str | None], list[tuple[int, int]]] = {}
+        """Candidates for an exchange, by the rack they are in and the rack they may go to: members and kinds of theirs.
+        """
 
     def run(self) -> None:
-        """Go on until nothing more comes near; each time, what is far gets less."""
+        """Move and exchange until no more partitions come near; each step reduces the number of far ones."""
         has_moved = True
         while has_moved:
             has_moved = False
-            self._look()
+            self._find_candidates()
             for giver, piles in enumerate(self._table.piles):
                 for kind in [kind for kind in piles if self._table.kinds.is_far(kind, giver)]:
                     while self._may_go(giver, kind) and self._bring_near(giver, kind):
                         has_moved = True
 
-    def _look(self) -> None:
+    def _find_candidates(self) -> None:
         kinds = self._table.kinds
-        self._to_be_had = {}
+        self._candidates = {}
         for member, piles in enumerate(self._table.piles):
             for kind in piles:
                 everywhere = kinds.takers_in[kinds.topic_of[kind]].keys()
                 for rack in everywhere if kinds.is_far(kind, member) else kinds.near[kind]:
-                    self._to_be_had.setdefault((kinds.rack_of[member], rack), []).append((member, kind))
+                    self._candidates.setdefault((kinds.rack_of[member], rack), []).append((member, kind))
 
     def _may_go(self, member: int, kind: int) -> bool:
         pile = self._table.piles[member].get(kind, [])
@@ -150,7 +156,7 @@ class RackAlignment:
                 if loads[taker] < loads[giver]:
                     self._table.hand_on(giver, kind, taker)
                     return True
-            if self._exchange(giver, kind, self._to_be_had.get((rack, kinds.rack_of[giver]), [])):
+            if self._exchange(giver, kind, self._candidates.get((rack, kinds.rack_of[giver]), [])):
                 return True
         return False
 

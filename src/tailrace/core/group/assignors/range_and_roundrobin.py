@@ -1,8 +1,8 @@
-"""How a group's leader deals out partitions: functions of plain data, alike in every client of the same name.
+"""Range and round-robin assignors.
 
-An assignor takes the members, how many partitions each topic has and where their replicas are, and gives each member
-its partitions. The results are those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that it does not
-matter to a mixed group who leads it.
+An assignor takes the members, the partition count of each topic and the racks of the replicas, and returns the
+partitions of each member. The results equal those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that any
+client may lead a mixed group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ASSIGNORS", "Assignment", "Assignor", "SubscribedMember", "range_ass
 
 @dataclass(frozen=True, slots=True)
 class SubscribedMember:
-    """One member as its leader sees it."""
+    """Member of a group as its leader sees it."""
 
     member_id: str
     topics: frozenset[str]
@@ -31,7 +31,7 @@ class SubscribedMember:
 
     @property
     def rank(self) -> tuple[bool, str]:
-        """Where it stands in line: static members first, by their lasting names; then by member id."""
+        """Sort key: static members first, by instance id; then by member id."""
         return (self.instance_id is None, self.instance_id or self.member_id)
 
 
@@ -42,11 +42,11 @@ Assignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], 
 def range_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Each topic is cut into runs, one for each of its members; the first members' are one longer where it must be.
+    """Assign each topic in runs of consecutive partitions, one per member; the first members' runs may be one longer.
 
-    Where racks matter (KIP-881), members first get what is near to them, and runs are cut from what is left; shares
-    are as even as without. Topics with as many partitions and the same members are cut at the same places, so that
-    equal numbers stay together; such partitions are near only where all of them are.
+    Where racks matter (KIP-881), members first get partitions that are near to them, and runs are cut from the rest;
+    shares stay as even as without racks. Topics with the same partition count and the same members are cut at the same
+    places, so that equal partition numbers stay together; such partitions count as near only where all of them are.
     """
     ranked = sorted(members, key=lambda member: member.rank)
     alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
@@ -68,7 +68,7 @@ def range_assignor(
 
 
 class _Cut:
-    """Topics that are cut at the same places: the numbers of their partitions, and who gets which."""
+    """Topics that are cut at the same places, and the partition numbers that each member gets."""
 
     def __init__(
         self, topics: list[str], count: int, takers: Sequence[SubscribedMember], racks: PartitionRacks
@@ -77,18 +77,18 @@ class _Cut:
         self._takers = takers
         self._share, self._extra = divmod(count, len(takers))
         self._left = dict.fromkeys(range(count))
-        """In order."""
+        """Numbers that are not assigned, in order."""
         self._given: dict[str, list[int]] = {member.member_id: [] for member in takers}
         replicas = [[racks.get(TopicPartition(topic, one), NOWHERE) for one in self._left] for topic in topics]
         of_members = [member.rack for member in takers]
         self.do_racks_matter = any(do_racks_matter(of_members, of_topic) for of_topic in replicas)
         self._near = [frozenset.intersection(*of_number) for of_number in zip(*replicas, strict=True)]
-        """By number, the racks in which all of these topics have a replica."""
+        """Racks in which all of these topics have a replica, by partition number."""
 
     def give_near(self) -> None:
-        """Give what is near to somebody, as far as their shares go."""
+        """Assign the partitions that are near to a member, up to each member's share."""
         if len(self.topics) > 1:
-            # Number by number, as they have to stay together: each to the first member that is near to it.
+            # Equal numbers stay together: each goes to the first member that is near to it.
             for number in list(self._left):
                 beside = (one for one in self._takers if self._room(one) and is_near(one.rack, self._near[number]))
                 if (taker := next(beside, None)) is not None:
@@ -99,7 +99,7 @@ class _Cut:
                 self._give(taker, list(islice(near, self._room(taker))))
 
     def shares(self) -> Iterator[tuple[str, list[int]]]:
-        """Each taker and its numbers, once what is left is cut into runs."""
+        """Cut the rest into runs and yield the numbers of each member."""
         for taker in self._takers:
             self._give(taker, list(islice(self._left, self._room(taker))))
         yield from self._given.items()
@@ -119,7 +119,7 @@ class _Cut:
 def roundrobin_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], _racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """All partitions are dealt in turn, to the next member that wants the topic."""
+    """Assign all partitions in turn, each to the next member that subscribes to the topic."""
     given: Assignment = {member.member_id: [] for member in members}
     wanted = {topic for member in members for topic in member.topics}
     turn = cycle(sorted(members, key=lambda m: m.rank))
@@ -131,4 +131,4 @@ def roundrobin_assignor(
 
 
 ASSIGNORS: Mapping[str, Assignor] = {"range": range_assignor, "roundrobin": roundrobin_assignor}
-"""By the name under which members tell each other."""
+"""Assignors by protocol name."""

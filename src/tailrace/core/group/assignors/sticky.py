@@ -1,16 +1,16 @@
-"""Dealing out partitions so that loads are even and as few as possible move: ``sticky`` and ``cooperative-sticky``.
+"""Sticky assignors (``sticky`` and ``cooperative-sticky``): even loads with as few moves as possible.
 
-Rule 1: even comes first. No member could take a partition from another that has two more, directly or by handing one
-on through others.
-Rule 2: what is owned stays, unless evenness wants it elsewhere. Partitions without an owner are dealt around those
-that have one, so the round that follows a move finds nothing more to move.
-Rule 3: near comes third (KIP-881). What has to go somewhere goes where a replica is; what is owned moves for that
-alone only in a round in which nothing else moves and nothing waits for an owner. Java's takes what is far from its
-owner in every round, and cannot promise rule 2.
-Rule 4: of two members that claim a partition, the one of the later generation is right; of the same one, neither.
+1. Even loads come first. No member could take a partition from another that has two more, directly or through a chain
+   of members.
+2. Owned partitions stay, unless even loads require a move. Partitions without an owner are placed around those with
+   one, so that the round that follows a move has nothing more to move.
+3. Racks come third (KIP-881). Partitions that have to move go where a replica is; owned ones move for the rack alone
+   only in a round in which nothing else moves and every partition has an owner. Java's assignor moves far partitions in
+   every round, and cannot keep rule 2.
+4. If two members claim a partition, the claim of the later generation holds; of two in the same generation, neither.
 
-Cooperative (KIP-429) gives a partition that moves to nobody: its owner lets go first, and the next round, which
-follows at once, gives it to the new one.
+A cooperative assignor (KIP-429) leaves a partition that moves unassigned: its owner releases it first, and the next
+round, which follows at once, assigns it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["claims_of", "cooperative_sticky_assignor", "let_go_first", "sticky_a
 def sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Even, and as it was, as far as that goes; what moves is the new owner's at once."""
+    """Assign partitions evenly with few moves; a moved partition belongs to its new owner at once."""
     return _Table(members, partitions, racks).deal()
 
 
 def cooperative_sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """The same, and what moves is nobody's until its owner has let go."""
+    """Assign partitions evenly with few moves; a moved partition is unassigned until its owner has released it."""
     return let_go_first(members, sticky_assignor(members, partitions, racks))
 
 
 def let_go_first(members: Sequence[SubscribedMember], dealt: Assignment) -> Assignment:
-    """``dealt`` without what another member than its taker has: that one lets go, and the next round gives it.
+    """Return ``dealt`` without partitions that another member still holds; the next round assigns those.
 
-    A claim that is not believed counts here too, unless the taker is the one who is.
+    A claim that does not hold counts here, too, unless the taker's claim holds.
     """
     owner_of = claims_of(members)
     claimants: dict[TopicPartition, set[str]] = {}
@@ -57,7 +57,7 @@ def let_go_first(members: Sequence[SubscribedMember], dealt: Assignment) -> Assi
 
 
 def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
-    """Who is believed to own what, of topics to which they still subscribe."""
+    """Return the owner of each partition whose claim holds, for topics to which the owner still subscribes."""
     best: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in members:
         for partition in member.owned:
@@ -72,10 +72,11 @@ def claims_of(members: Iterable[SubscribedMember]) -> dict[TopicPartition, str]:
 
 
 class _Table:
-    """The partitions on the table, and who holds which. All go by number, members in rank: whoever leads deals alike.
+    """Partitions by member during an assignment.
 
-    What a member may hand on lies on its pile of that kind, the last first. What is owned lies there at the bottom,
-    or not at all while the partitions that nobody owns are dealt.
+    Members are numbered by rank, so that every leader computes the same assignment. Partitions that a member may hand
+    on are piled by kind, the last one first. Owned partitions are at the bottom, or not in the pile at all while the
+    partitions without an owner are placed.
     """
 
     def __init__(
@@ -88,32 +89,32 @@ class _Table:
         self.owner_of = [numbers[claims[one]] if one in claims else None for one in self.kinds.partitions]
         self.loads = [0] * len(self.members)
         self.counts: list[Counter[int]] = [Counter() for _ in self.members]
-        """By member and topic."""
+        """Number of partitions by member and topic."""
         self.piles: list[dict[int, list[int]]] = [{} for _ in self.members]
-        """By member and kind."""
+        """Partitions by member and kind."""
         self.moves = 0
-        """How often something was handed on."""
+        """Number of moves so far."""
 
     def deal(self) -> Assignment:
-        """Everybody's share, in order."""
+        """Return every member's partitions, sorted."""
         owned: list[dict[int, list[int]]] = [{} for _ in self.members]
-        waiting = []
+        unowned = []
         for partition, owner in enumerate(self.owner_of):
             if owner is None:
-                waiting.append(partition)
+                unowned.append(partition)
             else:
                 kind = self.kinds.kind_of[partition]
                 owned[owner].setdefault(kind, []).append(partition)
                 self._count(owner, kind, 1)
-        if waiting:
-            self._place(waiting)
+        if unowned:
+            self._place(unowned)
             self._even_out()
         for pile, own in zip(self.piles, owned, strict=True):
             for kind, partitions in own.items():
                 pile[kind] = partitions + pile.get(kind, [])
         has_moved = self._even_out()
         if self.kinds.has_racks:
-            RackAlignment(self, is_calm=not waiting and not has_moved).run()
+            RackAlignment(self, is_calm=not unowned and not has_moved).run()
         shares = [sorted(one for pile in piles.values() for one in pile) for piles in self.piles]
         return {
             member.member_id: [self.kinds.partitions[one] for one in share]
@@ -129,7 +130,7 @@ class _Table:
     def _give(self, partition: int, taker: int) -> None:
         kind = self.kinds.kind_of[partition]
         pile = self.piles[taker].setdefault(kind, [])
-        # What is back with its owner is the last to be handed on again.
+        # A partition that is back with its owner is the last to be moved again.
         pile.insert(0 if self.owner_of[partition] == taker else len(pile), partition)
         self._count(taker, kind, 1)
 
@@ -143,10 +144,10 @@ class _Table:
         self._give(partition, taker)
         self.moves += 1
 
-    # ---- what nobody owns --------------------------------------------------------------------------------------
+    # ---- partitions without an owner ---------------------------------------------------------------------------
 
-    def _place(self, waiting: Iterable[int]) -> None:
-        """Give each to the one with least of those it is near to, first those that few could take."""
+    def _place(self, unowned: Iterable[int]) -> None:
+        """Give each partition to the least loaded member it is near to; those with the fewest candidates go first."""
         kinds = self.kinds
         choices = [kinds.near[kind] or kinds.takers_in[topic].keys() for kind, topic in enumerate(kinds.topic_of)]
         choice_count = [
@@ -154,7 +155,7 @@ class _Table:
             for kind, topic in enumerate(kinds.topic_of)
         ]
         heaps: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
-        for partition in sorted(waiting, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
+        for partition in sorted(unowned, key=lambda one: (choice_count[kinds.kind_of[one]], one)):
             kind = kinds.kind_of[partition]
             topic = kinds.topic_of[kind]
             self._give(partition, min(self._least_loaded(topic, rack, heaps) for rack in choices[kind])[1])
@@ -162,7 +163,7 @@ class _Table:
     def _least_loaded(
         self, topic: int, rack: str | None, heaps: dict[tuple[int, str | None], list[tuple[int, int]]]
     ) -> tuple[int, int]:
-        """A load and whose it is. Loads only grow meanwhile, so one that has grown is put back where it belongs."""
+        """Return the lowest load and its member. Loads only grow meanwhile, so the heap is corrected from the top."""
         heap = heaps.get((topic, rack))
         if heap is None:
             heap = heaps[topic, rack] = [(self.loads[one], one) for one in self.kinds.takers_in[topic][rack]]
@@ -174,11 +175,11 @@ class _Table:
     # ---- evenness ----------------------------------------------------------------------------------------------
 
     def _even_out(self) -> bool:
-        """Hand on from those with more to those with less while it can be done; whether anything was.
+        """Move partitions from members with more to members with less; return True if any was moved.
 
-        Members above a level hand on to members below it until no way leads from the ones to the others. Then those
-        to whom ways lead from above the level have at least that much, and the rest at most, and neither part can do
-        anything for the other: each goes on by itself.
+        Members above a level hand on to members below it until no path leads from the former to the latter. Then the
+        members that can be reached from above the level have at least that many, and the others at most; neither part
+        can help the other, so each is evened out by itself.
         """
         before = self.moves
         groups = [list(range(len(self.members)))]
@@ -188,7 +189,7 @@ class _Table:
             if not group or max(loads) - min(loads) < 2:
                 continue
             level = sum(loads) // len(group)
-            # Those far above go first: no more is moved than has to be.
+            # Members far above the level go first, so that no more is moved than necessary.
             self._shift(group, level + 1, level)
             stuck = self._shift(group, level, level)
             if len(stuck) == len(group):
@@ -197,7 +198,7 @@ class _Table:
         return self.moves > before
 
     def _shift(self, group: Sequence[int], floor: int, ceiling: int) -> Collection[int]:
-        """Members above the floor hand on to those below the ceiling; to whom ways lead from those still above it."""
+        """Move from members above the floor to those below the ceiling; return those reachable from still above it."""
         if all(self.loads[one] <= floor for one in group):
             return ()
         self._shift_directly(group, floor, ceiling)
@@ -209,7 +210,7 @@ class _Table:
             ways.follow()
 
     def _shift_directly(self, group: Sequence[int], floor: int, ceiling: int) -> None:
-        """The same without going through others: rather what comes near than what goes far."""
+        """Move in one step; moves that bring a partition near come first, those that bring it far last."""
         kinds = self.kinds
         takers: dict[tuple[int, str | None], list[int]] = {}
         for member in reversed(group):
@@ -229,7 +230,7 @@ class _Table:
     def _offers(
         self, giver: int, takers: Mapping[tuple[int, str | None], list[int]], ceiling: int, least_gain: int
     ) -> Iterator[tuple[bool, int, int, int]]:
-        """What it could hand on and to whom, the best of them greatest: what it does not own, of what it has most."""
+        """Yield possible moves; the best is the greatest: not owned by the giver, of the topic of which it has most."""
         kinds = self.kinds
         for kind, pile in self.piles[giver].items():
             topic = kinds.topic_of[kind]
@@ -244,11 +245,11 @@ class _Table:
 
 
 class _Ways:
-    """All shortest ways by which members above the floor of a group can hand on to members below its ceiling.
+    """All shortest paths by which members above the floor can hand partitions on to members below the ceiling.
 
     Attributes:
-        step_of: by member that can be reached, how many hands a partition goes through to it.
-        lead_anywhere: whether any of them is below the ceiling.
+        step_of: number of moves to each reachable member.
+        lead_anywhere: True if a reachable member is below the ceiling.
     """
 
     def __init__(self, table: _Table, inside: Collection[int], floor: int, ceiling: int) -> None:
@@ -277,7 +278,7 @@ class _Ways:
                     yield taker
 
     def follow(self) -> None:
-        """Hand on along these ways, until each of them is blocked."""
+        """Move partitions along the paths until all are blocked."""
         table = self._table
         for giver in [one for one, step in self.step_of.items() if step == 0]:
             while table.loads[giver] > self._floor and (way := self._next_way(giver)):
@@ -285,7 +286,7 @@ class _Ways:
                     table.hand_on(hand, kind, taker)
 
     def _next_way(self, start: int) -> list[tuple[int, int, int]]:
-        """One that is not blocked, hand by hand; none if all are."""
+        """Return the moves of a path that is not blocked; empty if all are."""
         way: list[tuple[int, int, int]] = []
         here = start
         while True:
@@ -297,7 +298,7 @@ class _Ways:
                     return way
                 here = taker
             elif way:
-                # Nobody needs to come here again.
+                # This member is exhausted.
                 here, kind, _ = way.pop()
                 self._takers_left[self._table.kinds.topic_of[kind]].pop()
             else:

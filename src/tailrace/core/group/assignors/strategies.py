@@ -1,7 +1,7 @@
-"""How the members of a group agree to deal: by name, with a function of Kafka's or one of the user's own.
+"""Assignment strategies by name: Kafka's own and functions of the user.
 
-Rule of this file: what a strategy returns is checked before anybody hears of it. A partition given to two members or
-to none is worse than an error that says whose mistake it is.
+The result of a strategy is checked before it is sent to the group: an error that names the faulty strategy is better
+than a partition assigned twice or not at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Dealt: TypeAlias = Mapping[str, Iterable[tuple[str, int]]]
-"""By member id; a member that is not named gets nothing."""
+"""Partitions by member id; a member without an entry gets none."""
 
 Deal: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int], PartitionRacks], Dealt]
 UserAssignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], Dealt]
@@ -49,7 +49,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How members agree to deal: under which name, by which function, and whether what moves is let go of first."""
+    """Name and function of an assignment strategy; a cooperative one has moved partitions released first (KIP-429)."""
 
     name: str
     deal: Deal
@@ -58,7 +58,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class _OfUser:
-    """A user's function, which is not told of racks; two of the same function are equal."""
+    """Function of the user, which takes no racks; two of the same function are equal."""
 
     function: UserAssignor
 
@@ -79,57 +79,54 @@ BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
         )
     }
 )
-"""Kafka's own, by the names under which all clients know them."""
+"""Kafka's strategies by protocol name."""
 
 
 def strategy_of(given: str | UserAssignor) -> Strategy:
-    """The strategy that a user means by a built-in's name or by a function of their own.
+    """Return the strategy for the name of a built-in or a function of the user.
 
     Raises:
-        ConfigurationError: no strategy has that name, or the function cannot go by its own.
+        ConfigurationError: no strategy has that name, or the function or its name is not usable.
     """
     if isinstance(given, str):
         return _built_in(given)
     if not _is_plain_function(given):
         raise ConfigurationError(
-            f"{_OPTION}: {given!r} will not do - give the name of one of {_known()},"
-            " or a plain function (members, partitions) -> {member_id: [TopicPartition, ...]}"
+            f"{_OPTION} must name one of {_known()},"
+            f" or be a plain function (members, partitions) -> {{member_id: [TopicPartition, ...]}}, not {given!r}"
         )
     name = getattr(given, "name", None) or getattr(given, "__name__", None)
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"{_OPTION}: {given!r} has no name by which the group's members could agree on it"
-            " - set its attribute `name` to a text, the same in every member"
+            f"{_OPTION}: {given!r} has no name - set its attribute `name` to a string, the same in every member"
         )
     if name in BUILT_IN:
         raise ConfigurationError(
-            f"{_OPTION}: {given!r} goes by the name of the built-in {name!r}, and members with that one would take"
-            f" its results for their own - give your function another `name`, or say {name!r} to mean the built-in"
+            f"{_OPTION}: {given!r} has the name of the built-in {name!r}, so members with the built-in"
+            f" would accept its results - give your function another `name`, or pass {name!r} for the built-in"
         )
     return Strategy(name, _OfUser(given), bool(getattr(given, "is_cooperative", False)))
 
 
 def strategies_of(given: Sequence[str | UserAssignor]) -> tuple[Strategy, ...]:
-    """What a member offers, in its order.
+    """Return the strategies that a member offers, in order.
 
     Raises:
-        ConfigurationError: there is none, two have the same name, or one will not do.
+        ConfigurationError: ``given`` is empty, has a name twice, or has an unusable entry.
     """
     offered = tuple(map(strategy_of, [given] if isinstance(given, str) else given))
     if not offered:
-        raise ConfigurationError(f"{_OPTION}: a member has to offer at least one - name one or more of {_known()}")
+        raise ConfigurationError(f"{_OPTION} must not be empty - name one or more of {_known()}")
     twice = [name for name, times in Counter(one.name for one in offered).items() if times > 1]
     if twice:
-        raise ConfigurationError(
-            f"{_OPTION}: {twice[0]!r} is there twice, and members agree by name - leave one of them out or rename it"
-        )
+        raise ConfigurationError(f"{_OPTION}: {twice[0]!r} occurs twice - remove or rename one of them")
     return offered
 
 
 def are_cooperative(strategies: Iterable[Strategy]) -> bool:
-    """Whether members that offer these keep what they own through a rebalance (KIP-429): only if all of them allow it.
+    """Return True if members that offer these keep their partitions through a rebalance (KIP-429).
 
-    Which one the group will choose is not known when a member has to decide whether to give everything back.
+    All have to be cooperative: a member decides before it knows which one the group will choose.
     """
     return all(strategy.is_cooperative for strategy in strategies)
 
@@ -140,22 +137,22 @@ def checked_deal(
     partitions: Mapping[str, int],
     racks: PartitionRacks,
 ) -> Assignment:
-    """Everybody's share; of a cooperative strategy without what another member has yet to let go of.
+    """Return every member's partitions, for a cooperative strategy without those another member has yet to release.
 
     Raises:
-        RebalanceError: the strategy's function failed, or what it returned is not an assignment.
+        RebalanceError: the strategy's function failed, or its result is not an assignment.
     """
     try:
         given = _listed(strategy.deal(members, partitions, racks))
     except Exception as error:
         raise _refusal(strategy, f"raised {type(error).__name__}: {error}") from error
     if not isinstance(given, dict):
-        raise _refusal(strategy, f"returned {given!r} and no mapping of member ids to partitions")
+        raise _refusal(strategy, f"returned {given!r} instead of a mapping of member ids to partitions")
     for fault in _faults(given, members, partitions):
         raise _refusal(strategy, fault)
     shares = {m.member_id: [TopicPartition(*one) for one in given.get(m.member_id, ())] for m in members}
     if missing := _left_out(strategy, shares, members, partitions):
-        raise _refusal(strategy, f"gives {missing} to nobody, though somebody subscribes to it")
+        raise _refusal(strategy, f"leaves {missing} unassigned, although a member subscribes to the topic")
     return let_go_first(members, shares) if strategy.is_cooperative else shares
 
 
@@ -167,8 +164,8 @@ def _built_in(name: str) -> Strategy:
     if name in BUILT_IN:
         return BUILT_IN[name]
     close = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
-    hint = f"did you mean {close[0]!r}? There are {_known()}" if close else f"there are {_known()}"
-    raise ConfigurationError(f"{_OPTION}: there is no {name!r} - {hint}, or give a function")
+    hint = f"did you mean {close[0]!r}? The built-ins are {_known()}" if close else f"the built-ins are {_known()}"
+    raise ConfigurationError(f"{_OPTION}: no built-in is called {name!r} - {hint}, or pass a function")
 
 
 def _known() -> str:
@@ -178,12 +175,12 @@ def _known() -> str:
 def _refusal(strategy: Strategy, fault: str) -> RebalanceError:
     return RebalanceError(
         f"the assignment strategy {strategy.name!r} {fault}"
-        " - look at your assignor: the members of the group wait meanwhile, and nobody was given anything"
+        " - correct your assignor; the group's members get no partitions until then"
     )
 
 
 def _listed(dealt: object) -> object:
-    """The same with every iterable run through, since it may be the user's code that runs then."""
+    """Consume every iterable, since it may be a generator of the user that raises."""
     if not isinstance(dealt, Mapping):
         return dealt
     return {name: list(ones) if isinstance(ones, Iterable) else ones for name, ones in dealt.items()}
@@ -192,14 +189,14 @@ def _listed(dealt: object) -> object:
 def _faults(
     given: Mapping[object, object], members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> Iterator[str]:
-    """What is wrong with each share, and what two of them share."""
+    """Yield what is wrong with each share, and partitions that are assigned twice."""
     topics: Mapping[object, frozenset[str]] = {member.member_id: member.topics for member in members}
     taker_of: dict[object, object] = {}
     for taker, ones in given.items():
         if taker not in topics:
             yield f"names {taker!r}, who is not in the group"
         elif not isinstance(ones, list):
-            yield f"gives {taker!r} {ones!r}, which is no list of partitions"
+            yield f"gives {taker!r} {ones!r}, which is not a list of partitions"
         else:
             for one in ones:
                 if fault := _fault_of(one, topics[taker], partitions):
@@ -217,17 +214,17 @@ def _fault_of(one: object, subscribed: frozenset[str], partitions: Mapping[str, 
             if not 0 <= number < partitions.get(topic, 0):
                 return f"{partition}, which does not exist"
             return None if topic in subscribed else f"{partition}, to whose topic it does not subscribe"
-    return f"{one!r}, which is no partition: (topic, number)"
+    return f"{one!r}, which is not a (topic, number)"
 
 
 def _left_out(
     strategy: Strategy, shares: Assignment, members: Sequence[SubscribedMember], partitions: Mapping[str, int]
 ) -> str:
-    """What somebody wants and nobody got; a cooperative strategy leaves out what somebody has yet to let go of."""
-    spoken_for = {one for share in shares.values() for one in share}
+    """Return the subscribed partitions that are not assigned, apart from those a cooperative strategy leaves out."""
+    assigned = {one for share in shares.values() for one in share}
     if strategy.is_cooperative:
-        spoken_for.update(one for member in members for one in member.owned)
+        assigned.update(one for member in members for one in member.owned)
     wanted = sorted({topic for member in members for topic in member.topics} & partitions.keys())
     everything = (TopicPartition(topic, number) for topic in wanted for number in range(partitions[topic]))
-    missing = [str(one) for one in everything if one not in spoken_for]
+    missing = [str(one) for one in everything if one not in assigned]
     return ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
