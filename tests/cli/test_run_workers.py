@@ -319,7 +319,7 @@ def test_a_hanging_worker_is_killed_after_its_time(shop):
     [
         (["nowhere:app", "--workers", "2"], "there is no module 'nowhere'"),
         (["json", "--workers", "2"], "write MODULE:APP"),
-        (["json:loads", "--workers", "0"], "workers=0 will not do"),
+        (["json:loads", "--workers", "0"], "workers must be a positive integer"),
         (["json:loads", "--workers", "2", "--set", "session_timeout=5"], "session_timeout_ms"),
     ],
 )

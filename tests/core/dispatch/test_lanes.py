@@ -504,7 +504,7 @@ def test_a_lane_is_never_handed_out_twice(by_key, leases):
     first, second = by_key.take(), by_key.take()
     by_key.suspended(first)
 
-    with pytest.raises(AssertionError, match="handed out twice"):
+    with pytest.raises(AssertionError, match="two records of one lane"):
         by_key.suspended(second)
 
 

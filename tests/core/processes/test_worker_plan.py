@@ -87,7 +87,7 @@ def test_names_of_members():
     assert member_name(None, 2, "7.1") == "{hostname}-7.1-{worker}"
     assert member_name("a-{worker}", 2, "7.1") == "a-{worker}"
     assert member_name("a", 1, "7.1") == "a"
-    with pytest.raises(ConfigurationError, match="the same in each of 2 workers"):
+    with pytest.raises(ConfigurationError, match="the same in all 2 workers"):
         member_name("a", 2, "7.1")
 
 
@@ -135,5 +135,5 @@ def test_names_of_transactions():
     for good in ("{group}-{worker}", "{pid}", "{instance}", None):
         check_transactional_id(good, 2)
     check_transactional_id("{group}-{hostname}", 1)
-    with pytest.raises(ConfigurationError, match="the same in each of 2 workers"):
+    with pytest.raises(ConfigurationError, match="the same in all 2 workers"):
         check_transactional_id("{group}-{hostname}", 2)

@@ -1,4 +1,4 @@
-"""Records in flight of a polling user: the record taken last, or a batch, until the next poll finishes it."""
+"""Records in flight of a polling user: the last record, or a batch, until the next poll finishes them."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""Which records make the next batch of a batch handler, and when it is begun.
+"""Assembly of batches for batch handlers, and their order.
 
-Rule of this file: what is gathered, what runs and what time it is go in; the next batch comes out, if one is due. A
-batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
-or when no more may be gathered, or comes. The table:
+A batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
+or when no more records can be added or are coming. The order:
 
-| ``order_by``  | a batch is of      | the next one begins                                      |
+| ``order_by``  | a batch is of      | the next one starts                                      |
 |---------------|--------------------|----------------------------------------------------------|
 | ``partition`` | one partition      | when the one before of its partition is finished         |
-| ``key``       | one partition      | at once, without the records whose key is in one before  |
+| ``key``       | one partition      | at once, without records whose key is in a running batch |
 | ``none``      | all partitions     | at once                                                  |
 
-Records without a key have one key together, as in ``core.dispatch.lanes``. Nothing is done for a single record but
-where bytes are counted or keys are looked up.
+Records without a key share one key, as in ``core.dispatch.lanes``. No work is done per record except where bytes are
+counted or keys are looked up.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ __all__ = ["BatchAssembler", "BatchLimits", "HandlerBatch", "size_of"]
 
 Key: TypeAlias = bytes | None
 
-_SLACK = 64
-"""So many entries may be stale among the due times, however few partitions there are."""
+_STALE_ALLOWED = 64
+"""Number of stale due times allowed, however few partitions there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What makes a batch full; the first of these that is reached.
+    """Limits of a batch; the first one reached makes it due.
 
     Raises:
-        ConfigurationError: a number is out of bounds, or none.
+        ConfigurationError: a value is not an integer, or is out of bounds.
     """
 
     max_records: int = 500
     max_wait_ms: int = 200
-    """Since its first record was gathered."""
+    """Longest wait of the first record."""
     max_bytes: int | None = None
-    """Of keys, values and headers; a record that alone is larger makes a batch of its own."""
+    """Bytes of keys, values and headers; a single larger record makes a batch of its own."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_records", 1), ("max_wait_ms", 0), ("max_bytes", 1)):
@@ -56,16 +55,16 @@ class BatchLimits:
             if name == "max_bytes" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"{name}={value!r} will not do: it has to be a whole number, at least {least}")
+                raise ConfigurationError(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 class HandlerBatch:
     """Records to be handled together.
 
     Attributes:
-        records: those that are not done with, in the order in which they were gathered.
-        leases: of those records, each of one partition and in hand; a partition may have several.
-        failing: of each partition, how many records of it failed and take room; empty while none did.
+        records: records that are not finished, in the order in which they were added.
+        leases: leases of these records, each of one partition and in flight; a partition may have several.
+        failing: number of failed records that count as waiting, by partition; empty unless the batch failed.
     """
 
     __slots__ = ("failing", "keys", "leases", "pool", "records")
@@ -86,7 +85,7 @@ class _BatchSlice:
 
 
 class _Pool:
-    """What is gathered of one partition, or of all of them."""
+    """Waiting records of one partition, or of all."""
 
     __slots__ = ("blocked", "busy_keys", "count", "due", "is_busy", "is_ready", "size", "slices")
 
@@ -94,27 +93,29 @@ class _Pool:
         self.slices: deque[_BatchSlice] = deque()
         self.count = self.size = 0
         self.is_busy = False
-        """A batch of it runs, and no other may."""
+        """True while a batch of the pool runs and no other may."""
         self.busy_keys: set[Key] = set()
         self.blocked = 0
-        """Records whose key is busy, as last seen."""
+        """Number of records whose key is busy, when last counted."""
         self.is_ready = False
         self.due: float | None = None
 
 
 class BatchAssembler:
-    """The records of one batch handler, given out as batches.
+    """Waiting records of one batch handler, taken as batches.
 
     Args:
-        order_by: what is kept in order.
-        window: how many records may be gathered, or wait for another attempt; more when a single batch is larger.
-        ahead: how many may be gathered besides of partitions whose batch runs, with ``order_by="partition"``.
-        on_full: told of a record that failed, and how many of its partition failed or wait behind a key, when that is
-            why no more is wanted of it.
+        order_by: order in which records are handled.
+        limits: limits of a batch.
+        window: number of records that may wait, to start or for another attempt; at least one batch.
+        ahead: number of records that may wait in addition for partitions whose batch runs, with
+            ``order_by="partition"``.
+        on_full: called with a failed record and the number of records of its partition that failed or wait for a key,
+            when they keep the partition from accepting more.
 
     Attributes:
-        waiting: how many records are gathered.
-        failing: how many are in batches that failed and are not done with; none are counted by partition.
+        waiting: number of waiting records.
+        failing: number of records in failed batches that are not finished; by partition none are counted.
     """
 
     def __init__(
@@ -135,15 +136,15 @@ class BatchAssembler:
         self._most_ahead, self._ahead = ahead, 0
         self._ready: deque[_Pool] = deque()
         self._dues: list[tuple[float, int, _Pool]] = []
-        """A heap; an entry holds while it is what its pool says."""
+        """Heap of due times; an entry is stale unless it equals its pool's due time."""
         self._numbers = count()
         self._is_hurried = False
-        """Nothing more comes before all that is gathered is finished."""
+        """True while no more records come before all waiting ones are finished."""
 
-    # ---- handing in --------------------------------------------------------------------------------------------
+    # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, now: float) -> None:
-        """The next records of a partition, in order; at most ``room_of`` it."""
+        """Add the next records of a partition, in order, at most ``room_of`` it."""
         self._is_hurried = False
         name = self._name_of(lease.partition)
         pool = self._pools.get(name)
@@ -151,20 +152,20 @@ class BatchAssembler:
             pool = self._pools[name] = _Pool()
         pool.slices.append(_BatchSlice(lease, now))
         self._grow(pool, lease.count, 0 if self.limits.max_bytes is None else self._size(lease.rest))
-        self._look_at(pool)
+        self._schedule(pool)
 
     def hurry(self) -> None:
-        """Nothing more comes for now: what is gathered is due, and what is behind a batch when that is finished."""
+        """Make all waiting records due, those after a running batch when it is finished: no more come for now."""
         if not self._is_hurried:
             self._is_hurried = True
             for pool in self._pools.values():
-                self._look_at(pool)
+                self._schedule(pool)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """How many records of a partition may be handed in now.
+        """Return how many records of a partition may be added now.
 
-        By key and without an order, what failed of it or waits behind a busy key may be twice as much as is left of the
-        window, as in ``core.dispatch.lanes``; and there is room for one record of a partition of which nothing is here.
+        By key and without an order, failed records and those that wait for a busy key may be twice as many as is left
+        of the window, as in ``core.dispatch.lanes``; and there is room for one record of a partition that holds none.
         """
         pool = self._pools.get(self._name_of(partition))
         most = self.limits.max_records
@@ -182,7 +183,7 @@ class BatchAssembler:
     # ---- batches -----------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> HandlerBatch | None:
-        """The next batch to run; None when none is due."""
+        """Return the next batch to run; None if none is due."""
         while (due := self._next_due()) is not None:
             if due[0] > now and (self._ready or not self._is_crowded):
                 break
@@ -197,14 +198,14 @@ class BatchAssembler:
 
     @property
     def due_at(self) -> float | None:
-        """When the next batch is due, if nothing else happens; None when nothing is gathered that may run."""
+        """Time at which the next batch is due, if nothing else happens; None if no waiting record may run."""
         if self._ready:
             return 0.0
         due = self._next_due()
         return None if due is None else due[0]
 
     def failed(self, batch: HandlerBatch) -> None:
-        """A batch is to be tried again: until it is done with it takes the room of one that is gathered."""
+        """Count the records of a batch that will be retried as waiting, until it is finished."""
         if self._is_by_partition:
             return
         self._count_failing(batch, batch.records)
@@ -215,14 +216,14 @@ class BatchAssembler:
                 self._on_full(next(one for one in batch.records if one.topic_partition == partition), stuck)
 
     def shrink(self, batch: HandlerBatch, records: list[Record]) -> None:
-        """Of a batch that runs only ``records`` are not finished."""
+        """Finish all records of a running batch but ``records``."""
         kept = {id(record) for record in records}
         for lease in batch.leases:
             lease.keep_in_flight([record for record in lease.records if id(record) in kept])
         self._keep(batch, records)
 
     def abandon(self, batch: HandlerBatch, partition: TopicPartition) -> None:
-        """The records of a partition are left to its next owner."""
+        """Leave a batch's records of a partition to its next owner."""
         for lease in batch.leases:
             if lease.partition == partition:
                 lease.abandon_in_flight()
@@ -237,10 +238,10 @@ class BatchAssembler:
             keys = frozenset(record.key for record in records)
             batch.pool.busy_keys -= batch.keys - keys
             batch.keys = keys
-            self._look_at(batch.pool)
+            self._schedule(batch.pool)
 
     def finish(self, batch: HandlerBatch) -> None:
-        """A batch is done with, whatever came of it; this has to be said of those of partitions that were dropped."""
+        """Finish a batch, whatever its outcome; batches of dropped partitions have to be finished, too."""
         for lease in batch.leases:
             lease.finish_taken()
         pool = batch.pool
@@ -250,14 +251,14 @@ class BatchAssembler:
             pool.is_busy = False
             self._ahead -= pool.count
         pool.busy_keys -= batch.keys
-        self._look_at(pool)
+        self._schedule(pool)
 
-    # ---- letting go --------------------------------------------------------------------------------------------
+    # ---- dropping ----------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
-        """Forget the gathered records of a partition; a batch that runs goes on, and those behind it wait for it.
+        """Forget the waiting records of a partition and return their leases; a running batch continues.
 
-        Gives the leases of these records, as ``Lanes.drop`` does; none of them waits by itself.
+        As with ``Lanes.drop``, the second list is of records that wait by themselves; it is always empty here.
         """
         pool = self._pools.get(self._name_of(partition))
         if pool is None:
@@ -266,7 +267,7 @@ class BatchAssembler:
         for one in dropped:
             self._grow(pool, -one.lease.count, -self._size(one.lease.rest))
         pool.slices = deque(one for one in pool.slices if one.lease.partition != partition)
-        self._look_at(pool)
+        self._schedule(pool)
         return [one.lease for one in dropped], []
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class BatchAssembler:
         return self.waiting - self._ahead + self.failing >= self.window
 
     def _stuck_of(self, partition: TopicPartition) -> int:
-        """How many records of it failed, or wait behind a busy key."""
+        """Return how many records of a partition failed or wait for a busy key."""
         pool = self._pools.get(partition)
         return self._failing_of[partition] + (0 if pool is None else pool.blocked)
 
@@ -300,8 +301,8 @@ class BatchAssembler:
     def _size(self, records: Iterable[Record]) -> int:
         return 0 if self.limits.max_bytes is None else sum(map(size_of, records))
 
-    def _look_at(self, pool: _Pool) -> None:
-        """See whether a batch of it is full, or when one is due."""
+    def _schedule(self, pool: _Pool) -> None:
+        """Determine whether a batch of ``pool`` is full, or when one is due."""
         before, pool.due = pool.due, None
         if pool.is_busy or pool.is_ready or not pool.slices:
             return
@@ -321,7 +322,7 @@ class BatchAssembler:
         self._ready.append(pool)
 
     def _runnable(self, pool: _Pool) -> tuple[int, int, float]:
-        """How many records of it may run, how large they are, and since when the first of them is here."""
+        """Return how many records may run, their bytes, and since when the first of them has waited."""
         if not pool.busy_keys:
             pool.blocked = 0
             return pool.count, pool.size, pool.slices[0].since
@@ -337,7 +338,7 @@ class BatchAssembler:
 
     def _tidy(self) -> None:
         """Keep the heap in proportion while batches are full long before they are due."""
-        if len(self._dues) > 2 * len(self._pools) + _SLACK:
+        if len(self._dues) > 2 * len(self._pools) + _STALE_ALLOWED:
             pools = self._pools.values()
             self._dues = [(pool.due, next(self._numbers), pool) for pool in pools if pool.due is not None]
             heapify(self._dues)
@@ -350,7 +351,7 @@ class BatchAssembler:
         return None
 
     def _cut(self, pool: _Pool) -> HandlerBatch:
-        """Take the next batch out of what is gathered."""
+        """Take the next batch out of ``pool``."""
         batch = HandlerBatch(pool)
         passed: list[_BatchSlice] = []
         wanted, room = self.limits.max_records, self.limits.max_bytes
@@ -377,12 +378,12 @@ class BatchAssembler:
         elif self._is_by_key:
             batch.keys = frozenset(record.key for record in batch.records)
             pool.busy_keys |= batch.keys
-        self._look_at(pool)
+        self._schedule(pool)
         return batch
 
 
 def size_of(record: Record) -> int:
-    """How many bytes a record has, as ``max_bytes`` counts them."""
+    """Return the bytes of a record, as ``max_bytes`` counts them."""
     size = len(record.key or b"") + len(record.value or b"")
     return size + sum(len(name) + len(data or b"") for name, data in record.headers) if record.headers else size
 
@@ -390,7 +391,7 @@ def size_of(record: Record) -> int:
 def _split(
     records: Sequence[Record], wanted: int, room: int | None, busy: Collection[Key], *, is_first: bool
 ) -> tuple[Sequence[Record], Sequence[Record], bool]:
-    """Those of ``records`` that go into the batch, those that stay, and whether nothing more goes in."""
+    """Return the records that go into the batch, those that stay, and whether the batch is full."""
     if room is None and not busy:
         return records[:wanted], records[wanted:], False
     taken: list[Record] = []

@@ -115,7 +115,7 @@ class Lanes:
         self._in_turn = 0
         """Records in slices other than the current one."""
 
-    # ---- handing in --------------------------------------------------------------------------------------------
+    # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, lease: Lease, _now: float = 0.0) -> None:
         """Add the next slice of a partition, with at most ``room_of`` records."""
@@ -166,12 +166,12 @@ class Lanes:
             ready.stock.parked -= 1
             return ready
         while True:
-            busy, hand, is_by_key = self._busy, self._slice, self._is_by_key
+            busy, current, is_by_key = self._busy, self._slice, self._is_by_key
             for record in self._left:
-                assert hand is not None
-                work = QueuedRecord(record, hand.lease, hand.stock)
+                assert current is not None
+                work = QueuedRecord(record, current.lease, current.stock)
                 if not busy or (record.key if is_by_key else None) not in busy:
-                    hand.lease.hold_last()
+                    current.lease.hold_last()
                     return work
                 self._park(work)
             if not self._open_slice():
@@ -191,7 +191,7 @@ class Lanes:
         if self.order_by == "none":
             return
         lane = self._lane_of(work)
-        assert lane not in work.stock.busy, "a lane is handed out twice"
+        assert lane not in work.stock.busy, "two records of one lane run at a time"
         work.stock.busy[lane] = work
         if self._waits_whole and self._slice is not None and self._slice.stock is work.stock:
             self._set_aside(self._slice)
@@ -234,7 +234,7 @@ class Lanes:
             self.failing -= 1
             work.stock.failing -= 1
 
-    # ---- letting go --------------------------------------------------------------------------------------------
+    # ---- dropping ----------------------------------------------------------------------------------------------
 
     def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
         """Forget the waiting records of a partition; return the leases of those not taken, and the parked ones.
@@ -265,7 +265,7 @@ class Lanes:
         stock.full_lanes = stock.parked = 0
         return leases, parked
 
-    # ---- for those who look ------------------------------------------------------------------------------------
+    # ---- counts ------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:

@@ -1,8 +1,8 @@
-"""Records of retry topics: how long each has to wait, and those that are read and not due yet.
+"""Records of retry topics that were fetched and are not due yet.
 
-Rule of this file: a record waits until the wall clock of whoever wrote it said, read on the wall clock of whoever has
-it; never longer than its topic's delay, so that no clock that is wrong can hold a record for ever. Records of one
-partition leave in the order in which they stand there: all of a topic have the same delay, so the first is due first.
+A record is due at the time that its writer put into a header, by this host's clock, but never later than its topic's
+delay from now, so that a wrong clock cannot hold it forever. Records of one partition leave in order: all of a topic
+have the same delay, so the first is due first.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _UNITS = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
 def delay_name(delay_ms: int) -> str:
-    """A delay as names of topics have it, such as ``30s``, ``10m`` or ``1500ms``; two delays never share one."""
+    """Return a delay as it appears in topic names, such as ``30s``, ``10m`` or ``1500ms``; unique for each delay."""
     size, unit = next((size, unit) for size, unit in _UNITS if delay_ms % size == 0)
     return f"{delay_ms // size}{unit}"
 
 
 def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms: int) -> int:
-    """How long a record of a retry topic has to wait from now on.
+    """Return how long a record of a retry topic has to wait from now on.
 
     Args:
-        due_at_ms: as whoever wrote it said; None when that cannot be read.
+        due_at_ms: due time in the record's header; None if it cannot be read.
         written_at_ms: the record's timestamp.
-        delay_ms: the topic's.
-        now_ms: the wall clock here.
+        delay_ms: delay of the topic.
+        now_ms: current time of this host.
     """
     due = written_at_ms + delay_ms if due_at_ms is None else due_at_ms
     return min(max(due - now_ms, 0), delay_ms)
 
 
 def hop_of(delay_ms: int | None, retry_topics: Sequence[int]) -> int | None:
-    """Which of a handler's retry topics a record came by; None when it came by none.
+    """Return the index of the retry topic that a record came from; None if it came from none.
 
-    One that came by a delay that the handler has no more goes on with the first that is longer.
+    A record with a delay that the handler no longer has continues with the first longer one.
     """
     if delay_ms is None:
         return None
@@ -54,11 +54,11 @@ def hop_of(delay_ms: int | None, retry_topics: Sequence[int]) -> int | None:
 class _DelayedSlice(NamedTuple):
     lease: Lease
     due: deque[float]
-    """When each of its records may be handled."""
+    """Due time of each record."""
 
 
 class DelayedRecords:
-    """What was read of retry topics and is not handled yet: of each partition one slice at most."""
+    """Records that are not due yet, at most one slice of each partition."""
 
     def __init__(self) -> None:
         self._held: dict[TopicPartition, _DelayedSlice] = {}
@@ -70,20 +70,20 @@ class DelayedRecords:
         return len(self._held)
 
     def put(self, lease: Lease, due: Iterable[float]) -> None:
-        """A slice of a partition of which nothing is here, and when each of its records is due."""
-        assert lease.partition not in self._held, "a partition is read whose records are not due"
+        """Add a slice of a partition that holds none; ``due`` are the due times of its records."""
+        assert lease.partition not in self._held, "a partition was read although it holds records that are not due"
         self._held[lease.partition] = _DelayedSlice(lease, deque(due))
 
     def next_at(self, now: float) -> float | None:
-        """When the next record becomes due of those that are first of their partition; None when no other will."""
+        """Return the earliest future due time among the first records of the partitions; None if there is none."""
         return min((head for one in self._held.values() if (head := one.due[0]) > now), default=None)
 
     def due(self, now: float) -> list[TopicPartition]:
-        """The partitions whose first record is due."""
+        """Return the partitions whose first record is due."""
         return [partition for partition, one in self._held.items() if one.due[0] <= now]
 
     def take(self, partition: TopicPartition, now: float, room: int) -> Lease | None:
-        """A lease of what is due of a partition, in order, as much as there is room for; None when nothing is."""
+        """Return a lease of up to ``room`` due records of a partition, in order; None if none is due."""
         lease, due = self._held[partition]
         count = 0
         while due and count < room and due[0] <= now:
@@ -94,6 +94,6 @@ class DelayedRecords:
         return lease.split(count) if count else None
 
     def drop(self, partition: TopicPartition) -> Lease | None:
-        """Forget a partition; the lease of what was held of it."""
+        """Forget a partition and return the lease of its records."""
         held = self._held.pop(partition, None)
         return None if held is None else held.lease

@@ -1,8 +1,8 @@
-"""How often records have failed that are not done with.
+"""Failure counts of unfinished records.
 
-Rule of this file: pure. A transaction that is taken back gives its records back as if they had never come; what they
-cost is remembered here until their offsets are committed, or they are another's. Otherwise a record whose attempts take
-longer than a transaction may would be tried for ever.
+An aborted transaction delivers its records again as if for the first time. Their failures are counted here until their
+offsets are committed or their partitions are revoked; otherwise a record whose attempts take longer than a transaction
+may would be retried forever.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["FailureCount", "FailureCounts"]
 
 
 class FailureCount(NamedTuple):
-    """How often one record has failed, and how often something was away that it needs."""
+    """Failures and outages of one record."""
 
     failures: int = 0
     outages: int = 0
 
     @property
     def all(self) -> int:
-        """Both."""
+        """Sum of failures and outages."""
         return self.failures + self.outages
 
 
@@ -31,7 +31,7 @@ _NONE = FailureCount()
 
 
 class FailureCounts:
-    """Those of some partitions' records."""
+    """Failure counts by record."""
 
     def __init__(self) -> None:
         self._of: dict[TopicPartition, dict[int, FailureCount]] = {}
@@ -42,31 +42,31 @@ class FailureCounts:
 
     @property
     def has_last_words(self) -> bool:
-        """Whether a record has no attempt left."""
+        """True if a record has no attempt left."""
         return bool(self._last_words)
 
     def failed(self, partition: TopicPartition, offset: int, *, is_outage: bool) -> FailureCount:
-        """A record has failed once more; how often that is by now."""
+        """Count a failure of a record and return its counts."""
         here = self._of.setdefault(partition, {})
         before = here.get(offset, _NONE)
         found = here[offset] = FailureCount(before.failures + (not is_outage), before.outages + is_outage)
         return found
 
     def close(self, partition: TopicPartition, offset: int, error: Exception) -> None:
-        """A record has no attempt left: what it failed with last is what it fails with when it comes again."""
+        """Note that a record has no attempt left; it fails with ``error`` when it is delivered again."""
         self._last_words[partition, offset] = error
 
     def last_word(self, partition: TopicPartition, offset: int) -> Exception | None:
-        """What a record fails with at once; None while it may be tried."""
+        """Return the error of a record that has no attempt left; None if it may be tried."""
         return self._last_words.get((partition, offset))
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """What comes before these is done with."""
+        """Forget records below these offsets."""
         for partition in self._of.keys() & offsets.keys():
             self._keep(partition, offsets[partition])
 
     def forget(self, partition: TopicPartition) -> None:
-        """Its records are another's."""
+        """Forget the records of a partition that was revoked."""
         if partition in self._of:
             self._keep(partition, None)
 

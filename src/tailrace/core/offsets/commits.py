@@ -1,11 +1,11 @@
-"""What to commit and when: the offsets of what is done, now and then, one commit at a time, never backwards.
+"""Content of commits: the offsets of finished records, one commit at a time, never backwards.
 
-``Commits`` takes a picture of the positions when a commit is sent and compares it with them when the answer comes:
-an answer counts only for the epoch it was sent in, so an older commit that is late cannot take a newer one back.
+``Commits`` takes a snapshot of the positions when a commit is sent. The answer counts only for the epochs in the
+snapshot, so a late answer to an older commit does not undo a newer one.
 
-With an offset goes the map of what is finished behind it (``core.offset_map``). When nothing but the map has changed,
-as behind a record that is stuck, that is worth a commit, too. The user's text belongs to the offset it was committed
-with: it stays while the offset does.
+The offset map of records finished after the offset (``core.offset_map``) is committed with it. A change of the map
+alone is worth a commit, too, as after a stuck record. The user's text belongs to the offset it was committed with and
+is kept as long as that offset.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["CommitNote", "CommitSnapshot", "Commits"]
 
 
 class CommitNote(NamedTuple):
-    """What the metadata of one entry say."""
+    """Content of the metadata of one entry."""
 
     user_text: str
     offset_map: OffsetMap | None
-    """What is finished behind the offset."""
+    """Offsets finished after the committed one."""
     fill: float
     is_map_dropped: bool
-    """It does not fit, and is left out."""
+    """True if the map does not fit and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSnapshot:
-    """What one commit says, and of which epochs it is true."""
+    """Entries of one commit, and the epochs in which they are valid."""
 
     offsets: Mapping[TopicPartition, CommitOffset]
     epochs: Mapping[TopicPartition, int]
     assignments: Mapping[TopicPartition, int]
-    """Which assignment each was taken in; a partition that is not ours to begin with has none."""
+    """Assignment of each partition at the time; a partition that is not assigned has none."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -50,11 +50,12 @@ class CommitSnapshot:
 
 
 class Commits:
-    """What is committed of the positions.
+    """Content of commits of ``positions``.
 
     Args:
-        max_bytes: of metadata; 0 leaves maps out.
-        writer: who we are, for whoever reads a map.
+        positions: assigned partitions.
+        max_bytes: limit of an entry's metadata; 0 leaves offset maps out.
+        writer: name of this consumer, for readers of its offset maps.
     """
 
     def __init__(self, positions: Positions, *, max_bytes: int = 4_096, writer: str = "") -> None:
@@ -62,14 +63,14 @@ class Commits:
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
-        """What is done and not committed yet, of all partitions or of some."""
+        """Return the offsets that are finished and not committed, of all partitions or some."""
         among = self.positions if partitions is None else self.positions.of(partitions)
         due = [position for position in among if position.is_dirty or self._is_map_due(position)]
         entries = {one.partition: self._entry(one) for one in due}
         return self._snapshot_of(due, entries)
 
     def chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
-        """What the user has chosen; the map goes with it where the offset is the one that we would commit."""
+        """Return a commit of offsets chosen by the user; a map is added where the offset is the finished one."""
         ours = self.positions.of(offsets)
         entries = {}
         for partition, one in offsets.items():
@@ -82,7 +83,7 @@ class Commits:
         return self._snapshot_of(ours, entries)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
-        """The same with nothing but the user's text; None when it says nothing more."""
+        """Return ``entry`` with the user's text as its only metadata; None if there is nothing to remove."""
         text = encode_metadata(None, note.user_text, self._max_bytes).text
         return replace(entry, metadata=text) if text != entry.metadata else None
 
@@ -124,19 +125,19 @@ class Commits:
         return is_there and self._map_of(position) != position.committed_map
 
     def gone(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
-        """Those of ``snapshot`` that were released since it was taken: they are others' to commit now."""
+        """Return the partitions of ``snapshot`` that were released since; others may commit them now."""
         now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
         return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
     def unmoved(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
-        """Return the partitions of ``snapshot`` that are read on since then and are not about to be released."""
+        """Return the partitions of ``snapshot`` that have the same epoch and are not about to be released."""
         now = (one for one in self.positions.of(snapshot.epochs) if not one.is_halted)
         return frozenset(one.partition for one in now if one.epoch == snapshot.epochs[one.partition])
 
     def acknowledged(
         self, snapshot: CommitSnapshot, partitions: Iterable[TopicPartition], textless: Container[TopicPartition] = ()
     ) -> None:
-        """The broker has stored what ``snapshot`` says of ``partitions``, of ``textless`` the offset alone."""
+        """Note that the broker stored ``partitions`` of ``snapshot``, those of ``textless`` without metadata."""
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
             if snapshot.epochs.get(position.partition) == position.epoch:

@@ -1,7 +1,6 @@
-"""Partitions of the user's own choice, in whichever form they are named, and where each is to begin.
+"""Partitions named by the user in any of several forms, with a start point for each.
 
-Rule of this file: forms may be mixed; what comes out is one mapping. Which partitions a topic has is told later, by
-whoever knows the cluster.
+Forms may be mixed; the result is one list. A topic without partitions is expanded later, from cluster metadata.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from tailrace.errors import ConfigurationError
 __all__ = ["BeginOf", "PartitionSpec", "Wished", "partition_specs"]
 
 Wished: TypeAlias = int | StartPoint | None
-"""Where to begin: at an offset, or at a start; None is where the group has committed, or else by policy."""
+"""Requested start: an offset or a start point; None for the committed offset, or else ``auto_offset_reset``."""
 
 
 class PartitionSpec(NamedTuple):
-    """One thing that was named."""
+    """Topic or partition named by the user, with its start."""
 
     topic: str
     partition: int | None
-    """None: all that there are."""
+    """None for all partitions of the topic."""
     begin: Wished
 
 
 BeginOf: TypeAlias = Callable[[object], Wished]
-"""Reads what a user says of a beginning."""
+"""Function that parses a start given by the user."""
 
 
 def partition_specs(given: Iterable[object], default: Wished, begin_of: BeginOf) -> list[PartitionSpec]:
-    """What ``given`` names, in order; where nothing else is said each begins at ``default``.
+    """Return the partitions that ``given`` names, in order; those without a start begin at ``default``.
 
-    A topic's name; (topic, partition); (topic, partition, offset); {topic: partition or partitions};
-    {(topic, partition): where to begin}; and lists of all these.
+    Accepted are a topic name; (topic, partition); (topic, partition, offset); {topic: partition or partitions};
+    {(topic, partition): start}; and lists of all these.
 
     Raises:
-        ConfigurationError: something that is none of these.
+        ConfigurationError: an entry is none of these.
     """
     return [spec for one in given for spec in _read(one, default, begin_of)]
 
@@ -58,7 +57,7 @@ def _read(given: object, default: Wished, begin_of: BeginOf) -> Iterator[Partiti
             yield from partition_specs(given, default, begin_of)
         case _:
             raise ConfigurationError(
-                f"{given!r} names no partition - give 'topic', ('topic', 0), ('topic', 0, offset), {{'topic': [0, 1]}}"
+                f"{given!r} is not a partition - use 'topic', ('topic', 0), ('topic', 0, offset), {{'topic': [0, 1]}}"
                 " or {('topic', 0): offset}"
             )
 
@@ -72,19 +71,21 @@ def _read_entry(key: object, value: object, default: Wished, begin_of: BeginOf) 
         case (str() as topic, partition), _:
             yield PartitionSpec(_topic(topic), _partition(partition), begin_of(value))
         case _:
-            raise ConfigurationError(f"{key!r}: {value!r} names no partition - give a topic or (topic, partition)")
+            raise ConfigurationError(
+                f"{key!r}: {value!r} is not a partition - use a topic or (topic, partition) as the key"
+            )
 
 
 def _topic(given: object) -> str:
     if isinstance(given, str) and given:
         return given
-    raise ConfigurationError(f"a topic is a name such as 'orders', not {given!r}")
+    raise ConfigurationError(f"a topic must be a name such as 'orders', not {given!r}")
 
 
 def _partition(given: object) -> int:
     if _is_number(given) and int(str(given)) < 1 << 31:
         return int(str(given))
-    raise ConfigurationError(f"{given!r} is no partition - they are numbered from 0 on")
+    raise ConfigurationError(f"a partition must be an integer from 0 on, not {given!r}")
 
 
 def _is_number(given: object) -> bool:

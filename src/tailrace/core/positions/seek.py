@@ -1,4 +1,4 @@
-"""Where a seek leads: each partition by itself, or a number of records spread over several."""
+"""Targets of a seek, for each partition by itself or for a number of records spread over several."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tailrace.records import TopicPartition
 __all__ = ["SeekFrom", "seeks"]
 
 SeekFrom: TypeAlias = Literal["offset", "earliest", "current", "latest"]
-"""What the number of a seek is counted from: it is an offset, or so many records behind the first one, behind the next
-one to be handed out, or behind the last one; before it when it is negative."""
+"""Origin of a seek: "offset" for an absolute offset; "earliest", "current" and "latest" for a number of records after
+the first one, the next one to deliver, or the end of the log. Negative numbers lie before the origin.
+"""
 
 
 def seeks(
     positions: Mapping[TopicPartition, int], offset: object, whence: str, *, spread: bool
 ) -> dict[TopicPartition, int | StartPoint]:
-    """Where each of ``positions`` is to go on.
+    """Return the target of each of ``positions``.
 
     Raises:
-        ConfigurationError: that is no place in a log.
+        ConfigurationError: an argument is invalid, or the arguments do not go together.
     """
     if whence not in get_args(SeekFrom):
-        raise ConfigurationError(f"whence={whence!r} will not do: it has to be one of {', '.join(get_args(SeekFrom))}")
+        raise ConfigurationError(f"whence={whence!r} is unknown; it must be one of {', '.join(get_args(SeekFrom))}")
     if not isinstance(offset, int) or isinstance(offset, bool) or not -(1 << 63) < offset < 1 << 63:
-        raise ConfigurationError(f"offset={offset!r} will not do: it has to be a whole number")
+        raise ConfigurationError(f"offset={offset!r} is invalid; it must be an integer")
     if whence == "offset" and offset < 0:
         raise ConfigurationError(
-            f"offset={offset!r} will not do: it has to be a whole number, 0 or more - with whence='latest' or 'current'"
-            " it may be negative"
+            f"offset={offset!r} is invalid; it must be 0 or more - with whence='latest' or 'current' it may be negative"
         )
     if spread and whence not in {"earliest", "latest"}:
-        raise ConfigurationError(f"spread=True needs whence='earliest' or 'latest' - from {whence!r} there is no total")
+        raise ConfigurationError(f"spread=True needs whence='earliest' or 'latest', not {whence!r}")
     among: Sequence[TopicPartition] = sorted(positions)
     shares = shares_of(offset, len(among)) if spread and among else [offset] * len(among)
     return {one: _place(positions[one], share, whence) for one, share in zip(among, shares, strict=True)}

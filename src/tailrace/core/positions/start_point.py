@@ -1,8 +1,7 @@
-"""Where to begin in a log, as far as only its leader can say which offset that is.
+"""Start points in a log that only the partition leader can resolve to an offset.
 
-Rule of this file: a start is a wish in words (the first record, ten before the end, yesterday at noon). It says what
-has to be asked of the leader, one question after the other, and what the answers come to. It never leads out of the
-log.
+A start point, such as the first record, ten records before the end or a time, knows which timestamps to request from
+the leader with ListOffsets, one after the other, and resolves their answers to an offset within the log.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from tailrace.protocol.list_offsets import ListedOffset
 __all__ = ["EARLIEST", "LATEST", "StartFrom", "StartPoint", "shares_of"]
 
 LATEST, EARLIEST = -1, -2
-"""What to ask ListOffsets for in place of a time."""
+"""Special timestamps of ListOffsets."""
 
 
 class StartFrom(StrEnum):
-    """What a start is counted from."""
+    """Origin of a start point."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
-    """Nowhere: the user has to say."""
+    """No start point: the user has to seek."""
     TIME = "time"
     AGO = "ago"
     OFFSET = "offset"
@@ -33,11 +32,11 @@ class StartFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """A place in a log.
+    """Point in a log at which reading begins.
 
     Attributes:
-        number: the time, or how long ago, in milliseconds; or the offset.
-        shift: so many records behind the first one or the end; before it when that is negative.
+        number: timestamp or age in milliseconds, or an offset.
+        shift: number of records after the first one or the end; negative numbers lie before it.
     """
 
     whence: StartFrom
@@ -56,16 +55,16 @@ class StartPoint:
                 return f"{self.whence}{self.shift:+d}" if self.shift else str(self.whence)
 
     def fixed(self, now_ms: int) -> StartPoint:
-        """The same with a time in place of a duration."""
+        """Return the start point with a timestamp in place of an age."""
         return replace(self, whence=StartFrom.TIME, number=max(0, now_ms - self.number)) if self.is_duration else self
 
     @property
     def is_duration(self) -> bool:
-        """Whether it depends on when it is asked."""
+        """True if the start point is an age, so that it depends on the current time."""
         return self.whence is StartFrom.AGO
 
     def question(self, known: Mapping[int, ListedOffset]) -> int | None:
-        """What to ask the leader next, as ListOffsets has it; None when ``known``, by question, is enough."""
+        """Return the next timestamp to request with ListOffsets; None if the answers in ``known`` suffice."""
         if self.whence is StartFrom.TIME:
             wanted = [self.number]
             if self.number in known and known[self.number].offset < 0:
@@ -77,7 +76,7 @@ class StartPoint:
         return next((question for question in wanted if question not in known), None)
 
     def place(self, known: Mapping[int, ListedOffset]) -> tuple[int, int]:
-        """The offset, and the leader's epoch there, if it is known; when there is no question left."""
+        """Return the offset and its leader epoch (-1 if unknown), once no request is left."""
         if self.whence is StartFrom.TIME:
             found = known[self.number] if known[self.number].offset >= 0 else known[LATEST]
             return found.offset, found.leader_epoch
@@ -90,7 +89,7 @@ class StartPoint:
 
 
 def shares_of(total: int, parts: int) -> list[int]:
-    """``total`` records dealt out to so many partitions; what is left over goes one each to the first ones."""
+    """Divide ``total`` records among partitions; the first ones get one more if there is a remainder."""
     each, left = divmod(abs(total), parts)
     sign = 1 if total >= 0 else -1
     return [sign * (each + (number < left)) for number in range(parts)]

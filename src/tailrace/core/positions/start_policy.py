@@ -1,4 +1,4 @@
-"""Where reading of a partition begins: at the user's choice, a committed offset, or by ``auto_offset_reset``."""
+"""Start of each partition: the user's choice, the committed offset, or ``auto_offset_reset``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class StartPolicy:
         self._is_fixed = True
         self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
 
-    def of_chosen(self, wished: Wished, committed: OffsetAndMetadata | None) -> Start:
-        """Return where a partition begins that the user assigned."""
-        if wished is not None:
-            return wished
+    def of_chosen(self, requested: Wished, committed: OffsetAndMetadata | None) -> Start:
+        """Return the start of a partition that the user assigned."""
+        if requested is not None:
+            return requested
         return self.reset if committed is None else committed
 
     def of_subscribed(
@@ -56,15 +56,15 @@ class StartPolicy:
         *,
         ignores_committed: bool = False,
     ) -> Start:
-        """Return where a partition of a subscribed topic begins.
+        """Return the start of a partition of a subscribed topic.
 
         Args:
             partition: partition that is about to be read.
             topology: newest metadata of the cluster.
-            committed: what the group has committed.
+            committed: offset committed by the group; None if there is none.
             released: topic id and committed offset of the partition when this member released it last. A group's
                 offsets are stored by topic name, so those committed for a topic are found for the recreated one.
-            ignores_committed: ``reset_offset_on_start`` applies.
+            ignores_committed: True if ``reset_offset_on_start`` applies.
         """
         if ignores_committed and self._applies_to(partition):
             return self.reset
@@ -74,11 +74,11 @@ class StartPolicy:
         return committed
 
     def of_added(self, partition: TopicPartition) -> StartPoint:
-        """Return where ``partition`` begins if it was added, or its topic recreated, after the subscription."""
+        """Return the start of ``partition`` if it was added, or its topic recreated, after the subscription."""
         return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.again(partition)
 
     def again(self, partition: TopicPartition) -> StartPoint:
-        """Return where ``partition`` is read on when its log no longer has the position."""
+        """Return where to continue ``partition`` when its log no longer has the position."""
         return self.reset if self._applies_to(partition) else _EARLIEST
 
     def _by_option(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:

@@ -17,52 +17,52 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]
 
 LeaseKey: TypeAlias = tuple[int, int]
-"""Which start of a process it is, and its number there."""
+"""Incarnation of a process, and the number of the lease in it."""
 
 
 class PartitionLease(Progress):
     """Progress of one partition as one process reads it.
 
     Attributes:
-        key: the process's.
-        received: the next offset to come.
-        unreleased: records that have left the queue, of which the process was not told yet.
-        told: what it was told last to be done.
+        key: key of the lease.
+        received: next offset expected from the process.
+        unreleased: records that have left the queue and were not reported to the process.
+        reported: finished offset last reported to the process.
     """
 
-    __slots__ = ("key", "received", "told", "unreleased")
+    __slots__ = ("key", "received", "reported", "unreleased")
 
     def __init__(self, key: LeaseKey, partition: TopicPartition, offset: int) -> None:
         super().__init__(partition, offset)
         self.key, self.received = key, offset
-        self.unreleased, self.told = 0, -1
+        self.unreleased, self.reported = 0, -1
 
 
 class MergedStream:
     """Merges slices of several processes.
 
     Args:
-        tell: sends word of a lease's ``finished`` and ``unreleased`` to its process.
+        report: called with a lease to report its ``finished`` and ``unreleased`` to its process.
 
     Attributes:
-        polled: what the user has; records are taken from its slice.
-        queued_records: those in the queue, without the slice.
+        polled: records in flight of the user, who takes records from its slice.
+        queued_records: number of records in the queue, without the current slice.
     """
 
-    def __init__(self, tell: Callable[[PartitionLease], None]) -> None:
+    def __init__(self, report: Callable[[PartitionLease], None]) -> None:
         self.polled = PolledRecords()
-        self._tell = tell
+        self._send_report = report
         self._leases: dict[LeaseKey, PartitionLease] = {}
         self._queue: deque[tuple[PartitionLease, int, list[Record]]] = deque()
         self.queued_records = 0
 
     # ---- from the processes ------------------------------------------------------------------------------------
 
-    def put(self, key: LeaseKey, partition: TopicPartition, behind: int, records: list[Record]) -> None:
+    def put(self, key: LeaseKey, partition: TopicPartition, end: int, records: list[Record]) -> None:
         """Queue a slice."""
         lease = self.open(key, partition, records[0].offset)
-        lease.received = behind
-        self._queue.append((lease, behind, records))
+        lease.received = end
+        self._queue.append((lease, end, records))
         self.queued_records += len(records)
 
     def open(self, key: LeaseKey, partition: TopicPartition, offset: int) -> PartitionLease:
@@ -110,10 +110,10 @@ class MergedStream:
         """Begin the next slice; return False if none has arrived."""
         if not self._queue:
             return False
-        lease, behind, records = self._queue.popleft()
+        lease, end, records = self._queue.popleft()
         self.queued_records -= len(records)
         lease.unreleased += len(records)
-        self.polled.begin(lease.deliver(records, behind, InFlight.LAST))
+        self.polled.begin(lease.deliver(records, end, InFlight.LAST))
         return True
 
     def take(self, count: int) -> list[Record]:
@@ -135,9 +135,9 @@ class MergedStream:
 
     def _report(self, lease: PartitionLease) -> None:
         finished = lease.finished
-        if not lease.is_over and (lease.unreleased or finished != lease.told):
-            self._tell(lease)
-            lease.told, lease.unreleased = finished, 0
+        if not lease.is_over and (lease.unreleased or finished != lease.reported):
+            self._send_report(lease)
+            lease.reported, lease.unreleased = finished, 0
 
     def close(self) -> None:
         """Deliver no more records; those in flight stay unfinished."""

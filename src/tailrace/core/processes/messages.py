@@ -1,7 +1,7 @@
-"""What processes of one program say to each other, as bytes.
+"""Messages between the processes of one program, and their encoding.
 
-Rule of this file: a message is a length and MessagePack. Records cross in slices, a column for each field: a list of
-bytes costs less than a list of records, on both sides.
+A message is a length and MessagePack. A slice of records is encoded by column, one list per field, which costs less
+than a list of records on both sides.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ Headers: TypeAlias = list[tuple[tuple[str, bytes | None], ...]]
 
 
 class _ProcessMessage(msgspec.Struct, tag_field="is", frozen=True, array_like=True):
-    """The root of all messages."""
+    """Base of all messages."""
 
 
 # ---- to a child --------------------------------------------------------------------------------------------------
 
 
 class BeginMessage(_ProcessMessage, frozen=True, tag=1):
-    """What to do; pickled, as only the two sides of one program read it."""
+    """Job of a child; pickled, because both sides belong to one program."""
 
     spec: bytes
 
 
 class StopMessage(_ProcessMessage, frozen=True, tag=2):
-    """End in good order."""
+    """Request to stop in order."""
 
 
 class DoneMessage(_ProcessMessage, frozen=True, tag=3):
-    """Of one lease: the next offset that is not done, and how many records have left the queue since last told."""
+    """Next unfinished offset of a lease, and the number of its records that left the queue since the last report."""
 
     lease: int
     offset: int
@@ -72,14 +72,14 @@ class DoneMessage(_ProcessMessage, frozen=True, tag=3):
 
 
 class LeftMessage(_ProcessMessage, frozen=True, tag=4):
-    """The answer to ``HaltedMessage``: nothing from ``offset`` on was or will be handed out."""
+    """Answer to ``HaltedMessage``: no record from ``offset`` on was or will be delivered."""
 
     lease: int
     offset: int
 
 
 class CommitMessage(_ProcessMessage, frozen=True, tag=5):
-    """Commit what is done, and say so."""
+    """Request to commit finished offsets, answered by ``CommittedMessage``."""
 
     number: int
 
@@ -88,25 +88,25 @@ class CommitMessage(_ProcessMessage, frozen=True, tag=5):
 
 
 class ReadyMessage(_ProcessMessage, frozen=True, tag=11):
-    """It works; for readers, where their partitions begin; how long its end may take."""
+    """A child has started: the start offsets of a reader's partitions, and its stop timeout."""
 
     stop_timeout_s: float
     begins: list[tuple[str, int, int]] = []
     status: str = "starting"
-    """How it is, unless it says more."""
+    """Status of the child until its first ``StatusMessage``."""
 
 
 class StatusMessage(_ProcessMessage, frozen=True, tag=12):
-    """How it is, and that its event loop turns."""
+    """Status of a child, sent by its event loop."""
 
     status: str
     detail: str
     silence_s: float
-    """It says so every second from now on; after so long without a word it is lost."""
+    """Silence after which the child counts as lost; it sends its status every second from now on."""
 
 
 class FailedMessage(_ProcessMessage, frozen=True, tag=13):
-    """It cannot go on; a pickled error of ours, or None when it is somebody else's."""
+    """A child cannot continue; ``error`` is a pickled error of tailrace, or None for any other."""
 
     error: bytes | None
     text: str
@@ -119,31 +119,31 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     topic: str
     partition: int
     behind: int
-    """The offset behind the last, past what has no records."""
+    """Offset after the last record, and after offsets that hold none."""
     offsets: list[int]
     keys: list[bytes | None]
     values: list[bytes | None]
     timestamps: list[int]
     headers: Headers | None
-    """None when none has any."""
+    """None if no record has headers."""
     topic_id: UUID | None = None
-    """Id of the topic the records were read from, if it is known."""
+    """Id of the topic that the records were read from, if known."""
 
 
 class HaltedMessage(_ProcessMessage, frozen=True, tag=15):
-    """Nothing more of a lease may be handed out: it is about to be given back."""
+    """No more records of a lease may be delivered, because its partition is about to be revoked."""
 
     lease: int
 
 
 class GoneMessage(_ProcessMessage, frozen=True, tag=16):
-    """A lease is over: its partition is somebody else's, or read from elsewhere."""
+    """A lease is over: its partition was revoked or is read from another position."""
 
     lease: int
 
 
 class CommittedMessage(_ProcessMessage, frozen=True, tag=17):
-    """The answer to ``CommitMessage``; a pickled error when it was refused."""
+    """Answer to ``CommitMessage``, with a pickled error if the commit failed."""
 
     number: int
     error: bytes | None
@@ -160,30 +160,30 @@ _from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromCh
 
 
 def encode(message: ToChild | FromChild) -> bytes:
-    """A message as it goes over."""
+    """Encode a message with its length."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def length_of(header: bytes) -> int:
-    """How many bytes come after the first four."""
+    """Return the length of a message from its header."""
     return int(_LENGTH.unpack(header)[0])
 
 
 def decode_to_child(body: bytes) -> ToChild:
-    """A message to a child."""
+    """Decode a message to a child."""
     return _to_child.decode(body)
 
 
 def decode_from_child(body: bytes) -> FromChild:
-    """A message from a child."""
+    """Decode a message from a child."""
     return _from_child.decode(body)
 
 
 def slice_of(
     lease: int, partition: TopicPartition, behind: int, records: Sequence[Record], topic_id: UUID | None = None
 ) -> SliceMessage:
-    """Records as they go over."""
+    """Return a message with ``records``."""
     has_headers = any(record.headers for record in records)
     return SliceMessage(
         lease,
@@ -200,7 +200,7 @@ def slice_of(
 
 
 def records_of(part: SliceMessage) -> list[Record]:
-    """The records as they were."""
+    """Return the records of a message."""
     columns = (repeat(part.topic), repeat(part.partition), part.offsets, part.keys, part.values, part.timestamps)
     if part.headers is None:
         return list(map(Record, *columns))

@@ -1,7 +1,7 @@
-"""Several processes for one job: how many, which partitions each, and when one that died is started again.
+"""Plan of worker processes: their number, their partitions, and pauses before restarts.
 
-Rule of this file: pure. A death is any end that nobody asked for. One that comes soon after the start is taken for a
-sign that the next start will end likewise, so the pauses grow; a worker that has run well begins with the first pause.
+A death is any end that was not requested. A death soon after the start suggests that the next start will fail, too, so
+the pauses grow; after a worker has run for a while, they begin again with the first.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 
 RESTARTS = Backoff(0.2, 30.0)
 WELL_AFTER_S = 60.0
-"""Who has run for so long does not die of what the last one died of."""
+"""Run time after which a death is not counted with earlier ones."""
 
 _UNWELL = 2
 
 
 @dataclass(slots=True)
 class Restarts:
-    """How one worker has fared, and how long to wait before it is started again."""
+    """Consecutive deaths of one worker, and the pauses before its restarts."""
 
     backoff: Backoff = RESTARTS
     well_after_s: float = WELL_AFTER_S
@@ -43,56 +43,56 @@ class Restarts:
     _started_at: float | None = field(default=None, init=False)
 
     def started(self, now: float) -> None:
-        """It runs."""
+        """Note that the worker was started."""
         self._started_at = now
 
     def died(self, now: float, chance: float) -> float:
-        """It has ended, and nobody asked for it; gives the pause before it is started again."""
+        """Note a death and return the pause before the restart."""
         self._deaths = self.deaths(now) + 1
         self._started_at = None
         return self.backoff.pause_s(self._deaths, chance)
 
     def deaths(self, now: float) -> int:
-        """How often in a row it has died soon after its start."""
+        """Return the number of consecutive deaths soon after a start."""
         has_run_well = self._started_at is not None and now - self._started_at >= self.well_after_s
         return 0 if has_run_well else self._deaths
 
     def is_unwell(self, now: float) -> bool:
-        """Whether it dies again and again; one death is none's fault."""
+        """Return True if the worker keeps dying; a single death does not count."""
         return self.deaths(now) >= _UNWELL
 
 
 def is_outage(error: Exception | None) -> bool:
-    """Whether brokers are away, or cannot say now: that ends by itself, and is waited for."""
+    """Return True if brokers are unreachable or temporarily unable to answer, so that waiting may help."""
     if isinstance(error, BrokerError):
         return error.retriable
     return isinstance(error, BrokerConnectionError) and not isinstance(error, AuthenticationError)
 
 
 def check_count(name: str, count: object, *, or_none: bool = False) -> None:
-    """Refuse what is no number of things.
+    """Refuse a value that is not a positive integer.
 
     Raises:
-        ConfigurationError: it is not a whole number of at least one.
+        ConfigurationError: ``count`` is not a positive integer.
     """
     if or_none and count is None:
         return
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigurationError(f"{name}={count!r} will not do: it has to be a whole number, 1 or more")
+        raise ConfigurationError(f"{name} must be a positive integer, not {count!r}")
 
 
 def member_name(given: str | None, workers: int, life: str) -> str:
-    """The ``group_instance_id`` of workers, as a template: the one that is given, or one that is theirs for ``life``.
+    """Return the template of the workers' ``group_instance_id``: the given one, or one that is unique to ``life``.
 
     Raises:
-        ConfigurationError: the given one is the same for all.
+        ConfigurationError: all workers would get the same name.
     """
     if given is None:
         return f"{{hostname}}-{life}-{{worker}}"
     if workers > 1 and "{worker}" not in given and "{pid}" not in given:
         raise ConfigurationError(
-            f"group_instance_id={given!r} is the same in each of {workers} workers, and each would put another out of"
-            " the group - put {worker} into it"
+            f"group_instance_id={given!r} is the same in all {workers} workers, so they would fence each other"
+            " - add {worker} to it"
         )
     return given
 
@@ -101,22 +101,22 @@ def check_transactional_id(given: str | None, workers: int) -> None:
     """Refuse a ``transactional_id`` that is the same for all workers.
 
     Raises:
-        ConfigurationError: it is.
+        ConfigurationError: all workers would get the same id.
     """
     if given is not None and workers > 1 and not any(one in given for one in ("{worker}", "{pid}", "{instance}")):
         raise ConfigurationError(
-            f"transactional_id={given!r} is the same in each of {workers} workers, and each would put an end to another"
-            " - put {worker} into it"
+            f"transactional_id={given!r} is the same in all {workers} workers, so they would fence each other"
+            " - add {worker} to it"
         )
 
 
 def workers_for(partitions: int, workers: int, per_worker: int | None) -> int:
-    """How many workers so many partitions get: never one without a partition, and always one at least."""
+    """Return the number of workers for so many partitions: at least one, and none without a partition."""
     wanted = workers if per_worker is None else math.ceil(partitions / per_worker)
     return max(1, min(wanted, partitions))
 
 
 def deal(partitions: Iterable[TopicPartition], workers: int) -> list[tuple[TopicPartition, ...]]:
-    """The partitions of each worker: in turn, so that no two differ by more than one."""
+    """Return the partitions of each worker, assigned in turn, so that their numbers differ by at most one."""
     in_order = sorted(partitions)
     return [tuple(in_order[number::workers]) for number in range(workers)]
