@@ -8,7 +8,7 @@ from typing import TypeAlias
 from tailrace.consumer.offsets.requests import is_offset
 from tailrace.consumer.positions.start_points import start_of
 from tailrace.consumer.topic_patterns import TopicPattern, checked_pattern
-from tailrace.core.positions.partition_spec import Wished
+from tailrace.core.positions.partition_spec import RequestedStart
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -96,7 +96,7 @@ def checked_count(given: int | None, default: int, least: int = 1) -> int:
     return count
 
 
-def default_start(at: object, tail: object) -> Wished:
+def default_start(at: object, tail: object) -> RequestedStart:
     """Where partitions begin of which nothing else is said.
 
     Raises:

@@ -151,7 +151,7 @@ class SubscriptionState:
             what="looking for the topics",
         )
         found = self._cluster.topology.topics
-        self._components.policy.saw(
+        self._components.policy.note_topics(
             found if pattern is not None else {name: found[name] for name in topics if name in found}
         )
 

@@ -63,7 +63,7 @@ def test_it_is_looked_at_now_and_then(ragged):
     ragged(30_000, progress)
 
     assert fill.is_due(progress, 4_096)
-    fill.look(progress, 4_096, "me", now=5.0)
+    fill.measure(progress, 4_096, "me", now=5.0)
 
     assert fill.fill == encode_metadata(progress.offset_map(), "", 4_096, writer="me").fill > 1
     assert fill.is_high
@@ -76,7 +76,7 @@ def test_it_is_looked_at_now_and_then(ragged):
 def test_one_that_was_too_full_is_made_again_when_something_has_changed(ragged):
     """Not before a pause is over, and not at all while nothing was finished."""
     fill, progress = OffsetMapSize(), ragged(30_000)
-    fill.look(progress, 4_096, "", now=5.0)
+    fill.measure(progress, 4_096, "", now=5.0)
 
     assert fill.again_at(progress, 100.0) is None
     progress.finish(0)
@@ -87,10 +87,10 @@ def test_one_that_was_too_full_is_made_again_when_something_has_changed(ragged):
 def test_a_commit_looks_as_well():
     """Whoever makes the map says how large it is."""
     fill = OffsetMapSize()
-    fill.saw(EncodedMetadata("", fill=0.8))
+    fill.note_encoded(EncodedMetadata("", fill=0.8))
 
     assert (fill.fill, fill.is_high, fill.again_at(Progress(ONE, 0), 7.0)) == (0.8, True, 7.0)
-    fill.saw(EncodedMetadata("", fill=0.7))
+    fill.note_encoded(EncodedMetadata("", fill=0.7))
     assert not fill.is_high
 
 
@@ -107,7 +107,7 @@ def test_no_map_is_too_full_that_was_not_looked_at(limit, share):
             if chance.random() > share:
                 progress.finish(offset)
         if fill.is_due(progress, limit):
-            fill.look(progress, limit, "writer", 0.0)
+            fill.measure(progress, limit, "writer", 0.0)
             if fill.is_high:
                 break
 

@@ -100,7 +100,7 @@ def test_a_lane_goes_on_one_by_one(by_key, leases):
         by_key.finished(work)
         work = by_key.take()
         assert where(work) == (P, offset)
-        assert work.is_begun
+        assert work.is_started
     by_key.finished(work)
     assert by_key.take() is None
     assert by_key.parked_of(P, b"a") == 0
@@ -572,10 +572,10 @@ class Running(RuleBasedStateMachine):
                 assert not any(map(self.is_runnable, self.waiting))
                 return
             self.took(work.record, work.lease)
-            assert work.is_begun == (where(work) in self.were_parked)
+            assert work.is_started == (where(work) in self.were_parked)
             if suspends:
                 self.suspend(work)
-            elif work.is_begun:
+            elif work.is_started:
                 self.lanes.finished(work)
         self.lanes.rest()
 

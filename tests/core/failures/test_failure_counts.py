@@ -29,12 +29,12 @@ def test_what_is_committed_is_forgotten_and_what_is_behind_it_is_not():
     setbacks.committed({HERE: 8, TopicPartition("u", 0): 3})
 
     assert len(setbacks) == 2
-    assert setbacks.last_word(HERE, 7) is None
-    assert str(setbacks.last_word(HERE, 9)) == str(setbacks.last_word(THERE, 7)) == "poison"
+    assert setbacks.final_error(HERE, 7) is None
+    assert str(setbacks.final_error(HERE, 9)) == str(setbacks.final_error(THERE, 7)) == "poison"
     setbacks.committed({HERE: 10})
     setbacks.forget(THERE)
     assert len(setbacks) == 0
-    assert setbacks.last_word(HERE, 9) is setbacks.last_word(THERE, 7) is None
+    assert setbacks.final_error(HERE, 9) is setbacks.final_error(THERE, 7) is None
 
 
 def test_a_partition_that_comes_back_begins_anew():

@@ -148,7 +148,7 @@ def test_what_was_made_anew_is_left_out_and_told(fetched_topic_id, is_remade):
 
     made = plan(positions)
 
-    assert (set(made.partitions), made.remade) == (({B}, (A,)) if is_remade else ({A, B}, ()))
+    assert (set(made.partitions), made.recreated) == (({B}, (A,)) if is_remade else ({A, B}, ()))
     assert not made.lacks_room
 
 
@@ -160,7 +160,7 @@ def test_a_new_beginning_knows_no_log():
     positions.get(A).begin(3)
     positions.get(B).reset(StartPoint(StartFrom.EARLIEST), 7)
 
-    assert not plan(positions).remade
+    assert not plan(positions).recreated
     assert {position.fetched_topic_id for position in positions} == {None}
 
 
@@ -345,21 +345,21 @@ def test_an_empty_buffer_always_has_room_for_somebody():
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
-        (ErrorCode.NONE, FetchErrorAction.GOOD),
+        (ErrorCode.NONE, FetchErrorAction.ACCEPT),
         (ErrorCode.OFFSET_OUT_OF_RANGE, FetchErrorAction.RESET),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.LEADER_NOT_AVAILABLE, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.FENCED_LEADER_EPOCH, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.UNKNOWN_LEADER_EPOCH, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.UNKNOWN_TOPIC_ID, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.INCONSISTENT_TOPIC_ID, FetchErrorAction.LOOK_AGAIN),
-        (ErrorCode.KAFKA_STORAGE_ERROR, FetchErrorAction.LOOK_AGAIN),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.LEADER_NOT_AVAILABLE, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.FENCED_LEADER_EPOCH, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_TOPIC_ID, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.INCONSISTENT_TOPIC_ID, FetchErrorAction.REFRESH_METADATA),
+        (ErrorCode.KAFKA_STORAGE_ERROR, FetchErrorAction.REFRESH_METADATA),
         (ErrorCode.CORRUPT_MESSAGE, FetchErrorAction.RETRY),
         (ErrorCode.OFFSET_NOT_AVAILABLE, FetchErrorAction.RETRY),
         (ErrorCode.UNKNOWN_SERVER_ERROR, FetchErrorAction.RETRY),
-        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, FetchErrorAction.REFUSED),
-        (999, FetchErrorAction.REFUSED),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, FetchErrorAction.RAISE),
+        (999, FetchErrorAction.RAISE),
     ],
 )
 def test_what_a_partitions_error_means(code, verdict):
@@ -369,7 +369,7 @@ def test_what_a_partitions_error_means(code, verdict):
 
 def test_what_kafka_calls_retriable_is_never_refused():
     """No error that another try may heal is put before the user."""
-    assert FetchErrorAction.REFUSED not in {FETCH_REACTIONS.reaction_to(code) for code in RETRIABLE}
+    assert FetchErrorAction.RAISE not in {FETCH_REACTIONS.reaction_to(code) for code in RETRIABLE}
 
 
 # ---- how long a broker may hold a fetch ------------------------------------------------------------------------

@@ -20,10 +20,10 @@ ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
 def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
     """The place, when the leader of a log from ``first`` to ``end`` is asked until nothing is left to ask."""
     known = {}
-    while (question := start.question(known)) is not None:
+    while (question := start.next_timestamp(known)) is not None:
         offset = {EARLIEST: first, LATEST: end}.get(question, at_time)
         known[question] = ListedOffset("orders", 0, 0, offset=offset)
-    return start.place(known)[0]
+    return start.resolve(known)[0]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_time_is_the_first_record_that_is_not_older():
     """One question is enough where there is such a record."""
     start = StartPoint(StartFrom.TIME, 1_000)
 
-    assert start.question({}) == 1_000
+    assert start.next_timestamp({}) == 1_000
     assert answer(start, 10, 100, at_time=42) == 42
 
 

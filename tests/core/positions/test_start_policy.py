@@ -27,7 +27,7 @@ def topology(topic_id: UUID = OLD_ID, partitions: int = 1) -> ClusterMetadata:
 def subscribed(reset: StartPoint, whole: frozenset[str] = frozenset()) -> StartPolicy:
     """A policy of a consumer that subscribed to the topic when it had one partition."""
     policy = StartPolicy(reset, whole)
-    policy.saw(topology().topics)
+    policy.note_topics(topology().topics)
     return policy
 
 
@@ -77,7 +77,7 @@ def test_topics_that_are_read_whole_ignore_the_reset_policy():
 
     assert policy.of_subscribed(ONE, topology()) == EARLIEST
     assert policy.of_subscribed(ONE, topology(), COMMITTED, ignores_committed=True) == COMMITTED
-    assert policy.again(ONE) == EARLIEST
+    assert policy.of_reset(ONE) == EARLIEST
 
 
 def test_an_offset_committed_for_a_deleted_topic_is_not_one_of_the_recreated_topic():
@@ -92,7 +92,7 @@ def test_an_offset_committed_for_a_deleted_topic_is_not_one_of_the_recreated_top
 
 def test_a_position_that_the_log_lost_is_reset_by_the_policy():
     """With "latest", too: the option names where to go on, and the partition is not new."""
-    assert subscribed(LATEST).again(ADDED) == LATEST
+    assert subscribed(LATEST).of_reset(ADDED) == LATEST
 
 
 def test_before_a_subscription_no_partition_counts_as_added():

@@ -50,7 +50,7 @@ def test_a_record_is_done_when_the_next_is_asked_for():
     readers.put(0, 0, 3, behind=7)
     readers.next()
     readers.next()
-    readers.intake.tell_all()
+    readers.intake.report_all()
     in_flight = readers.done[0, 0]
     readers.next()
     readers.next()
@@ -66,7 +66,7 @@ def test_a_batch_is_done_as_a_whole():
     readers.put(0, 0, 3)
     readers.put(1, 0, 3)
     batch = readers.intake.take(5)
-    readers.intake.tell_all()
+    readers.intake.report_all()
     before = dict(readers.done)
     readers.intake.take(5)
 
@@ -82,8 +82,8 @@ def test_a_batch_is_done_when_a_single_record_is_asked_for():
     readers.put(1, 0, 4)
     batch = readers.intake.take(5)
     readers.next()
-    readers.intake.tell_all()
-    readers.intake.tell_all()
+    readers.intake.report_all()
+    readers.intake.report_all()
 
     assert readers.done == {(0, 0): 3, (0, 1): 2}
     assert readers.intake.acknowledge(batch[0]) is False
@@ -137,7 +137,7 @@ def test_a_word_ahead_of_the_next_record():
     readers.put(0, 0, 3)
     first = readers.next()
     said = readers.intake.acknowledge(record(0, 2)), readers.intake.acknowledge(first)
-    readers.intake.tell_all()
+    readers.intake.report_all()
 
     assert said == (False, True)
     assert readers.done[0, 0] == 1
@@ -187,7 +187,7 @@ class Stream(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_done_too_soon(self):
-        self.readers.intake.tell_all()
+        self.readers.intake.report_all()
         for lease in self.readers.intake.leases():
             assert lease.finished <= lease.next_offset <= lease.received
             assert self.readers.released[lease.key] <= self.sent[lease.key]

@@ -18,9 +18,9 @@ from tailrace.core.processes.messages import (
 )
 from tailrace.core.processes.worker_plan import (
     Restarts,
+    assign_in_turn,
     check_count,
     check_transactional_id,
-    deal,
     is_outage,
     member_name,
     workers_for,
@@ -76,7 +76,7 @@ def test_how_many_workers(partitions, workers, per_worker, count):
 def test_partitions_are_dealt_evenly(count, workers):
     """Each partition once, and no two workers differ by more than one."""
     partitions = [TopicPartition("t", number) for number in range(count)]
-    shares = deal(partitions, workers)
+    shares = assign_in_turn(partitions, workers)
 
     assert sorted(one for share in shares for one in share) == partitions
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -111,7 +111,7 @@ def test_records_come_over_as_they_are(headers):
 
     assert length_of(sent[:HEADER]) == len(sent) - HEADER
     assert isinstance(message, SliceMessage)
-    assert (message.lease, message.behind) == (7, 9)
+    assert (message.lease, message.end_offset) == (7, 9)
     assert records_of(message) == records
 
 

@@ -159,7 +159,7 @@ class RecordExecutor(Executor[Worker]):
         if queued is None:
             return None
         worker.record, worker.is_left = queued.record, False
-        if queued.is_begun:
+        if queued.is_started:
             worker.queued, worker.since = queued, self._loop.time()
         if not self._is_looked_for:
             self._is_looked_for = True

@@ -38,7 +38,7 @@ from tailrace.core.processes.messages import (
     SliceMessage,
     records_of,
 )
-from tailrace.core.processes.worker_plan import deal, is_outage, member_name, workers_for
+from tailrace.core.processes.worker_plan import assign_in_turn, is_outage, member_name, workers_for
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import CommitFailedError, TailraceError, TopicRecreatedError, broker_error
 from tailrace.net.cluster import Cluster
@@ -173,7 +173,9 @@ class ReaderPool:
             timeout_s = self._config.default_api_timeout_ms / 1000
             found = await committed_offsets(self._cluster, group_id, partitions, stable=True, timeout_s=timeout_s)
             self._committed = {partition: one.offset for partition, one in found.items()}
-        self._shares = [{one: self._committed.get(one) for one in share} for share in deal(partitions, workers)]
+        self._shares = [
+            {one: self._committed.get(one) for one in share} for share in assign_in_turn(partitions, workers)
+        ]
         self._member = {
             # Set and not left out: there may be variables of theirs in the environment.
             "group_id": None,
@@ -259,7 +261,7 @@ class ReaderPool:
             self._topic_ids[key] = self._logs[partition] = message.topic_id
         for done in self._overrides.values():
             done.pop(partition, None)
-        self._intake.put(key, partition, message.behind, records_of(message))
+        self._intake.put(key, partition, message.end_offset, records_of(message))
         self._on_news()
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
@@ -304,7 +306,7 @@ class ReaderPool:
             if self._plan.is_dealt:
                 await self._commit_dealt(timeout_s)
                 return
-            self._intake.tell_all()
+            self._intake.report_all()
             loop = asyncio.get_running_loop()
             asked: list[asyncio.Future[None]] = []
             for one in self.kept:
@@ -374,7 +376,7 @@ class ReaderPool:
         commits = self._plan.is_dealt and self._config.commits_automatically
         while True:
             await asyncio.sleep(min(_TELL_S, interval_s / 2))
-            self._intake.tell_all()
+            self._intake.report_all()
             new = sum(one.finished - self._committed.get(one.partition, 0) for one in self._intake.leases())
             if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
                 commit_at = loop.time() + interval_s
@@ -382,7 +384,7 @@ class ReaderPool:
 
     async def _finish(self) -> None:
         """What is done is known to whoever commits it."""
-        self._intake.tell_all()
+        self._intake.report_all()
         if self._plan.is_dealt and self._config.commits_automatically:
             await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
 

@@ -102,7 +102,7 @@ class Attempts:
         refusals, failure_counts, send = self._refusals, self._failure_counts, self._send_all
 
         async def attempted(work: WorkT) -> object:
-            if failure_counts.has_last_words:
+            if failure_counts.has_final_errors:
                 self._raise_last_word_of(work)
             attempt, generation = _Attempt(publisher), self._generation
             token = _current.set(attempt)
@@ -196,7 +196,7 @@ class Attempts:
         records = _records_of(work)
         # In a batch of several it would be the end of others, too.
         if len(records) == 1 and (
-            error := self._failure_counts.last_word(records[0].topic_partition, records[0].offset)
+            error := self._failure_counts.final_error(records[0].topic_partition, records[0].offset)
         ):
             raise error
 

@@ -111,7 +111,7 @@ class OffsetMapWatch:
     def look(self, position: Position) -> None:
         """See how large the map of a position is."""
         if position.progress is not None:
-            position.map_fill.look(position.progress, self._max_bytes, self._writer, self._loop.time())
+            position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Position) -> bool:
         """Whether no new records of a partition may be begun, whose map was too full when somebody looked last."""

@@ -233,9 +233,9 @@ class Fetcher:
     def _plan(self, connection: FetchConnection) -> FetchPlan:
         plan = self._next_plan(connection)
         has_room = self._cut(plan.overdrawn)
-        for position in self._positions.of(plan.remade):
+        for position in self._positions.of(plan.recreated):
             self._start_over(position, self._policy.of_added(position.partition))
-        if not has_room and not plan.remade:
+        if not has_room and not plan.recreated:
             return plan
         return self._next_plan(connection)
 
@@ -305,7 +305,7 @@ class Fetcher:
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
-        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.LOOK_AGAIN
+        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
         self._tell_failure(node_id, None, str(error), action, failures - 1)
         for position in self._positions.of(plan.partitions):
             # A nearer replica that fails is left for the leader (KIP-392).
@@ -345,23 +345,23 @@ class Fetcher:
             # It may lag behind, or not have the partition any more: only the leader's word counts.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
-            self._tell_failure(node_id, position.partition, error, FetchErrorAction.LOOK_AGAIN, position.failures)
+            self._tell_failure(node_id, position.partition, error, FetchErrorAction.REFRESH_METADATA, position.failures)
             self._back_off([position])
             self.wake()
             return
         match action := FETCH_REACTIONS.reaction_to(fetched.error_code):
-            case FetchErrorAction.GOOD:
+            case FetchErrorAction.ACCEPT:
                 self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
                 return
             case FetchErrorAction.RESET:
-                self._start_over(position, self._policy.again(position.partition))
+                self._start_over(position, self._policy.of_reset(position.partition))
                 return
-            case FetchErrorAction.LOOK_AGAIN:
+            case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
                     position.partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
                 )
                 self._metadata_refresher.ask()
-            case FetchErrorAction.REFUSED:
+            case FetchErrorAction.RAISE:
                 self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
             case FetchErrorAction.RETRY:
                 pass
@@ -387,7 +387,7 @@ class Fetcher:
         """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.diverged(end_offset)
-        if lost and self._policy.again(position.partition).whence is StartFrom.NONE:
+        if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
             self._reader.put(
                 position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
             )

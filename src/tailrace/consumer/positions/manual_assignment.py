@@ -17,7 +17,7 @@ from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Positions
-from tailrace.core.positions.partition_spec import PartitionSpec, Wished
+from tailrace.core.positions.partition_spec import PartitionSpec, RequestedStart
 from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
@@ -43,7 +43,7 @@ class ManualAssignment:
         self._start_positions, self._committer = start_positions, committer
         self._is_first = True
 
-    async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, Wished]:
+    async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, RequestedStart]:
         """The partitions that are wished for, and where each is to begin; of one that is named twice the last counts.
 
         Raises:
@@ -51,15 +51,15 @@ class ManualAssignment:
         """
         wanted = list(specs)
         there = await self._offset_queries.partitions_of({spec.topic for spec in wanted})
-        found: dict[TopicPartition, Wished] = {}
+        found: dict[TopicPartition, RequestedStart] = {}
         for spec in wanted:
             numbers = there.get(spec.topic, []) if spec.partition is None else [spec.partition]
             for number in numbers:
-                found[TopicPartition(spec.topic, number)] = spec.begin
+                found[TopicPartition(spec.topic, number)] = spec.start
         await self._offset_queries.check(found)
         return found
 
-    async def prepare(self, chosen: dict[TopicPartition, Wished]) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def prepare(self, chosen: dict[TopicPartition, RequestedStart]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Commit what is done of the choice before, and find out what is committed where ``chosen`` does not say more.
 
         Raises:
@@ -71,14 +71,14 @@ class ManualAssignment:
         return await self._committed([one for one, begin in chosen.items() if begin is None and not self._starts_anew])
 
     async def replace(
-        self, chosen: dict[TopicPartition, Wished], committed: Mapping[TopicPartition, OffsetAndMetadata]
+        self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         """Read ``chosen`` and nothing else, from where it says or ``committed`` does."""
         starts_anew = self._starts_anew
         self.clear()
         for position in self._positions.add(chosen):
-            wished, offset = chosen[position.partition], committed.get(position.partition)
-            self._start_positions.place(position, self._start_positions.policy.of_chosen(wished, offset))
+            requested, offset = chosen[position.partition], committed.get(position.partition)
+            self._start_positions.place(position, self._start_positions.policy.of_chosen(requested, offset))
             position.is_fetchable = True
         self._start_positions.on_changed()
         if starts_anew and chosen and self._committer is not None:

@@ -11,7 +11,7 @@ import time
 from typing import TypeAlias
 
 from tailrace.config import OffsetReset
-from tailrace.core.positions.partition_spec import Wished
+from tailrace.core.positions.partition_spec import RequestedStart
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError
 
@@ -48,7 +48,7 @@ def start_at_time(when: object) -> StartPoint:
     )
 
 
-def start_of(given: object) -> Wished:
+def start_of(given: object) -> RequestedStart:
     """Where to begin: an offset, "earliest", "latest", "committed", a datetime, or a timedelta: so long ago.
 
     Raises:

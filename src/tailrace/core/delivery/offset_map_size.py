@@ -49,13 +49,13 @@ class OffsetMapSize:
         self._measured_at = progress.delivered
         return False
 
-    def look(self, progress: Progress, limit: int, writer: str, now: float) -> None:
+    def measure(self, progress: Progress, limit: int, writer: str, now: float) -> None:
         """Encode the map and measure it."""
-        self.saw(encode_metadata(progress.offset_map(), "", limit, writer=writer))
+        self.note_encoded(encode_metadata(progress.offset_map(), "", limit, writer=writer))
         self._measured_at, self._again_at = progress.delivered, now + _PAUSE_S
         self._seen = progress.finished, progress.started
 
-    def saw(self, envelope: EncodedMetadata) -> None:
+    def note_encoded(self, envelope: EncodedMetadata) -> None:
         """Take the size from a map that was encoded for a commit."""
         self.fill, self.is_high = envelope.fill, envelope.is_high
 

@@ -40,10 +40,10 @@ class QueuedRecord(msgspec.Struct, eq=False):
     lease: Lease
     """Lease that the record was taken from."""
     stock: _PartitionStock
-    is_begun: bool = False
+    is_started: bool = False
     """True if the record is suspended or was parked, so that ``finished`` has to be called."""
     is_failing: bool = False
-    behind: deque[QueuedRecord] | None = None
+    parked: deque[QueuedRecord] | None = None
     """Records parked in its lane."""
 
 
@@ -184,7 +184,7 @@ class Lanes:
 
     def suspended(self, work: QueuedRecord) -> None:
         """Mark the lane of a record as busy until it is finished, because its handler suspended."""
-        if work.is_begun:
+        if work.is_started:
             return
         self._start(work)
         self.rest()
@@ -205,10 +205,10 @@ class Lanes:
         stock, lane = work.stock, self._lane_of(work)
         if stock.busy.get(lane) is not work:
             return
-        if work.behind:
-            stock.full_lanes -= len(work.behind) == self.lane_limit
-            following = stock.busy[lane] = work.behind.popleft()
-            following.behind, work.behind = work.behind, None
+        if work.parked:
+            stock.full_lanes -= len(work.parked) == self.lane_limit
+            following = stock.busy[lane] = work.parked.popleft()
+            following.parked, work.parked = work.parked, None
             self._ready.append(following)
             return
         del stock.busy[lane]
@@ -256,8 +256,8 @@ class Lanes:
         parked = [work for work in self._ready if work.stock is stock]
         self._ready = deque(work for work in self._ready if work.stock is not stock)
         for work in stock.busy.values():
-            parked += work.behind or ()
-            work.behind = None
+            parked += work.parked or ()
+            work.parked = None
         for work in parked:
             if stock.busy.get(self._lane_of(work)) is work:
                 del stock.busy[self._lane_of(work)]
@@ -281,7 +281,7 @@ class Lanes:
         """Return how many records are parked in a lane."""
         stock = self._stocks.get(partition)
         work = stock.busy.get(key if self._is_by_key else None) if stock is not None else None
-        return len(work.behind) if work is not None and work.behind else 0
+        return len(work.parked) if work is not None and work.parked else 0
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -324,15 +324,15 @@ class Lanes:
     def _park(self, work: QueuedRecord) -> None:
         self._start(work)
         first = work.stock.busy[self._lane_of(work)]
-        if first.behind is None:
-            first.behind = deque()
-        first.behind.append(work)
+        if first.parked is None:
+            first.parked = deque()
+        first.parked.append(work)
         self.parked += 1
         work.stock.parked += 1
-        if len(first.behind) == self.lane_limit:
+        if len(first.parked) == self.lane_limit:
             work.stock.full_lanes += 1
             self._on_full(work, self.lane_limit)
 
     def _start(self, work: QueuedRecord) -> None:
-        work.is_begun = True
+        work.is_started = True
         work.lease.progress.start(work.record.offset)

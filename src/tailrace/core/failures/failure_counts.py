@@ -35,15 +35,15 @@ class FailureCounts:
 
     def __init__(self) -> None:
         self._of: dict[TopicPartition, dict[int, FailureCount]] = {}
-        self._last_words: dict[tuple[TopicPartition, int], Exception] = {}
+        self._final_errors: dict[tuple[TopicPartition, int], Exception] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
     @property
-    def has_last_words(self) -> bool:
+    def has_final_errors(self) -> bool:
         """True if a record has no attempt left."""
-        return bool(self._last_words)
+        return bool(self._final_errors)
 
     def failed(self, partition: TopicPartition, offset: int, *, is_outage: bool) -> FailureCount:
         """Count a failure of a record and return its counts."""
@@ -54,11 +54,11 @@ class FailureCounts:
 
     def close(self, partition: TopicPartition, offset: int, error: Exception) -> None:
         """Note that a record has no attempt left; it fails with ``error`` when it is delivered again."""
-        self._last_words[partition, offset] = error
+        self._final_errors[partition, offset] = error
 
-    def last_word(self, partition: TopicPartition, offset: int) -> Exception | None:
+    def final_error(self, partition: TopicPartition, offset: int) -> Exception | None:
         """Return the error of a record that has no attempt left; None if it may be tried."""
-        return self._last_words.get((partition, offset))
+        return self._final_errors.get((partition, offset))
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Forget records below these offsets."""
@@ -74,6 +74,6 @@ class FailureCounts:
         kept = {at: one for at, one in self._of.pop(partition).items() if begin is not None and at >= begin}
         if kept:
             self._of[partition] = kept
-        for of, at in [place for place in self._last_words if place[0] == partition]:
+        for of, at in [place for place in self._final_errors if place[0] == partition]:
             if at not in kept:
-                del self._last_words[of, at]
+                del self._final_errors[of, at]

@@ -47,25 +47,25 @@ _INTERRUPTIONS = 2
 class FetchErrorAction(StrEnum):
     """Reactions to a partition's error code."""
 
-    GOOD = "accept the records"
+    ACCEPT = "accept the records"
     RESET = "reset the position, which the log does not have"
-    LOOK_AGAIN = "refresh metadata, then fetch again after a pause"
+    REFRESH_METADATA = "refresh metadata, then fetch again after a pause"
     RETRY = "fetch again after a pause"
-    REFUSED = "raise the error, then fetch again after a pause"
+    RAISE = "raise the error, then fetch again after a pause"
 
 
 # Retriable codes nearly always mean that leadership has moved: refreshing metadata is cheap. Without a backoff, a
 # broker that restarts would be fetch at the speed of the network.
 FETCH_REACTIONS: ReactionTable[StrEnum, FetchErrorAction] = ReactionTable(
     {
-        ErrorCode.NONE: FetchErrorAction.GOOD,
+        ErrorCode.NONE: FetchErrorAction.ACCEPT,
         ErrorCode.OFFSET_OUT_OF_RANGE: FetchErrorAction.RESET,
         ErrorCode.CORRUPT_MESSAGE: FetchErrorAction.RETRY,
         ErrorCode.UNKNOWN_SERVER_ERROR: FetchErrorAction.RETRY,
         ErrorCode.OFFSET_NOT_AVAILABLE: FetchErrorAction.RETRY,
     },
-    retriable=FetchErrorAction.LOOK_AGAIN,
-    final=FetchErrorAction.REFUSED,
+    retriable=FetchErrorAction.REFRESH_METADATA,
+    final=FetchErrorAction.RAISE,
 )
 
 
@@ -74,7 +74,7 @@ def is_interruption(action: FetchErrorAction, failures: int) -> bool:
 
     The first failure may come from the old leader, the second from metadata that still named it.
     """
-    return action is FetchErrorAction.LOOK_AGAIN and failures < _INTERRUPTIONS
+    return action is FetchErrorAction.REFRESH_METADATA and failures < _INTERRUPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class FetchPlan:
     """True if no partition is fetched from this broker."""
     overdrawn: tuple[TopicPartition, ...] = ()
     """Partitions that hold more than their share and leave no room for those of this plan."""
-    remade: tuple[TopicPartition, ...] = ()
+    recreated: tuple[TopicPartition, ...] = ()
     """Partitions left out because their topics were recreated."""
 
     def counts(self, position: Position) -> bool:
@@ -223,7 +223,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
         retry_at=min((position.retry_at for position in ready if position.retry_at > now), default=None),
         is_idle=not mine,
         overdrawn=overdrawn,
-        remade=tuple(one.partition for one in awake if is_recreated(one, topology)) if len(due) < len(awake) else (),
+        recreated=tuple(one.partition for one in awake if is_recreated(one, topology)) if len(due) < len(awake) else (),
     )
 
 

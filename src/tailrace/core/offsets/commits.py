@@ -113,7 +113,7 @@ class Commits:
         writer = "" if offset_map is None else self._writer
         envelope = encode_metadata(offset_map, user_text, self._max_bytes, writer=writer)
         if position is not None and position.finished == entry.offset:
-            position.map_fill.saw(envelope)
+            position.map_fill.note_encoded(envelope)
         note = CommitNote(user_text, offset_map, envelope.fill, envelope.is_map_dropped)
         return replace(entry, metadata=envelope.text), note
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 from tailrace.core.positions.start_point import StartPoint
 from tailrace.errors import ConfigurationError
 
-__all__ = ["BeginOf", "PartitionSpec", "Wished", "partition_specs"]
+__all__ = ["PartitionSpec", "RequestedStart", "StartParser", "partition_specs"]
 
-Wished: TypeAlias = int | StartPoint | None
+RequestedStart: TypeAlias = int | StartPoint | None
 """Requested start: an offset or a start point; None for the committed offset, or else ``auto_offset_reset``."""
 
 
@@ -23,14 +23,14 @@ class PartitionSpec(NamedTuple):
     topic: str
     partition: int | None
     """None for all partitions of the topic."""
-    begin: Wished
+    start: RequestedStart
 
 
-BeginOf: TypeAlias = Callable[[object], Wished]
+StartParser: TypeAlias = Callable[[object], RequestedStart]
 """Function that parses a start given by the user."""
 
 
-def partition_specs(given: Iterable[object], default: Wished, begin_of: BeginOf) -> list[PartitionSpec]:
+def partition_specs(given: Iterable[object], default: RequestedStart, parse_start: StartParser) -> list[PartitionSpec]:
     """Return the partitions that ``given`` names, in order; those without a start begin at ``default``.
 
     Accepted are a topic name; (topic, partition); (topic, partition, offset); {topic: partition or partitions};
@@ -39,22 +39,22 @@ def partition_specs(given: Iterable[object], default: Wished, begin_of: BeginOf)
     Raises:
         ConfigurationError: an entry is none of these.
     """
-    return [spec for one in given for spec in _read(one, default, begin_of)]
+    return [spec for one in given for spec in _read(one, default, parse_start)]
 
 
-def _read(given: object, default: Wished, begin_of: BeginOf) -> Iterator[PartitionSpec]:
+def _read(given: object, default: RequestedStart, parse_start: StartParser) -> Iterator[PartitionSpec]:
     match given:
         case str() if given:
             yield PartitionSpec(given, None, default)
         case (str() as topic, partition) if isinstance(given, tuple) or _is_number(partition):
             yield PartitionSpec(_topic(topic), _partition(partition), default)
         case (str() as topic, partition, offset) if isinstance(given, tuple):
-            yield PartitionSpec(_topic(topic), _partition(partition), begin_of(offset))
+            yield PartitionSpec(_topic(topic), _partition(partition), parse_start(offset))
         case Mapping():
             for key, value in given.items():
-                yield from _read_entry(key, value, default, begin_of)
+                yield from _read_entry(key, value, default, parse_start)
         case list() | set() | frozenset():
-            yield from partition_specs(given, default, begin_of)
+            yield from partition_specs(given, default, parse_start)
         case _:
             raise ConfigurationError(
                 f"{given!r} is not a partition - use 'topic', ('topic', 0), ('topic', 0, offset), {{'topic': [0, 1]}}"
@@ -62,14 +62,16 @@ def _read(given: object, default: Wished, begin_of: BeginOf) -> Iterator[Partiti
             )
 
 
-def _read_entry(key: object, value: object, default: Wished, begin_of: BeginOf) -> Iterator[PartitionSpec]:
+def _read_entry(
+    key: object, value: object, default: RequestedStart, parse_start: StartParser
+) -> Iterator[PartitionSpec]:
     match key, value:
         case str(), list() | tuple() | set() | frozenset() | range():
             yield from (PartitionSpec(_topic(key), _partition(one), default) for one in value)
         case str(), _:
             yield PartitionSpec(_topic(key), _partition(value), default)
         case (str() as topic, partition), _:
-            yield PartitionSpec(_topic(topic), _partition(partition), begin_of(value))
+            yield PartitionSpec(_topic(topic), _partition(partition), parse_start(value))
         case _:
             raise ConfigurationError(
                 f"{key!r}: {value!r} is not a partition - use a topic or (topic, partition) as the key"

@@ -63,7 +63,7 @@ class StartPoint:
         """True if the start point is an age, so that it depends on the current time."""
         return self.whence is StartFrom.AGO
 
-    def question(self, known: Mapping[int, ListedOffset]) -> int | None:
+    def next_timestamp(self, known: Mapping[int, ListedOffset]) -> int | None:
         """Return the next timestamp to request with ListOffsets; None if the answers in ``known`` suffice."""
         if self.whence is StartFrom.TIME:
             wanted = [self.number]
@@ -73,9 +73,9 @@ class StartPoint:
             wanted = [EARLIEST, LATEST]
         else:
             wanted = [EARLIEST if self.whence is StartFrom.EARLIEST else LATEST]
-        return next((question for question in wanted if question not in known), None)
+        return next((timestamp for timestamp in wanted if timestamp not in known), None)
 
-    def place(self, known: Mapping[int, ListedOffset]) -> tuple[int, int]:
+    def resolve(self, known: Mapping[int, ListedOffset]) -> tuple[int, int]:
         """Return the offset and its leader epoch (-1 if unknown), once no request is left."""
         if self.whence is StartFrom.TIME:
             found = known[self.number] if known[self.number].offset >= 0 else known[LATEST]
@@ -84,8 +84,8 @@ class StartPoint:
             found = known[EARLIEST if self.whence is StartFrom.EARLIEST else LATEST]
             return found.offset, found.leader_epoch
         first, end = known[EARLIEST].offset, known[LATEST].offset
-        wished = {StartFrom.OFFSET: self.number, StartFrom.EARLIEST: first}.get(self.whence, end) + self.shift
-        return min(max(first, wished), end), -1
+        requested = {StartFrom.OFFSET: self.number, StartFrom.EARLIEST: first}.get(self.whence, end) + self.shift
+        return min(max(first, requested), end), -1
 
 
 def shares_of(total: int, parts: int) -> list[int]:

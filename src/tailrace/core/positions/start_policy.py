@@ -7,7 +7,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from tailrace.core.cluster_metadata import ClusterMetadata, TopicInfo, is_other_log
-from tailrace.core.positions.partition_spec import Wished
+from tailrace.core.positions.partition_spec import RequestedStart
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
@@ -36,12 +36,12 @@ class StartPolicy:
         """Topic id and number of partitions of each topic when it was subscribed to."""
         self._is_fixed = False
 
-    def saw(self, topics: Mapping[str, TopicInfo]) -> None:
+    def note_topics(self, topics: Mapping[str, TopicInfo]) -> None:
         """Remember the topics that exist at a subscription."""
         self._is_fixed = True
         self._seen = {name: (one.topic_id, len(one.partitions)) for name, one in topics.items()} | self._seen
 
-    def of_chosen(self, requested: Wished, committed: OffsetAndMetadata | None) -> Start:
+    def of_chosen(self, requested: RequestedStart, committed: OffsetAndMetadata | None) -> Start:
         """Return the start of a partition that the user assigned."""
         if requested is not None:
             return requested
@@ -75,16 +75,16 @@ class StartPolicy:
 
     def of_added(self, partition: TopicPartition) -> StartPoint:
         """Return the start of ``partition`` if it was added, or its topic recreated, after the subscription."""
-        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.again(partition)
+        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.of_reset(partition)
 
-    def again(self, partition: TopicPartition) -> StartPoint:
+    def of_reset(self, partition: TopicPartition) -> StartPoint:
         """Return where to continue ``partition`` when its log no longer has the position."""
         return self.reset if self._applies_to(partition) else _EARLIEST
 
     def _by_option(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
         topic_id, count = self._seen.get(partition.topic, (None, 0))
         is_added = partition.partition >= count or is_other_log(topic_id, partition, topology)
-        return self.of_added(partition) if self._is_fixed and is_added else self.again(partition)
+        return self.of_added(partition) if self._is_fixed and is_added else self.of_reset(partition)
 
     def _applies_to(self, partition: TopicPartition) -> bool:
         return partition.topic not in self._whole

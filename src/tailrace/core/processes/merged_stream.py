@@ -128,7 +128,7 @@ class MergedStream:
         """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
         return self.polled.acknowledge(record)
 
-    def tell_all(self) -> None:
+    def report_all(self) -> None:
         """Report to every process which records are finished."""
         for lease in self._leases.values():
             self._report(lease)

@@ -118,7 +118,7 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     lease: int
     topic: str
     partition: int
-    behind: int
+    end_offset: int
     """Offset after the last record, and after offsets that hold none."""
     offsets: list[int]
     keys: list[bytes | None]
@@ -181,7 +181,7 @@ def decode_from_child(body: bytes) -> FromChild:
 
 
 def slice_of(
-    lease: int, partition: TopicPartition, behind: int, records: Sequence[Record], topic_id: UUID | None = None
+    lease: int, partition: TopicPartition, end_offset: int, records: Sequence[Record], topic_id: UUID | None = None
 ) -> SliceMessage:
     """Return a message with ``records``."""
     has_headers = any(record.headers for record in records)
@@ -189,7 +189,7 @@ def slice_of(
         lease,
         partition.topic,
         partition.partition,
-        behind,
+        end_offset,
         [record.offset for record in records],
         [record.key for record in records],
         [record.value for record in records],

@@ -18,9 +18,9 @@ __all__ = [
     "RESTARTS",
     "WELL_AFTER_S",
     "Restarts",
+    "assign_in_turn",
     "check_count",
     "check_transactional_id",
-    "deal",
     "is_outage",
     "member_name",
     "workers_for",
@@ -116,7 +116,7 @@ def workers_for(partitions: int, workers: int, per_worker: int | None) -> int:
     return max(1, min(wanted, partitions))
 
 
-def deal(partitions: Iterable[TopicPartition], workers: int) -> list[tuple[TopicPartition, ...]]:
+def assign_in_turn(partitions: Iterable[TopicPartition], workers: int) -> list[tuple[TopicPartition, ...]]:
     """Return the partitions of each worker, assigned in turn, so that their numbers differ by at most one."""
     in_order = sorted(partitions)
     return [tuple(in_order[number::workers]) for number in range(workers)]

@@ -12,7 +12,7 @@ from tailrace.core.group.assignors.strategies import (
     BUILT_IN,
     Strategy,
     are_cooperative,
-    checked_deal,
+    checked_assignment,
     strategies_of,
     strategy_of,
 )
@@ -166,7 +166,7 @@ def test_a_member_is_cooperative_if_all_it_offers_is(offered, expected):
 
 def test_what_is_dealt_is_told_of_everybody():
     """Any mapping of iterables of pairs will do; members that are not named get nothing."""
-    dealt = checked_deal(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
+    dealt = checked_assignment(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
 
     assert dealt == {"x": [], "y": [A0, A1, B0]}
     assert all(isinstance(one, TopicPartition) for one in dealt["y"])
@@ -174,7 +174,7 @@ def test_what_is_dealt_is_told_of_everybody():
 
 def test_iterables_are_run_through_once():
     """A generator serves as well as a list."""
-    dealt = checked_deal(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
+    dealt = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
 
     assert dealt == {"x": [], "y": [B0, A1, A0]}
 
@@ -184,8 +184,8 @@ def test_a_built_in_is_told_of_racks():
     pair = [SubscribedMember("x", frozenset("a"), rack="r2"), SubscribedMember("y", frozenset("a"), rack="r1")]
     racks = {A0: frozenset({"r1"}), A1: frozenset({"r2"})}
 
-    assert checked_deal(BUILT_IN["range"], pair, {"a": 2}, racks) == {"x": [A1], "y": [A0]}
-    assert checked_deal(BUILT_IN["roundrobin"], pair, {"a": 2}, racks) == {"x": [A0], "y": [A1]}
+    assert checked_assignment(BUILT_IN["range"], pair, {"a": 2}, racks) == {"x": [A1], "y": [A0]}
+    assert checked_assignment(BUILT_IN["roundrobin"], pair, {"a": 2}, racks) == {"x": [A0], "y": [A1]}
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_a_built_in_is_told_of_racks():
 def test_what_is_no_assignment_is_refused(dealt, fault):
     """The error names the strategy, what is wrong with it and where to look; nobody was given anything."""
     with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - correct your assignor"):
-        checked_deal(returning(dealt), PAIR, COUNTS, {})
+        checked_assignment(returning(dealt), PAIR, COUNTS, {})
 
 
 def test_a_long_list_of_what_was_left_out_is_cut():
     """A thousand partitions are not all told."""
     with pytest.raises(RebalanceError, match=r"a\[0\], a\[1\], a\[2\] and 997 more unassigned"):
-        checked_deal(returning({}), PAIR, {"a": 1000}, {})
+        checked_assignment(returning({}), PAIR, {"a": 1000}, {})
 
 
 def runs_out(members, partitions):
@@ -238,7 +238,7 @@ def raises(_members, _partitions):
 def test_what_raises_is_told_as_the_strategys_mistake(broken):
     """The user's own error is its cause."""
     with pytest.raises(RebalanceError, match=f"'{broken.__name__}' raised KeyError: 'missing'") as caught:
-        checked_deal(strategy_of(broken), PAIR, COUNTS, {})
+        checked_assignment(strategy_of(broken), PAIR, COUNTS, {})
 
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -250,27 +250,27 @@ OWNING = [SubscribedMember("x", frozenset("a"), owned=frozenset({A0, A1})), Subs
 
 def test_a_cooperative_strategy_may_leave_out_what_somebody_has():
     """Its owner lets go of it first; the round after gives it."""
-    assert checked_deal(returning({"x": [A0]}, is_cooperative=True), OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
+    assert checked_assignment(returning({"x": [A0]}, is_cooperative=True), OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
 
 
 def test_a_cooperative_strategy_may_not_leave_out_what_nobody_has():
     """Nobody would let go of it, so no round would follow to give it."""
     with pytest.raises(RebalanceError, match=r"leaves a\[2\] unassigned"):
-        checked_deal(returning({"x": [A0, A1]}, is_cooperative=True), OWNING, {"a": 3}, {})
+        checked_assignment(returning({"x": [A0, A1]}, is_cooperative=True), OWNING, {"a": 3}, {})
 
 
 def test_an_eager_strategy_may_leave_out_nothing():
     """All was given back before; what is left out would have no owner for good."""
     with pytest.raises(RebalanceError, match=r"leaves a\[1\] unassigned"):
-        checked_deal(returning({"x": [A0]}), OWNING, {"a": 2}, {})
+        checked_assignment(returning({"x": [A0]}), OWNING, {"a": 2}, {})
 
 
 def test_what_another_has_is_let_go_of_first():
     """A cooperative strategy that moves a partition at once gets it moved in two rounds: never has it two owners."""
     moves = returning({"x": [A0], "y": [A1]}, is_cooperative=True)
 
-    assert checked_deal(moves, OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
-    assert checked_deal(returning({"x": [A0], "y": [A1]}), OWNING, {"a": 2}, {}) == {"x": [A0], "y": [A1]}
+    assert checked_assignment(moves, OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
+    assert checked_assignment(returning({"x": [A0], "y": [A1]}), OWNING, {"a": 2}, {}) == {"x": [A0], "y": [A1]}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -290,6 +290,6 @@ def test_the_built_in_ones_pass(name):
     def check(found, counts):
         group = [SubscribedMember(f"m{n}", topics, None, owned, age) for n, (topics, owned, age) in enumerate(found)]
 
-        assert checked_deal(BUILT_IN[name], group, counts, {}).keys() == {one.member_id for one in group}
+        assert checked_assignment(BUILT_IN[name], group, counts, {}).keys() == {one.member_id for one in group}
 
     check()

@@ -23,25 +23,25 @@ from tailrace.core.group.assignors.racks import NO_RACKS, PartitionRacks, RackAl
 from tailrace.core.group.assignors.range_and_roundrobin import Assignment, SubscribedMember
 from tailrace.records import TopicPartition
 
-__all__ = ["claims_of", "cooperative_sticky_assignor", "let_go_first", "sticky_assignor"]
+__all__ = ["claims_of", "cooperative_sticky_assignor", "release_first", "sticky_assignor"]
 
 
 def sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
     """Assign partitions evenly with few moves; a moved partition belongs to its new owner at once."""
-    return _Table(members, partitions, racks).deal()
+    return _Table(members, partitions, racks).assign()
 
 
 def cooperative_sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
     """Assign partitions evenly with few moves; a moved partition is unassigned until its owner has released it."""
-    return let_go_first(members, sticky_assignor(members, partitions, racks))
+    return release_first(members, sticky_assignor(members, partitions, racks))
 
 
-def let_go_first(members: Sequence[SubscribedMember], dealt: Assignment) -> Assignment:
-    """Return ``dealt`` without partitions that another member still holds; the next round assigns those.
+def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> Assignment:
+    """Return ``assigned`` without partitions that another member still holds; the next round assigns those.
 
     A claim that does not hold counts here, too, unless the taker's claim holds.
     """
@@ -52,7 +52,7 @@ def let_go_first(members: Sequence[SubscribedMember], dealt: Assignment) -> Assi
             claimants.setdefault(partition, set()).add(member.member_id)
     return {
         taker: [one for one in given if owner_of.get(one) == taker or claimants.get(one, {taker}) == {taker}]
-        for taker, given in dealt.items()
+        for taker, given in assigned.items()
     }
 
 
@@ -95,7 +95,7 @@ class _Table:
         self.moves = 0
         """Number of moves so far."""
 
-    def deal(self) -> Assignment:
+    def assign(self) -> Assignment:
         """Return every member's partitions, sorted."""
         owned: list[dict[int, list[int]]] = [{} for _ in self.members]
         unowned = []

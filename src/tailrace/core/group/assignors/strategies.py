@@ -21,27 +21,27 @@ from tailrace.core.group.assignors.range_and_roundrobin import (
     range_assignor,
     roundrobin_assignor,
 )
-from tailrace.core.group.assignors.sticky import cooperative_sticky_assignor, let_go_first, sticky_assignor
+from tailrace.core.group.assignors.sticky import cooperative_sticky_assignor, release_first, sticky_assignor
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
 
 __all__ = [
     "BUILT_IN",
-    "Deal",
-    "Dealt",
+    "AssignFunction",
+    "AssignResult",
     "Strategy",
     "UserAssignor",
     "are_cooperative",
-    "checked_deal",
+    "checked_assignment",
     "strategies_of",
     "strategy_of",
 ]
 
-Dealt: TypeAlias = Mapping[str, Iterable[tuple[str, int]]]
+AssignResult: TypeAlias = Mapping[str, Iterable[tuple[str, int]]]
 """Partitions by member id; a member without an entry gets none."""
 
-Deal: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int], PartitionRacks], Dealt]
-UserAssignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], Dealt]
+AssignFunction: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int], PartitionRacks], AssignResult]
+UserAssignor: TypeAlias = Callable[[Sequence[SubscribedMember], Mapping[str, int]], AssignResult]
 
 _OPTION = "partition_assignment_strategy"
 _SHOWN = 3
@@ -52,7 +52,7 @@ class Strategy:
     """Name and function of an assignment strategy; a cooperative one has moved partitions released first (KIP-429)."""
 
     name: str
-    deal: Deal
+    assign: AssignFunction
     is_cooperative: bool = False
 
 
@@ -64,7 +64,7 @@ class _OfUser:
 
     def __call__(
         self, members: Sequence[SubscribedMember], partitions: Mapping[str, int], _racks: PartitionRacks
-    ) -> Dealt:
+    ) -> AssignResult:
         return self.function(members, partitions)
 
 
@@ -131,7 +131,7 @@ def are_cooperative(strategies: Iterable[Strategy]) -> bool:
     return all(strategy.is_cooperative for strategy in strategies)
 
 
-def checked_deal(
+def checked_assignment(
     strategy: Strategy,
     members: Sequence[SubscribedMember],
     partitions: Mapping[str, int],
@@ -143,7 +143,7 @@ def checked_deal(
         RebalanceError: the strategy's function failed, or its result is not an assignment.
     """
     try:
-        given = _listed(strategy.deal(members, partitions, racks))
+        given = _listed(strategy.assign(members, partitions, racks))
     except Exception as error:
         raise _refusal(strategy, f"raised {type(error).__name__}: {error}") from error
     if not isinstance(given, dict):
@@ -153,7 +153,7 @@ def checked_deal(
     shares = {m.member_id: [TopicPartition(*one) for one in given.get(m.member_id, ())] for m in members}
     if missing := _left_out(strategy, shares, members, partitions):
         raise _refusal(strategy, f"leaves {missing} unassigned, although a member subscribes to the topic")
-    return let_go_first(members, shares) if strategy.is_cooperative else shares
+    return release_first(members, shares) if strategy.is_cooperative else shares
 
 
 def _is_plain_function(given: object) -> bool:
@@ -179,11 +179,11 @@ def _refusal(strategy: Strategy, fault: str) -> RebalanceError:
     )
 
 
-def _listed(dealt: object) -> object:
+def _listed(assigned: object) -> object:
     """Consume every iterable, since it may be a generator of the user that raises."""
-    if not isinstance(dealt, Mapping):
-        return dealt
-    return {name: list(ones) if isinstance(ones, Iterable) else ones for name, ones in dealt.items()}
+    if not isinstance(assigned, Mapping):
+        return assigned
+    return {name: list(ones) if isinstance(ones, Iterable) else ones for name, ones in assigned.items()}
 
 
 def _faults(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember
-from tailrace.core.group.assignors.strategies import Strategy, checked_deal
+from tailrace.core.group.assignors.strategies import Strategy, checked_assignment
 from tailrace.core.group.events import JoinedAsLeader, PartitionsFound
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
@@ -29,26 +29,28 @@ class GroupLeader:
 
     def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
         self._joined, self._strategy = joined, strategy
-        self._dealt: Mapping[str, int] = {}
+        self._counts: Mapping[str, int] = {}
         self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
         """Topics of all members, whose partition counts the leader watches."""
 
-    def deal(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
+    def assign(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
         """Return each member's assignment; empty if the group keeps its assignments (KIP-814).
 
         Raises:
             RebalanceError: the strategy's function failed, or its result is not an assignment.
         """
-        self._dealt = found.counts
+        self._counts = found.counts
         if self._joined.skip_assignment:
             return {}
         instances = self._joined.instances
-        members = [_as_dealt_to(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()]
-        given = checked_deal(self._strategy, members, found.counts, found.racks)
-        dealt = {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
+        members = [
+            _as_subscribed(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()
+        ]
+        given = checked_assignment(self._strategy, members, found.counts, found.racks)
+        assigned = {member: MemberAssignment(by_topic(given.get(member, ()))) for member in self._joined.members}
         if (me := self._joined.member_id) in instances:
-            dealt[me] = replace(dealt[me], user_data=_digest_of(found.counts))
-        return dealt
+            assigned[me] = replace(assigned[me], user_data=_digest_of(found.counts))
+        return assigned
 
     def recall(self, mine: MemberAssignment) -> None:
         """Compare the digest in this member's own assignment with the current partition counts.
@@ -56,13 +58,13 @@ class GroupLeader:
         If they differ, the assignment is outdated.
         """
         digest = bytes(mine.user_data or b"")
-        if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._dealt):
-            self._dealt = {}
+        if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._counts):
+            self._counts = {}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
         """Return True if topics have grown, appeared or disappeared since; topics not in ``counts`` are unchanged."""
-        dealt = {topic: self._dealt.get(topic, 0) for topic in self.topics}
-        return any(counts.get(topic, before) != before for topic, before in dealt.items())
+        known = {topic: self._counts.get(topic, 0) for topic in self.topics}
+        return any(counts.get(topic, before) != before for topic, before in known.items())
 
 
 def _digest_of(counts: Mapping[str, int]) -> bytes:
@@ -78,7 +80,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...
     return tuple(OwnedPartitions(topic, tuple(found)) for topic, found in topics.items())
 
 
-def _as_dealt_to(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> SubscribedMember:
+def _as_subscribed(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> SubscribedMember:
     owned = frozenset(TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions)
     return SubscribedMember(
         member_id, frozenset(subscription.topics), instance_id, owned, subscription.generation_id, subscription.rack_id

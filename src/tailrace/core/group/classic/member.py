@@ -147,7 +147,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((on.JOINING,), MemberIdGiven, do.take_id, None, (on.LEAVING, on.LEFT))
     yield Row((on.JOINING,), JoinedAsFollower, do.follow, on.SYNCING)
     yield Row((on.JOINING,), JoinedAsLeader, do.lead, on.DEALING)
-    yield Row((on.DEALING,), PartitionsFound, do.deal, on.SYNCING, (on.FAILED, on.LEAVING))
+    yield Row((on.DEALING,), PartitionsFound, do.assign, on.SYNCING, (on.FAILED, on.LEAVING))
     yield Row((on.SYNCING,), Synced, do.take_over, on.TAKING_OVER, (on.RELEASING, on.WAITING, on.CLOSING))
     yield Row(between, (NotNow, CoordinatorGone), do.wait, on.WAITING, (on.CLOSING,))
     yield Row((on.JOINING,), RebalanceCalled, do.wait, on.WAITING, (on.CLOSING,))

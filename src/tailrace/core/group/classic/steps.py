@@ -152,11 +152,11 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._lead = GroupLeader(event, self._strategies[event.protocol])
         self._do(FindPartitions(self._lead.topics))
 
-    def deal(self, event: PartitionsFound, _now: float) -> ClassicState | None:
+    def assign(self, event: PartitionsFound, _now: float) -> ClassicState | None:
         """Compute the assignment; the leader, too, takes its own share from the answer to the sync."""
         assert self._lead is not None
         try:
-            self._send_sync(self._lead.deal(event))
+            self._send_sync(self._lead.assign(event))
         except RebalanceError as error:
             return self._fail(error)
         return None
