@@ -1,4 +1,4 @@
-"""A classic member that keeps what it owns through a rebalance (KIP-429): rule by rule, and the whole of its table."""
+"""Classic member that keeps its partitions through a rebalance (KIP-429): rules, and every transition."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ NEXT = Identity("me", 8)
 FAULT = MembershipFailed(RebalanceError("the callback raised"))
 LOST = (GenerationLost("late"), MemberLost("late"), SessionOver("late"))
 MOVING = [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING]
-"""The states in which the group may take no commits."""
+"""States in which the group may accept no commits."""
 PAID = StopMembership(is_owing=False)
 
 
 def of(*partitions: int, topic: str = "t") -> frozenset[TopicPartition]:
-    """Partitions of one topic."""
+    """Return partitions of one topic."""
     return frozenset(TopicPartition(topic, number) for number in partitions)
 
 
 def given(*partitions: int) -> Synced:
-    """These are dealt to the member."""
+    """Return a sync that assigns these partitions."""
     return Synced(MemberAssignment((OwnedPartitions("t", partitions),)))
 
 
@@ -96,13 +96,13 @@ FROM: dict[ClassicState, tuple[ClassicState | None, GroupEvent | None]] = {
     ClassicState.LEFT: (ClassicState.LEAVING, LeaveAnswered()),
     ClassicState.FAILED: (ClassicState.STABLE, FENCED),
 }
-"""On the way from generation 7 to 8 and on: from where a member comes to a state, and by what; None is the clock."""
+"""State and event (None for a timer call) before each state, from generation 7 to 8 and on."""
 
 WITH_MINE = [*REJOINING, ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING]
 
 
 def beginner(*strategies: str, dealt: MemberAssignment = ASSIGNMENT, **changes) -> tuple[ClassicMember, TakeOver]:
-    """One that is about to take over what it was dealt in generation 7."""
+    """Return a member that is about to take over its assignment in generation 7."""
     one = member(*strategies or (COOPERATIVE,), **changes)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
@@ -111,7 +111,7 @@ def beginner(*strategies: str, dealt: MemberAssignment = ASSIGNMENT, **changes) 
 
 
 def owner(*, is_ready: bool = True, **changes) -> ClassicMember:
-    """The same with MINE, which it has taken over if it ``is_ready``."""
+    """Return a member of generation 7 that has taken over MINE if it ``is_ready``."""
     one, _ = beginner(**changes)
     if is_ready:
         one.receive(TakenOver(), NOW)
@@ -119,7 +119,7 @@ def owner(*, is_ready: bool = True, **changes) -> ClassicMember:
 
 
 def lead_to(one: ClassicMember, state: ClassicState) -> ClassicMember:
-    """It goes the way to ``state``, and what it wants done there is done."""
+    """Lead the member to ``state`` and perform its effects."""
     before, step = FROM[state]
     if before is not None:
         lead_to(one, before)
@@ -133,19 +133,19 @@ def lead_to(one: ClassicMember, state: ClassicState) -> ClassicMember:
 
 
 def owner_in(state: ClassicState, *, is_ready: bool = True, **changes) -> ClassicMember:
-    """An owner of MINE that has come to ``state``."""
+    """Return an owner of MINE in ``state``."""
     return lead_to(owner(is_ready=is_ready, **changes), state)
 
 
 def join_of(one: ClassicMember, now: float = NOW) -> SendJoin:
-    """The join that it sends when it looks at the clock, and nothing else."""
+    """Return the join sent at the next timer call, the only effect."""
     one.handle_timer(now)
     (join,) = effects_of(one)
     return join
 
 
 def claimed(join: SendJoin) -> tuple[frozenset[TopicPartition], int]:
-    """What a join says the member owns, and as of which generation."""
+    """Return the partitions that a join claims, and their generation."""
     ((name, said),) = join.subscriptions
     assert name == COOPERATIVE
     return frozenset(
@@ -158,20 +158,20 @@ def claimed(join: SendJoin) -> tuple[frozenset[TopicPartition], int]:
 TOLD = EVENTS | {JoinedAsLeader: LEADS, JoinedAsFollower: FOLLOWS}
 
 ELSEWHERE: dict[tuple[ClassicState, type[GroupEvent]], ClassicState] = {
-    # It need not give anything back before it joins,
+    # It releases nothing before it joins,
     **{(state, RebalanceCalled): ClassicState.WAITING for state in (ClassicState.TAKING_OVER, ClassicState.STABLE)},
     **{(state, Resubscribed): ClassicState.WAITING for state in (ClassicState.TAKING_OVER, ClassicState.STABLE)},
-    # but it has something to lose, and to give back, while it does.
+    # but has partitions to lose or release during the join.
     **{(state, type(lost)): ClassicState.RELEASING for state in REJOINING for lost in LOST},
     (ClassicState.WAITING, StopMembership): ClassicState.CLOSING,
 }
-"""Where a member that owns something through a join goes elsewhere than one that does not."""
+"""Transitions of a member that owns partitions through a join that differ from those of one that does not."""
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("state", FROM)
 def test_every_event_in_every_state(state, is_ready):
-    """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in TOLD.values():
         check_event(state, event, is_ready)
 
@@ -206,7 +206,7 @@ def check_event(state, event, is_ready):
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("state", FROM)
 def test_every_state_can_be_left(state, is_ready):
-    """From each state, Stop and the outcome of what is under way lead to the end, with nothing left behind."""
+    """From each state, a stop and the outcomes of the effects in flight lead to a final state, and nothing is owned."""
     one = owner_in(state, is_ready=is_ready)
 
     told(one, StopMembership())
@@ -222,12 +222,12 @@ def test_every_state_can_be_left(state, is_ready):
     assert one.next_deadline() is None
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------
+# ---- kept partitions -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
-def test_a_join_gives_nothing_back(is_ready):
-    """What is owned stays so through the join, which says what that is and as of which generation."""
+def test_join_releases_nothing(is_ready):
+    """Owned partitions are claimed by the join, with their generation."""
     one = owner(is_ready=is_ready)
 
     assert told(one, RebalanceCalled()) == []
@@ -243,8 +243,8 @@ def test_a_join_gives_nothing_back(is_ready):
     [(given(0, 1), of()), (given(0, 1, 2, 5), of(2, 5))],
     ids=["the same", "more"],
 )
-def test_what_is_kept_is_not_taken_over_again(synced, added):
-    """Only what is new is made ready; what is kept is told apart, and the user hears of the new generation anyway."""
+def test_kept_partitions_are_not_taken_over_again(synced, added):
+    """Only new partitions are taken over; the callbacks are called for every generation."""
     one = owner_in(ClassicState.SYNCING)
 
     assert told(one, synced) == [TakeOver(added, MINE, NEXT, COOPERATIVE, is_leader=False)]
@@ -254,8 +254,8 @@ def test_what_is_kept_is_not_taken_over_again(synced, added):
     assert one.state is ClassicState.STABLE
 
 
-def test_what_was_taken_away_is_given_back_then_joined_again():
-    """In order, as one's own until it is through; then another join says so, and the next generation deals it out."""
+def test_revoked_partitions_are_released_before_the_next_join():
+    """They are owned until the release is complete; the next join does not claim them."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = told(one, given(0))
@@ -273,8 +273,8 @@ def test_what_was_taken_away_is_given_back_then_joined_again():
     assert (take_over.added, take_over.kept) == (of(), of(0))
 
 
-def test_what_comes_with_something_that_goes_is_taken_over_in_the_next_generation():
-    """It is claimed by the join that follows, so nobody else gets it meanwhile."""
+def test_partitions_added_beside_a_revocation_are_taken_over_in_the_next_generation():
+    """The next join claims them, so no other member gets them."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = told(one, given(0, 2))
@@ -287,8 +287,8 @@ def test_what_comes_with_something_that_goes_is_taken_over_in_the_next_generatio
     assert (take_over.added, take_over.kept) == (of(2), of(0))
 
 
-def test_all_that_is_owned_may_be_taken_away():
-    """Then the member is one that owns nothing: it joins as such, with no session to keep while its join is held."""
+def test_member_without_partitions_has_no_session_while_joining():
+    """After all its partitions are revoked, it joins as any member that owns nothing."""
     one = owner_in(ClassicState.SYNCING)
 
     (release,) = told(one, Synced(MemberAssignment(())))
@@ -299,8 +299,8 @@ def test_all_that_is_owned_may_be_taken_away():
     assert one.next_deadline() is None
 
 
-def test_a_rebalance_during_a_rebalance_gives_nothing_back():
-    """Somebody else came meanwhile: join again at once, with the same claim, as of the generation that was joined."""
+def test_rebalance_during_a_rebalance_releases_nothing():
+    """The member joins again at once with the same claim and generation."""
     one = owner_in(ClassicState.SYNCING)
 
     assert told(one, RebalanceCalled()) == []
@@ -310,8 +310,8 @@ def test_a_rebalance_during_a_rebalance_gives_nothing_back():
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
 @pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
-def test_a_join_that_fails_gives_nothing_back(state, event):
-    """It is tried again after a pause, with the same claim."""
+def test_failed_join_releases_nothing(state, event):
+    """It is repeated after a pause with the same claim."""
     one = owner_in(state)
     generation = one.identity.generation
 
@@ -321,8 +321,8 @@ def test_a_join_that_fails_gives_nothing_back(state, event):
     assert claimed(join_of(one, NOW + 0.1)) == (MINE, generation)
 
 
-def test_a_leader_gives_what_moves_to_nobody():
-    """Its owner lets go first: who is to have it gets it in the next generation, when nobody claims it any more."""
+def test_leader_leaves_moving_partitions_unassigned():
+    """Their owner releases them first; the next generation assigns them."""
     one = owner_in(ClassicState.JOINING)
     mine = MemberSubscription(("t",), owned_partitions=(OwnedPartitions("t", (0, 1)),), generation_id=7)
     news = MemberSubscription(("t",))
@@ -342,8 +342,8 @@ def test_a_leader_gives_what_moves_to_nobody():
     assert sync.assignments["you"] == MemberAssignment((OwnedPartitions("t", (1,)),))
 
 
-def test_a_leader_that_sees_a_topic_grow_gives_nothing_back():
-    """It calls for the next generation by joining it, and keeps what it has."""
+def test_leader_that_rebalances_for_a_topic_releases_nothing():
+    """It joins the next generation and keeps its partitions."""
     one = owner_in(ClassicState.DEALING)
     told(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
@@ -354,8 +354,8 @@ def test_a_leader_that_sees_a_topic_grow_gives_nothing_back():
     assert join.reason == "partitions or topics were added or removed"
 
 
-def test_one_eager_offer_makes_an_eager_member():
-    """Which strategy the group will choose is not known before the join, so all is given back as ``range`` wants it."""
+def test_one_eager_strategy_makes_the_member_eager():
+    """The group's choice is unknown before the join, so everything is released."""
     one, _ = beginner(COOPERATIVE, "range")
     told(one, TakenOver())
 
@@ -371,8 +371,8 @@ def test_one_eager_offer_makes_an_eager_member():
 
 
 @pytest.mark.parametrize("state", REJOINING)
-def test_a_takeover_goes_on_through_a_join(state):
-    """The callbacks run to their end; what they made ready is kept by the generation that follows."""
+def test_takeover_continues_during_a_join(state):
+    """Partitions that it made ready are kept by the next generation."""
     one, take_over = beginner()
     lead_to(one, state)
     assert one.awaits(take_over)
@@ -390,8 +390,8 @@ def test_a_takeover_goes_on_through_a_join(state):
     assert (again.added, again.kept) == (of(), MINE)
 
 
-def test_a_takeover_that_is_not_through_is_begun_anew():
-    """The next assignment comes before the callbacks' end: they are cut short, and what they began is new once more."""
+def test_incomplete_takeover_is_repeated_in_the_next_generation():
+    """Its partitions are new again in the next takeover."""
     one, first = beginner()
     lead_to(one, ClassicState.SYNCING)
 
@@ -411,8 +411,8 @@ def test_a_takeover_that_is_not_through_is_begun_anew():
     ],
     ids=["taken away", "lost", "stop", "stop before the join"],
 )
-def test_a_release_ends_a_takeover(state, event, is_lost):
-    """What is given back or lost is not taken over any more; its outcome is nobody's concern."""
+def test_release_or_loss_ends_a_takeover(state, event, is_lost):
+    """Its outcome is not awaited any more."""
     one, take_over = beginner()
     lead_to(one, state)
 
@@ -422,20 +422,20 @@ def test_a_release_ends_a_takeover(state, event, is_lost):
     assert (one.awaits(take_over), one.awaits(release)) == (False, True)
 
 
-# ---- topics that are not wanted any more -----------------------------------------------------------------------
+# ---- unsubscribed topics ---------------------------------------------------------------------------------------
 
 
 BOTH = MemberAssignment((OwnedPartitions("t", (0, 1)), OwnedPartitions("u", (0,))))
 
 
 def with_two_topics(*, is_ready: bool = True) -> ClassicMember:
-    """One that owns something of two topics."""
+    """Return an owner of partitions of two topics."""
     return owner(is_ready=is_ready, topics=frozenset("tu"), dealt=BOTH)
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
-def test_topics_that_are_not_subscribed_any_more_are_given_back_first(is_ready):
-    """Then follows the join, which claims only what is still wanted."""
+def test_unsubscribed_topics_are_released_before_the_join(is_ready):
+    """The join claims only partitions of subscribed topics."""
     one = with_two_topics(is_ready=is_ready)
 
     told(one, Resubscribed(frozenset("t")))
@@ -449,8 +449,8 @@ def test_topics_that_are_not_subscribed_any_more_are_given_back_first(is_ready):
     assert join.subscriptions[0][1].topics == ("t",)
 
 
-def test_so_are_those_that_are_dropped_while_a_join_is_put_off():
-    """A join that failed is tried again after a pause; what is dropped in the pause is not claimed by it."""
+def test_topics_unsubscribed_during_a_pause_are_released_before_the_join():
+    """A join that is repeated after a pause does not claim them."""
     one = lead_to(with_two_topics(), ClassicState.JOINING)
     told(one, NotNow("loading"))
 
@@ -464,8 +464,8 @@ def test_so_are_those_that_are_dropped_while_a_join_is_put_off():
     assert claimed(join_of(one, NOW + 1)) == (MINE, 7)
 
 
-def test_so_are_those_that_are_dropped_while_something_else_is_given_back():
-    """One release after the other, then the join."""
+def test_topics_unsubscribed_during_a_release_are_released_after_it():
+    """One release follows the other, then the join."""
     one = lead_to(with_two_topics(), ClassicState.SYNCING)
     (release,) = told(one, Synced(MemberAssignment((OwnedPartitions("t", (0,)), OwnedPartitions("u", (0,))))))
     assert release.partitions == of(1)
@@ -480,8 +480,8 @@ def test_so_are_those_that_are_dropped_while_something_else_is_given_back():
 
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.SYNCING])
-def test_those_that_are_dropped_during_a_join_are_given_back_after_it(state):
-    """What was dealt for the old subscription is not taken over; the member joins again with the new one."""
+def test_topics_unsubscribed_during_a_join_are_released_after_it(state):
+    """The assignment for the old subscription is not taken over; the member joins again."""
     one = lead_to(with_two_topics(), state)
     assert told(one, Resubscribed(frozenset("t"))) == []
     if state is ClassicState.JOINING:
@@ -496,8 +496,8 @@ def test_those_that_are_dropped_during_a_join_are_given_back_after_it(state):
     assert claimed(join_of(one)) == (MINE, 8)
 
 
-def test_more_topics_give_nothing_back():
-    """The join says what is wanted now, and claims what is owned."""
+def test_additional_topics_release_nothing():
+    """The join carries the new subscription and claims the owned partitions."""
     one = owner()
 
     assert told(one, Resubscribed(frozenset("tu"))) == []
@@ -507,12 +507,12 @@ def test_more_topics_give_nothing_back():
     assert join.subscriptions[0][1].topics == ("t", "u")
 
 
-# ---- living through a join -------------------------------------------------------------------------------------
+# ---- heartbeats during a join ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_heartbeats_go_on_while_something_is_owned(state):
-    """Also while a join waits and is held, which takes as long as the slowest member; under the name that counts."""
+def test_heartbeats_continue_during_a_join_while_partitions_are_owned(state):
+    """Also while the coordinator holds the join, under the current identity."""
     one = owner_in(state) if state is not ClassicState.IDLE else member(COOPERATIVE)
     owned = one.owned
 
@@ -524,8 +524,8 @@ def test_heartbeats_go_on_while_something_is_owned(state):
 
 
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
-def test_a_member_that_owns_nothing_has_no_session_while_it_joins(state):
-    """There is nothing to lose, and the coordinator holds its join for as long as it likes."""
+def test_joining_member_without_partitions_has_no_session(state):
+    """It has nothing to lose, and the coordinator may hold its join for long."""
     one, _ = beginner(dealt=MemberAssignment(()))
     lead_to(one, state)
 
@@ -535,8 +535,8 @@ def test_a_member_that_owns_nothing_has_no_session_while_it_joins(state):
 
 @pytest.mark.parametrize("outcome", [CoordinatorGone("moved"), NotNow("loading")])
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
-def test_a_heartbeat_that_failed_during_a_join_is_tried_again_soon(state, outcome):
-    """The join goes on as if nothing had happened, and the session goes on counting."""
+def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
+    """The join is not affected, and the session goes on counting."""
     one = owner_in(state)
 
     effects = told(one, Beat(one.identity, outcome), now=NOW + 1)
@@ -549,8 +549,8 @@ def test_a_heartbeat_that_failed_during_a_join_is_tried_again_soon(state, outcom
 
 
 @pytest.mark.parametrize("outcome", [HeartbeatAnswered(), RebalanceCalled()])
-def test_an_answer_during_a_join_prolongs_the_session(outcome):
-    """That the group rebalances is known; that it says so shows that it knows us."""
+def test_rebalance_answer_during_a_join_extends_the_session(outcome):
+    """It shows that the group knows the member."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -564,8 +564,8 @@ def test_an_answer_during_a_join_prolongs_the_session(outcome):
 @pytest.mark.parametrize(
     "outcome", [GenerationLost("late"), MemberLost("late"), FENCED], ids=lambda o: type(o).__name__
 )
-def test_what_a_heartbeat_hears_of_the_membership_during_a_join_is_the_joins_to_say(outcome):
-    """The answer to the join is under way and knows better. Until it comes, nobody has said that we live."""
+def test_membership_errors_of_a_heartbeat_are_left_to_the_join(outcome):
+    """The join's answer decides; the heartbeat does not extend the session."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -580,8 +580,8 @@ def test_what_a_heartbeat_hears_of_the_membership_during_a_join_is_the_joins_to_
     assert effects_of(one) == [SendHeartbeat(ME, SESSION_S / 3)]
 
 
-def test_a_join_whose_answer_is_late_does_not_prolong_the_session():
-    """The group counts it from when the answer was sent: it may have given our partitions away by now."""
+def test_late_answer_to_a_join_does_not_extend_the_session():
+    """The group counts the session from sending the answer, and may have reassigned the partitions."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     told(one, Beat(ME, RebalanceCalled()), now=NOW + 4)
@@ -597,8 +597,8 @@ def test_a_join_whose_answer_is_late_does_not_prolong_the_session():
     assert one.owned == frozenset()
 
 
-def test_a_heartbeat_of_the_generation_before_counts_for_nothing():
-    """Its answer comes after that to the join, which it knows nothing of."""
+def test_heartbeat_of_the_previous_generation_is_ignored():
+    """Its answer comes after that of the join."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
     told(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 3.5)
@@ -611,8 +611,8 @@ def test_a_heartbeat_of_the_generation_before_counts_for_nothing():
 
 
 @pytest.mark.parametrize("state", WITH_MINE)
-def test_a_session_that_ends_during_a_join_loses_what_is_owned(state):
-    """At once, and once: another member may have it by now. Then the member joins, and claims nothing."""
+def test_session_expired_during_a_join_loses_the_partitions(state):
+    """The loss is reported once; then the member joins and claims nothing."""
     one = owner_in(state)
     owned = one.owned
 
@@ -629,8 +629,8 @@ def test_a_session_that_ends_during_a_join_loses_what_is_owned(state):
 
 @pytest.mark.parametrize("lost", LOST, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("state", WITH_MINE)
-def test_a_membership_that_is_lost_during_a_join_is_lost_once(state, lost):
-    """The group went on without us: all is dropped, then joined anew, as the same member or as a new one."""
+def test_membership_lost_during_a_join_is_reported_once(state, lost):
+    """Partitions are reported as lost; then the member joins again, under its id if that is still known."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
@@ -646,8 +646,8 @@ def test_a_membership_that_is_lost_during_a_join_is_lost_once(state, lost):
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_who_we_are_matters_unless_a_join_is_in_flight(state):
-    """What is kept may be committed through a rebalance; an error counts when it is of the current generation."""
+def test_identity_is_current_unless_a_join_is_in_flight(state):
+    """Kept partitions may be committed through a rebalance; errors count in the current generation."""
     one = owner_in(state) if state is not ClassicState.IDLE else member(COOPERATIVE)
 
     assert one.is_member == (state in {*WITH_MINE, ClassicState.CLOSING})
@@ -662,8 +662,8 @@ def test_who_we_are_matters_unless_a_join_is_in_flight(state):
     ("state", "stop"),
     [*((state, StopMembership()) for state in WITH_MINE if state not in MOVING), *((s, PAID) for s in MOVING)],
 )
-def test_a_stop_gives_back_then_leaves(state, stop):
-    """At once where the group takes commits or none are owed: commit, good-bye, and only then is it nobody."""
+def test_stop_releases_then_leaves(state, stop):
+    """At once if the group accepts commits or none are due: commit, leave, end."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
@@ -677,8 +677,8 @@ def test_a_stop_gives_back_then_leaves(state, stop):
     assert one.state is ClassicState.LEFT
 
 
-def test_a_join_that_is_answered_after_a_stop_is_nothing_to_us():
-    """The group waits in vain in a generation that we know nothing of; it is told good-bye as soon as we hear of it."""
+def test_join_answered_after_a_stop_is_left():
+    """The group would wait for the member in a generation that it does not take part in."""
     one = owner_in(ClassicState.WAITING)
     join = join_of(one)
     told(one, PAID)
@@ -696,7 +696,7 @@ LAST = Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")
 
 
 def stopping_in(state: ClassicState, **changes) -> ClassicMember:
-    """One that is to stop in the middle of a rebalance, and has yet to commit."""
+    """Return a member that stops in the middle of a rebalance and has offsets to commit."""
     one = owner_in(state, **changes)
     assert told(one, StopMembership()) == []
     assert one.state is state
@@ -706,8 +706,8 @@ def stopping_in(state: ClassicState, **changes) -> ClassicMember:
 @pytest.mark.parametrize("given_now", [given(0, 1), given(0), given(0, 1, 2), given()], ids=str)
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
-def test_a_stop_in_the_middle_of_a_rebalance_commits_in_the_generation_that_follows(leads, is_ready, given_now):
-    """Before that the group takes no commits: it plays its part to the end, takes nothing over, and gives all back."""
+def test_stop_during_a_rebalance_commits_in_the_next_generation(leads, is_ready, given_now):
+    """The group accepts no commits before: the member completes the rebalance, takes nothing over, and releases all."""
     one = stopping_in(ClassicState.JOINING, is_ready=is_ready)
 
     if leads:
@@ -724,8 +724,10 @@ def test_a_stop_in_the_middle_of_a_rebalance_commits_in_the_generation_that_foll
 
 
 @pytest.mark.parametrize("state", MOVING)
-def test_a_stop_waits_so_long_for_a_rebalance_and_no_longer(state):
-    """It gives back then, as who it is: a group that still gathers takes the commit. Meanwhile it lives."""
+def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
+    """It releases then under its identity: a group that still gathers accepts the commit. Heartbeats continue
+    meanwhile.
+    """
     one = stopping_in(state)
     me = one.identity
     assert one.next_deadline() == NOW + INTERVAL_S
@@ -743,8 +745,8 @@ def test_a_stop_waits_so_long_for_a_rebalance_and_no_longer(state):
 
 @pytest.mark.parametrize("state", [*MOVING])
 @pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved"), RebalanceCalled()], ids=str)
-def test_who_is_to_stop_joins_no_more(state, event):
-    """When the rebalance has failed or begins anew, the group takes commits again as far as anybody can tell."""
+def test_stopping_member_does_not_join_again(state, event):
+    """If the rebalance fails or starts again, the group may accept commits, so the member releases."""
     one = stopping_in(state)
 
     effects = told(one, event)
@@ -755,8 +757,8 @@ def test_who_is_to_stop_joins_no_more(state, event):
 
 @pytest.mark.parametrize("lost", LOST, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("state", MOVING)
-def test_a_membership_that_is_lost_while_a_stop_waits_is_lost_for_good(state, lost):
-    """There is nothing to commit for any more, and nothing to join: the user is told, and that is the end."""
+def test_membership_lost_while_a_stop_waits_ends(state, lost):
+    """The loss is reported; there is nothing to commit or to join."""
     one = stopping_in(state)
 
     (release,) = told(one, lost)
@@ -769,8 +771,8 @@ def test_a_membership_that_is_lost_while_a_stop_waits_is_lost_for_good(state, lo
 
 
 @pytest.mark.parametrize("state", MOVING)
-def test_a_static_member_that_stops_in_a_rebalance_commits_too(state):
-    """It keeps its place without a word, and what it has done is committed all the same."""
+def test_static_member_that_stops_during_a_rebalance_commits(state):
+    """It keeps its place without a leave."""
     one = stopping_in(state, instance_id="i", leaves_on_stop=False)
     one.handle_timer(NOW + PATIENCE_S)
     assert [effect for effect in effects_of(one) if isinstance(effect, Release)] == [LAST]
@@ -780,8 +782,8 @@ def test_a_static_member_that_stops_in_a_rebalance_commits_too(state):
 
 
 @pytest.mark.parametrize("state", MOVING)
-def test_what_fails_while_a_stop_waits_ends_it(state):
-    """The wait is over with it, and no timer is left behind."""
+def test_failure_while_a_stop_waits_ends_the_wait(state):
+    """No timer is left."""
     one = stopping_in(state)
 
     told(one, FAULT)
@@ -792,8 +794,8 @@ def test_what_fails_while_a_stop_waits_ends_it(state):
 
 
 @pytest.mark.parametrize("state", REJOINING)
-def test_a_takeover_of_nothing_does_not_outlast_a_stop(state):
-    """Callbacks run for an empty assignment too; nobody waits for their end when the member leaves."""
+def test_stop_does_not_wait_for_an_empty_takeover(state):
+    """Callbacks run for an empty assignment, too; a leave does not wait for them."""
     one, take_over = beginner(dealt=MemberAssignment(()))
     lead_to(one, state)
     assert one.awaits(take_over)
@@ -804,17 +806,17 @@ def test_a_takeover_of_nothing_does_not_outlast_a_stop(state):
     assert not one.awaits(take_over)
 
 
-# ---- a fault of the user's ------------------------------------------------------------------------------------
+# ---- errors of the user's code ---------------------------------------------------------------------------------
 
 
 def deals_badly(_members, _partitions):
-    """An assignor that fails."""
+    """Assignor that fails."""
     raise KeyError("oh")
 
 
 @pytest.mark.parametrize("is_cooperative", [True, False], ids=["cooperative", "eager"])
-def test_an_assignor_that_fails_fails_its_member_alone(is_cooperative, monkeypatch):
-    """It tells its user and leaves, so that the others need not wait for its session to end."""
+def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
+    """The error is raised to the application, and the member leaves: the others need not wait for its session."""
     monkeypatch.setattr(deals_badly, "is_cooperative", is_cooperative, raising=False)
     one = member(deals_badly)
     told(one, StartMembership())
@@ -833,8 +835,8 @@ def test_an_assignor_that_fails_fails_its_member_alone(is_cooperative, monkeypat
 
 
 @pytest.mark.parametrize("state", [*WITH_MINE, ClassicState.CLOSING])
-def test_a_callback_that_fails_fails_its_member_alone(state):
-    """Whenever it does: what is owned is dropped, the user is told, and the group is left."""
+def test_failing_callback_fails_only_its_member(state):
+    """In every state: partitions are reported as lost, the error is raised, and the member leaves."""
     one = owner_in(state)
     me, owned = one.identity, one.owned
 
@@ -851,8 +853,8 @@ def test_a_callback_that_fails_fails_its_member_alone(state):
     assert one.state is ClassicState.LEFT
 
 
-def test_a_static_member_that_fails_keeps_its_place():
-    """It means to be back, so its partitions wait for it as long as its session would."""
+def test_failing_static_member_keeps_its_place():
+    """Its partitions wait for it until its session expires."""
     one = owner(instance_id="i", leaves_on_stop=False)
 
     release, fail = told(one, FAULT)

@@ -1,4 +1,4 @@
-"""The classic membership: the whole of its table, and what it does in the course of a life."""
+"""Classic member: every transition, and the steps of a membership."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ WAY: list[tuple[ClassicState, tuple[GroupEvent, ...]]] = [
 
 
 def member_in(state: ClassicState, **changes) -> ClassicMember:
-    """One that has come to ``state`` at NOW, and whose effects so far are performed."""
+    """Return a member that reached ``state`` at NOW and whose effects so far were performed."""
     one = member(**changes)
     if state is ClassicState.FAILED:
         one.receive(FENCED, NOW)
@@ -107,14 +107,14 @@ def member_in(state: ClassicState, **changes) -> ClassicMember:
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def test_every_event_there_is_is_tried():
-    """The examples of this file leave none out."""
+def test_examples_cover_every_event():
+    """The examples of this module leave no event out."""
     check_events(membership_events, GroupEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", ClassicState)
 def test_every_event_in_every_state(state):
-    """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in EVENTS.values():
         check_event(state, event)
 
@@ -127,7 +127,7 @@ def check_event(state, event):
         assert told(one, event) == []
         assert one.state is state
     elif isinstance(event, TakenOver) and state in REJOINING:
-        # An eager member has given back what it was taking over, so nothing can be through.
+        # An eager member has released the partitions of the takeover, so none can be complete.
         with pytest.raises(AssertionError):
             one.receive(event, NOW)
         assert state_of(one) == before
@@ -139,13 +139,13 @@ def check_event(state, event):
     else:
         one.receive(event, NOW)
         effects_of(one)
-        # The last step may have nothing to say good-bye to, and a dynamic member may have nobody to tell.
+        # The last step may have no leave to send, and a dynamic member may be unknown to the group.
         assert one.state in {rule.then, *rule.exceptions}
 
 
 @pytest.mark.parametrize("state", ClassicState)
 def test_every_state_can_be_left(state):
-    """From each state, Stop and the outcome of what is under way lead to the end."""
+    """From each state, a stop and the outcomes of the effects in flight lead to a final state."""
     one = member_in(state)
 
     effects = told(one, StopMembership())
@@ -163,8 +163,8 @@ def test_every_state_can_be_left(state):
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_a_fatal_error_ends_it_from_every_state(state):
-    """What it has is dropped, the user is told, and nothing follows."""
+def test_fatal_error_ends_the_membership_in_every_state(state):
+    """The partitions are reported as lost, the error is raised to the application, and nothing follows."""
     one = member_in(state)
     owned = one.owned
 
@@ -187,8 +187,8 @@ def test_a_fatal_error_ends_it_from_every_state(state):
 # ---- becoming a member -----------------------------------------------------------------------------------------
 
 
-def test_the_first_join_offers_all_strategies_at_once():
-    """One join with every assignor, most preferred first, and no id (B1); it waits as long as a rebalance may (B5)."""
+def test_first_join_offers_all_strategies():
+    """One join offers every assignor, most preferred first, without a member id; it may last a whole rebalance."""
     one = member(topics=frozenset("tu"), rack="r")
 
     assert told(one, StartMembership()) == []
@@ -202,8 +202,8 @@ def test_the_first_join_offers_all_strategies_at_once():
     assert one.next_deadline() is None
 
 
-def test_a_join_never_waits_less_than_any_request():
-    """A short rebalance timeout does not make a join more impatient than other requests."""
+def test_join_timeout_is_at_least_the_request_timeout():
+    """Even with a short rebalance timeout."""
     one = member(rebalance_timeout_s=6.0)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
@@ -213,8 +213,8 @@ def test_a_join_never_waits_less_than_any_request():
     assert join.timeout_s == 30.0
 
 
-def test_an_id_that_was_given_is_joined_with_at_once():
-    """The coordinator gave it for just that (KIP-394)."""
+def test_member_joins_at_once_with_the_id_it_was_given():
+    """KIP-394: the coordinator assigns the id for the next join."""
     one = member_in(ClassicState.JOINING)
 
     (join,) = told(one, MemberIdGiven("me"))
@@ -224,8 +224,8 @@ def test_an_id_that_was_given_is_joined_with_at_once():
     assert one.identity == Identity("me", -1)
 
 
-def test_a_follower_takes_what_it_is_given():
-    """It deals nothing; when it is given partitions it takes them over, and then it is stable."""
+def test_follower_takes_over_its_assignment():
+    """It computes no assignment, and is stable after the takeover."""
     one = member_in(ClassicState.JOINING, instance_id="i")
 
     (sync,) = told(one, JoinedAsFollower("me", 7, "range"))
@@ -242,8 +242,8 @@ def test_a_follower_takes_what_it_is_given():
 TWO = {"me": MemberSubscription(("t",)), "you": MemberSubscription(("t", "u"))}
 
 
-def test_a_leader_deals_to_everybody():
-    """It learns how many partitions all members' topics have, and gives each member its share, itself too."""
+def test_leader_assigns_to_all_members():
+    """It requests the partition counts of all members' topics and assigns to each member, itself included."""
     one = member_in(ClassicState.JOINING)
 
     assert told(one, JoinedAsLeader("me", 7, "range", TWO, {})) == [FindPartitions(frozenset("tu"))]
@@ -255,8 +255,8 @@ def test_a_leader_deals_to_everybody():
     }
 
 
-def test_a_leader_too_takes_what_the_coordinator_says():
-    """Its own computation is no short cut: the answer counts, whatever it dealt."""
+def test_leader_takes_over_the_assignment_in_the_answer():
+    """Its own computation does not count, only the answer to its sync."""
     one = member_in(ClassicState.DEALING)
     told(one, PartitionsFound({"t": 5}))
 
@@ -266,8 +266,8 @@ def test_a_leader_too_takes_what_the_coordinator_says():
     assert take_over.is_leader
 
 
-def test_static_members_keep_their_place():
-    """Instance ids of members reach the assignor."""
+def test_instance_ids_reach_the_assignor():
+    """Static members come first."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("a", 7, "range", {"a": TWO["me"], "z": TWO["me"]}, {"z": "i"}))
 
@@ -277,8 +277,8 @@ def test_static_members_keep_their_place():
     assert sync.assignments["a"].assigned_partitions == ()
 
 
-def test_the_chosen_strategy_deals():
-    """The coordinator chose one that all members have."""
+def test_strategy_chosen_by_the_coordinator_is_used():
+    """The coordinator chooses one that all members offer."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "roundrobin", TWO, {}))
 
@@ -288,8 +288,8 @@ def test_the_chosen_strategy_deals():
     assert sync.assignments["me"].assigned_partitions == (OwnedPartitions("t", (0, 2)),)
 
 
-def test_a_leader_that_is_told_to_deals_nothing():
-    """A static leader that came back leaves the assignment as it was, and goes on watching (KIP-814)."""
+def test_leader_told_to_skip_the_assignment_assigns_nothing():
+    """A static leader that returns keeps the assignment and goes on watching partition counts (KIP-814)."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {}, skip_assignment=True))
 
@@ -303,7 +303,7 @@ def test_a_leader_that_is_told_to_deals_nothing():
 
 
 def dealt_by_a_leader(counts, **instances):
-    """What a leader gave itself, and the generation's members know nothing of."""
+    """Return the assignments that a leader sends with its sync."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, instances))
     (sync,) = told(one, PartitionsFound(counts))
@@ -311,8 +311,8 @@ def dealt_by_a_leader(counts, **instances):
 
 
 @pytest.mark.parametrize(("before", "state"), [(3, ClassicState.STABLE), (2, ClassicState.RELEASING)])
-def test_a_leader_that_came_back_knows_what_was_dealt(before, state):
-    """What grew while a static leader was away nobody has watched: it is dealt out as soon as the picture is newer."""
+def test_returning_leader_detects_changes_since_its_assignment(before, state):
+    """Partitions added while it was away are assigned as soon as metadata show them."""
     note = dealt_by_a_leader({"t": before}, me="one")["me"]
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
@@ -323,8 +323,8 @@ def test_a_leader_that_came_back_knows_what_was_dealt(before, state):
 
 
 @pytest.mark.parametrize("note", [None, b"", b"what another client wrote"])
-def test_a_leader_that_came_back_believes_no_word_but_its_own(note):
-    """Another client has dealt, and may have said what it likes: the picture is what the members have."""
+def test_returning_leader_ignores_user_data_of_other_clients(note):
+    """Without its own digest, the current counts count as assigned."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
 
@@ -333,8 +333,8 @@ def test_a_leader_that_came_back_believes_no_word_but_its_own(note):
     assert one.state is ClassicState.STABLE
 
 
-def test_only_a_leader_that_may_come_back_notes_what_it_dealt():
-    """It alone would read it."""
+def test_only_a_static_leader_stores_a_digest():
+    """Only a static leader may return and read it."""
     static = dealt_by_a_leader({"t": 2}, me="one", other="two")
     dynamic = dealt_by_a_leader({"t": 2}, other="two")
 
@@ -347,7 +347,7 @@ def test_only_a_leader_that_may_come_back_notes_what_it_dealt():
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
 def test_pauses_between_joins_grow(state):
-    """A coordinator that cannot answer is asked again after a pause, twice as long each time, up to the longest."""
+    """Each pause is twice as long as the last, up to the limit."""
     one = member_in(state)
     pauses = []
 
@@ -361,8 +361,8 @@ def test_pauses_between_joins_grow(state):
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-def test_a_pause_is_kept():
-    """Looking at the clock early sends nothing."""
+def test_early_timer_call_sends_no_join():
+    """The pause before a join is kept."""
     one = member_in(ClassicState.JOINING)
     told(one, NotNow("loading"))
 
@@ -372,8 +372,8 @@ def test_a_pause_is_kept():
     assert one.state is ClassicState.WAITING
 
 
-def test_a_join_that_went_well_forgets_the_failures():
-    """The next trouble begins with a short pause again."""
+def test_successful_join_resets_the_backoff():
+    """The next pause is the first one again."""
     one = member_in(ClassicState.JOINING)
     for _ in range(3):
         told(one, NotNow("loading"))
@@ -389,8 +389,8 @@ def test_a_join_that_went_well_forgets_the_failures():
 
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
-def test_a_coordinator_that_moved_is_looked_up(state):
-    """Then the same again, after a pause."""
+def test_moved_coordinator_is_found_again(state):
+    """The join is then repeated after a pause."""
     one = member_in(state)
 
     assert told(one, CoordinatorGone("moved")) == [ForgetCoordinator("moved")]
@@ -402,8 +402,8 @@ def test_a_coordinator_that_moved_is_looked_up(state):
 @pytest.mark.parametrize(
     ("event", "member_id"), [(GenerationLost("x"), "me"), (SessionOver("x"), "me"), (MemberLost("x"), "")]
 )
-def test_what_is_lost_before_it_was_had_needs_no_giving_back(event, member_id):
-    """Between a join and its end nothing is owned: the next join follows at once, with the id if it is still known."""
+def test_loss_without_partitions_releases_nothing(event, member_id):
+    """The next join follows at once, with the member id if it is still known."""
     one = member_in(ClassicState.SYNCING)
 
     assert told(one, event) == []
@@ -417,7 +417,7 @@ def test_what_is_lost_before_it_was_had_needs_no_giving_back(event, member_id):
 
 @pytest.mark.parametrize("state", [ClassicState.DEALING, ClassicState.SYNCING])
 def test_a_rebalance_during_a_rebalance(state):
-    """Somebody else came meanwhile: join again, at once and under the same id."""
+    """The member joins again at once under the same id."""
     one = member_in(state)
 
     assert told(one, RebalanceCalled()) == []
@@ -431,8 +431,8 @@ def test_a_rebalance_during_a_rebalance(state):
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_heartbeats_go_out_while_the_group_counts_us_in(state):
-    """From the answer to the join on, through callbacks, drain and the last commit; never while a join is in flight."""
+def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
+    """From the answer to the join through callbacks, drain and the last commit; not while a join is in flight."""
     one = member_in(state)
     one.handle_timer(NOW + INTERVAL_S)
 
@@ -441,8 +441,8 @@ def test_heartbeats_go_out_while_the_group_counts_us_in(state):
     assert beats == ([SendHeartbeat(Identity("me", 7), SESSION_S / 3)] if state in ALIVE else [])
 
 
-def test_heartbeats_keep_their_interval():
-    """Each an interval after the one before was sent, with one under way at a time."""
+def test_heartbeats_keep_the_interval():
+    """The interval counts from sending the last one, and one is in flight at a time."""
     one = member_in(ClassicState.STABLE)
     sent_at = []
 
@@ -457,8 +457,8 @@ def test_heartbeats_keep_their_interval():
     assert sent_at == [3, 6, 9, 12, 15, 18, 21]
 
 
-def test_no_heartbeat_before_the_answer_to_the_last():
-    """What is due then waits; the session does not."""
+def test_only_one_heartbeat_is_in_flight():
+    """A due heartbeat waits for the answer to the last one; the session goes on counting."""
     one = member_in(ClassicState.STABLE)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -473,8 +473,8 @@ def test_no_heartbeat_before_the_answer_to_the_last():
 @pytest.mark.parametrize(
     "state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING, ClassicState.CLOSING]
 )
-def test_a_heartbeat_that_failed_is_tried_again_soon(state, event):
-    """After the first pause; the membership is none the worse for it, and the session goes on counting."""
+def test_failed_heartbeat_is_repeated_soon(state, event):
+    """The membership and the session's age are not affected."""
     one = member_in(state)
     one.handle_timer(NOW + 3)
     effects_of(one)
@@ -490,8 +490,8 @@ def test_a_heartbeat_that_failed_is_tried_again_soon(state, event):
 
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
-def test_a_session_that_is_over_is_lost_once(state):
-    """Everything is dropped, no heartbeat goes out any more, and the next join follows when the user was told."""
+def test_expired_session_is_reported_once(state):
+    """Partitions are reported as lost, no heartbeat is sent, and the next join follows the report."""
     one = member_in(state)
 
     one.handle_timer(NOW + SESSION_S)
@@ -510,8 +510,8 @@ def test_a_session_that_is_over_is_lost_once(state):
     assert effects_of(one)[0].member_id == "me"
 
 
-def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
-    """The broker heard it later than that, so we never outlive what it knows of us."""
+def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
+    """The broker received it later, so the member's session ends no later than the broker's."""
     one = member_in(ClassicState.STABLE)
     one.handle_timer(NOW + 3)
     one.receive(Beat(ME, HeartbeatAnswered()), NOW + 5)
@@ -526,8 +526,8 @@ def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
 
 
 @pytest.mark.parametrize("state", [ClassicState.DEALING, ClassicState.SYNCING])
-def test_a_session_may_end_before_anything_was_given(state):
-    """A leader that takes too long, a sync that is held too long: join again."""
+def test_session_may_expire_before_an_assignment(state):
+    """The member joins again if its assignment or its sync takes too long."""
     one = member_in(state)
 
     one.handle_timer(NOW + SESSION_S)
@@ -538,8 +538,8 @@ def test_a_session_may_end_before_anything_was_given(state):
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
 @pytest.mark.parametrize(("event", "member_id"), [(GenerationLost("late"), "me"), (MemberLost("late"), "")])
-def test_a_membership_that_is_lost_is_lost_once(state, event, member_id):
-    """The group went on without us: all is dropped, and joined anew, as the same member or as a new one."""
+def test_lost_membership_is_reported_once(state, event, member_id):
+    """Partitions are reported as lost; then the member joins again, under its id if that is still known."""
     one = member_in(state)
     me = one.identity
 
@@ -558,8 +558,8 @@ def test_a_membership_that_is_lost_is_lost_once(state, event, member_id):
 
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE])
-def test_partitions_are_given_back_before_the_next_join(state):
-    """Drain, commit, callbacks; only when that is through does the join go out, and until then they are ours."""
+def test_partitions_are_released_before_the_next_join(state):
+    """Drain, commit and callbacks come first; until then the partitions are owned."""
     one = member_in(state)
 
     (release,) = told(one, RebalanceCalled())
@@ -582,8 +582,8 @@ def test_partitions_are_given_back_before_the_next_join(state):
     [*itertools.permutations((RebalanceCalled(), Resubscribed(frozenset("tu")), Beat(ME, RebalanceCalled())), 2)],
     ids=lambda pair: " then ".join(type(one).__name__ for one in pair),
 )
-def test_a_rebalance_is_called_once(triggers, offered):
-    """Two reasons at once are one rebalance: one giving back, if any, and one join; what comes meanwhile adds none."""
+def test_several_reasons_cause_one_rebalance(triggers, offered):
+    """There is at most one release and one join."""
     one, wanted = member(*offered), []
     told(one, StartMembership())
     one.handle_timer(NOW)
@@ -602,7 +602,7 @@ def test_a_rebalance_is_called_once(triggers, offered):
 
 
 def leader(*, counts: dict[str, int]) -> ClassicMember:
-    """One that leads two members, of whom the other wants ``u`` as well."""
+    """Return the leader of two members, of which the other subscribes to ``u`` as well."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {}), PartitionsFound(counts), Synced(ASSIGNMENT), TakenOver())
     return one
@@ -620,8 +620,8 @@ def leader(*, counts: dict[str, int]) -> ClassicMember:
     ],
     ids=["the same", "grown", "another's grown", "gone", "not told of", "nobody's"],
 )
-def test_a_leader_watches_all_members_topics(counts, is_changed):
-    """Partitions that were added, topics that have gone: they are dealt out anew; what nobody wants does not matter."""
+def test_leader_watches_the_topics_of_all_members(counts, is_changed):
+    """Added partitions and deleted topics cause a rebalance; topics without a subscriber do not."""
     one = leader(counts={"t": 2, "u": 1})
 
     effects = told(one, PartitionsChanged(counts))
@@ -630,8 +630,8 @@ def test_a_leader_watches_all_members_topics(counts, is_changed):
     assert one.state is (ClassicState.RELEASING if is_changed else ClassicState.STABLE)
 
 
-def test_a_topic_that_comes_is_dealt():
-    """It did not exist when partitions were dealt, and somebody wants it."""
+def test_created_topic_is_assigned():
+    """A subscribed topic that did not exist at the last assignment causes a rebalance."""
     one = leader(counts={"t": 2})
 
     assert told(one, PartitionsChanged({"t": 2, "u": 0})) == []
@@ -640,8 +640,8 @@ def test_a_topic_that_comes_is_dealt():
     assert release.reason == "partitions or topics were added or removed"
 
 
-def test_a_follower_leaves_that_to_its_leader():
-    """Also one that has led before."""
+def test_follower_does_not_watch_topics():
+    """Even one that was a leader before."""
     one = leader(counts={"t": 2, "u": 1})
     told(one, RebalanceCalled(), Released())
     one.handle_timer(NOW)
@@ -650,8 +650,8 @@ def test_a_follower_leaves_that_to_its_leader():
     assert told(one, PartitionsChanged({"t": 9, "u": 9})) == []
 
 
-def test_a_new_subscription_is_joined_with():
-    """Partitions are given back, and the join says what is wanted now."""
+def test_new_subscription_causes_a_join():
+    """Partitions are released, and the join carries the new subscription."""
     one = member_in(ClassicState.STABLE)
 
     (release,) = told(one, Resubscribed(frozenset("uv")))
@@ -665,8 +665,8 @@ def test_a_new_subscription_is_joined_with():
 
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
-def test_a_subscription_that_changes_during_a_join_is_joined_with_next(state):
-    """What is given for the old one is not taken over; the member joins again at once."""
+def test_subscription_changed_during_a_join_causes_another(state):
+    """The assignment for the old subscription is not taken over."""
     one = member_in(state)
     told(one, Resubscribed(frozenset("u")))
     if state is ClassicState.JOINING:
@@ -684,8 +684,8 @@ def test_a_subscription_that_changes_during_a_join_is_joined_with_next(state):
     assert isinstance(told(one, Synced(ASSIGNMENT))[0], TakeOver)
 
 
-def test_a_join_says_what_was_held_before():
-    """All was given back, but strategies that leave things as they were may know: the last assignment and its age."""
+def test_join_carries_the_last_assignment():
+    """Eager sticky assignors read it with its generation, although everything was released."""
     one = member("sticky")
     told(one, StartMembership())
     one.handle_timer(NOW)
@@ -702,8 +702,8 @@ def test_a_join_says_what_was_held_before():
 # ---- what still matters ----------------------------------------------------------------------------------------
 
 
-def test_only_what_is_waited_for_counts():
-    """An outcome that a later event has made moot is not awaited any more."""
+def test_only_current_effects_are_awaited():
+    """A later event makes an earlier effect moot."""
     one = member_in(ClassicState.WAITING)
     one.handle_timer(NOW)
     (first,) = effects_of(one)
@@ -717,8 +717,8 @@ def test_only_what_is_waited_for_counts():
     assert not one.awaits(second)
 
 
-def test_a_takeover_that_was_overtaken_does_not_count():
-    """A rebalance during the callbacks makes their outcome moot, a loss during the release that of the release."""
+def test_interrupted_takeover_or_release_is_not_awaited():
+    """A rebalance makes the takeover moot, a loss the release."""
     one = member_in(ClassicState.SYNCING)
     (take_over,) = told(one, Synced(ASSIGNMENT))
 
@@ -729,8 +729,8 @@ def test_a_takeover_that_was_overtaken_does_not_count():
     assert (one.awaits(release), one.awaits(loss)) == (False, True)
 
 
-def test_heartbeats_leave_what_is_awaited_alone():
-    """An answer to a heartbeat is no outcome of a callback."""
+def test_heartbeat_does_not_end_the_wait_for_a_callback():
+    """Its outcome is not that of the awaited effect."""
     one = member_in(ClassicState.SYNCING)
     (take_over,) = told(one, Synced(ASSIGNMENT))
     one.handle_timer(NOW + 3)
@@ -740,8 +740,8 @@ def test_heartbeats_leave_what_is_awaited_alone():
 
 
 @pytest.mark.parametrize("state", ClassicState)
-def test_who_we_are_matters_within_a_generation(state):
-    """Answers to commits and heartbeats count for the generation they were sent in, and only while it lasts."""
+def test_identity_is_current_only_within_its_generation(state):
+    """Answers to commits and heartbeats count only in the generation they were sent in."""
     one = member_in(state)
 
     assert one.is_current(one.identity) == (state in ALIVE)
@@ -772,16 +772,16 @@ GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer st
         (ClassicState.FAILED, [], ClassicState.FAILED),
     ],
 )
-def test_a_stop_in_every_state(state, effects, then):
-    """What is owned is given back, who is known says good-bye, and who is neither is gone when that is known."""
+def test_stop_releases_and_leaves_as_the_state_requires(state, effects, then):
+    """Owned partitions are released, a known member leaves; another ends when nothing is pending."""
     one = member_in(state)
 
     assert told(one, StopMembership()) == effects
     assert one.state is then
 
 
-def test_a_name_that_comes_after_the_stop_is_given_back():
-    """The coordinator waits for whom it has named, and all the group with it: so that one says good-bye (KIP-394)."""
+def test_member_id_that_arrives_after_a_stop_is_left_with():
+    """KIP-394: the coordinator waits for the member it gave an id to, so the member leaves."""
     one = member_in(ClassicState.JOINING)
     told(one, StopMembership())
 
@@ -790,8 +790,8 @@ def test_a_name_that_comes_after_the_stop_is_given_back():
     assert one.state is ClassicState.LEFT
 
 
-def test_a_name_that_never_comes_is_not_waited_for():
-    """A coordinator that does not answer does not keep a member from stopping."""
+def test_stop_does_not_wait_for_an_unresponsive_coordinator():
+    """The member ends without an id."""
     one = member_in(ClassicState.JOINING)
     told(one, StopMembership())
 
@@ -804,8 +804,8 @@ def test_a_name_that_never_comes_is_not_waited_for():
 
 
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
-def test_a_member_gives_back_then_leaves_then_is_gone(state):
-    """In this order, and with its identity to the last; then it is nobody."""
+def test_stop_releases_then_leaves(state):
+    """With its identity until the leave is sent."""
     one = member_in(state)
 
     told(one, StopMembership())
@@ -818,8 +818,8 @@ def test_a_member_gives_back_then_leaves_then_is_gone(state):
     assert one.identity == Identity()
 
 
-def test_a_member_that_rejoins_leaves_under_its_id():
-    """While its join is in flight the coordinator knows it all the same."""
+def test_rejoining_member_leaves_under_its_id():
+    """The coordinator knows it while its join is in flight."""
     one = member_in(ClassicState.RELEASING)
     told(one, Released())
     one.handle_timer(NOW)
@@ -828,8 +828,8 @@ def test_a_member_that_rejoins_leaves_under_its_id():
     assert told(one, StopMembership()) == LEAVES
 
 
-def test_a_member_that_means_to_be_back_does_not_leave():
-    """A static one keeps its place until its session ends; its partitions are given back in order all the same."""
+def test_static_member_releases_and_does_not_leave():
+    """It keeps its place until its session expires."""
     one = member_in(ClassicState.STABLE, leaves_on_stop=False, instance_id="i")
 
     assert told(one, StopMembership()) == GIVES_BACK
@@ -838,8 +838,8 @@ def test_a_member_that_means_to_be_back_does_not_leave():
     assert one.state is ClassicState.LEFT
 
 
-def test_who_is_lost_while_closing_has_nobody_to_leave():
-    """Nothing is committed for partitions that are somebody else's, and nobody is told good-bye."""
+def test_member_lost_while_closing_sends_no_leave():
+    """Nothing is committed for partitions that may have another owner."""
     for event in (MemberLost("late"), SessionOver("late")):
         one = member_in(ClassicState.CLOSING)
 
@@ -851,8 +851,8 @@ def test_who_is_lost_while_closing_has_nobody_to_leave():
         assert one.state is ClassicState.LEFT
 
 
-def test_who_is_in_another_generation_while_closing_leaves_it():
-    """The group waits for a member that it knows: nothing is committed, but it is told good-bye."""
+def test_member_of_an_old_generation_leaves_while_closing():
+    """Nothing is committed, but the group knows the member and would wait for it."""
     one = member_in(ClassicState.CLOSING)
 
     (release,) = told(one, GenerationLost("late"))
@@ -864,8 +864,8 @@ def test_who_is_in_another_generation_while_closing_leaves_it():
     assert one.state is ClassicState.LEFT
 
 
-def test_a_member_lives_until_it_has_given_back():
-    """Heartbeats go on through the last drain and commit, and a rebalance is no reason to do anything else."""
+def test_heartbeats_continue_while_closing():
+    """Through the last drain and commit; a rebalance changes nothing."""
     one = member_in(ClassicState.CLOSING)
 
     one.handle_timer(NOW + 3)
@@ -874,17 +874,19 @@ def test_a_member_lives_until_it_has_given_back():
     assert one.state is ClassicState.CLOSING
 
 
-def test_it_says_what_it_is():
-    """Its name, group and state, for whoever looks at it in a debugger or a log."""
+def test_repr_shows_member_group_and_state():
+    """For debuggers and logs."""
     assert repr(member()) == "<ClassicMember new of g idle>"
     assert repr(member_in(ClassicState.STABLE)) == "<ClassicMember me of g stable>"
 
 
-# ---- nobody reads ----------------------------------------------------------------------------------------------
+# ---- the application does not poll -----------------------------------------------------------------------------
 
 
-def test_who_is_not_read_from_steps_aside():
-    """It says good-bye, drops what others will have, sends no heartbeat, and joins as a new member when it is read."""
+def test_member_whose_application_does_not_poll_leaves():
+    """It leaves, reports its partitions as lost, sends no heartbeat, and joins as a new member when the application
+    polls.
+    """
     one = member_in(ClassicState.STABLE)
 
     *telling, release = told(one, Stalled(UNREAD))
@@ -898,8 +900,8 @@ def test_who_is_not_read_from_steps_aside():
     assert effects_of(one)[0].member_id == ""
 
 
-def test_a_static_member_that_is_not_read_from_is_silent():
-    """It says no good-bye: its session ends by itself, and until then it may be back under its name."""
+def test_static_member_whose_application_does_not_poll_sends_no_leave():
+    """Its session expires unless the application polls before."""
     one = member_in(ClassicState.STABLE, instance_id="i", leaves_on_stop=False)
 
     _, release = told(one, Stalled(UNREAD))
@@ -910,8 +912,8 @@ def test_a_static_member_that_is_not_read_from_is_silent():
     assert effects_of(one)[0].member_id == "me"
 
 
-def test_who_comes_back_at_once_joins_at_once():
-    """A reader that returns while the loss is being told is not forgotten."""
+def test_application_that_polls_during_the_loss_is_joined_at_once():
+    """A poll while the loss is being reported is remembered."""
     one = member_in(ClassicState.STEPPING_AWAY)
 
     told(one, Returned(), Released())

@@ -1,4 +1,4 @@
-"""The membership under KIP-848: the whole of its table, and what it does in the course of a life."""
+"""KIP-848 member: every transition, and the steps of a membership."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from tests.support.simulation.driven_machine import NOW, check_events, effects_o
 SESSION_S, INTERVAL_S = 45.0, 5.0
 T, U, V = (UUID(int=n) for n in (1, 2, 3))
 NAMES = {T: "t", U: "u"}
-"""V has none: the picture does not know it."""
+"""V has no name: it is not in the cluster metadata."""
 UNREAD = RebalanceError("the application does not poll")
 FENCED = MembershipFailed(FencedMemberError("fenced"))
 
@@ -72,7 +72,7 @@ RECONCILING = (Kip848State.STABLE, Kip848State.RELEASING, Kip848State.TAKING_OVE
 
 
 def answer(epoch: int = 7, assigned: dict[UUID, tuple[int, ...]] | None = None, **changes) -> GroupHeartbeatAnswered:
-    """What the group says to a heartbeat."""
+    """Return an acknowledged heartbeat."""
     return GroupHeartbeatAnswered(
         **{"member_id": "me", "epoch": epoch, "interval_s": INTERVAL_S} | changes, assigned=assigned
     )
@@ -120,7 +120,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
 
 
 def member(**changes) -> Kip848Member:
-    """One that has not started."""
+    """Return a member that was not started."""
     settings = {
         "group_id": "g",
         "topics": frozenset("t"),
@@ -136,7 +136,7 @@ def member(**changes) -> Kip848Member:
 
 
 def beat(one: Kip848Member, now: float = NOW) -> SendGroupHeartbeat:
-    """The heartbeat that goes out at ``now``."""
+    """Return the heartbeat sent at ``now``."""
     one.handle_timer(now)
     (sent,) = effects_of(one)
     assert isinstance(sent, SendGroupHeartbeat)
@@ -144,7 +144,7 @@ def beat(one: Kip848Member, now: float = NOW) -> SendGroupHeartbeat:
 
 
 def joining(**changes) -> Kip848Member:
-    """One whose first heartbeat is under way."""
+    """Return a member whose first heartbeat is in flight."""
     one = member(**changes)
     told(one, StartMembership())
     beat(one)
@@ -152,7 +152,7 @@ def joining(**changes) -> Kip848Member:
 
 
 def owning(*names: str, now: float = NOW, **changes) -> Kip848Member:
-    """One that has taken these over and has nothing more to say."""
+    """Return a stable member that owns these partitions and has reported them."""
     one = joining(**changes)
     assign(one, *names, epoch=7)
     told(one, TopicsNamed(NAMES))
@@ -165,7 +165,7 @@ def owning(*names: str, now: float = NOW, **changes) -> Kip848Member:
 
 
 def assign(one: Kip848Member, *names: str, epoch: int = 8, now: float = NOW) -> list[object]:
-    """What it wants done when a target arrives; the names of ``names`` are the topics' first letters."""
+    """Send a target assignment and return the effects; each name begins with its topic's letter."""
     ids = {"t": T, "u": U, "v": V}
     assigned: dict[UUID, tuple[int, ...]] = {}
     for topic, n in sorted(parts(*names)):
@@ -174,7 +174,7 @@ def assign(one: Kip848Member, *names: str, epoch: int = 8, now: float = NOW) -> 
 
 
 def asking(one: Kip848Member, now: float = NOW) -> Kip848Member:
-    """The same, with a heartbeat under way."""
+    """Return the member with a heartbeat in flight."""
     if one.next_deadline() is not None:
         one.handle_timer(min(one.next_deadline(), now + INTERVAL_S))
         effects_of(one)
@@ -188,18 +188,18 @@ THEN: dict[Kip848State, list[GroupEvent]] = {
     Kip848State.LEFT: [StopMembership(), Released(), LeaveAnswered()],
     Kip848State.FAILED: [FENCED],
 }
-"""What leads from an owner to the states in which there is nothing more to be owned."""
+"""Events that lead from an owner to the states in which nothing is owned."""
 
 
 def not_read_from(*then: GroupEvent, **changes) -> Kip848Member:
-    """One that steps out of the group, or has."""
+    """Return a member that leaves, or has left, because the application does not poll."""
     one = owning("t0", "t1", **changes)
     told(one, Stalled(UNREAD), *then)
     return one
 
 
 def member_in(state: Kip848State, **changes) -> Kip848Member:
-    """One that has come to ``state``, owns t0 and t1 where it may own, and has asked all that may be asked there."""
+    """Return a member in ``state`` that owns t0 and t1 if it may, with every possible request in flight."""
     if state is Kip848State.IDLE:
         return member(**changes)
     if state is Kip848State.JOINING:
@@ -225,14 +225,14 @@ def member_in(state: Kip848State, **changes) -> Kip848Member:
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def test_every_event_there_is_is_tried():
-    """The examples of this file leave none out."""
+def test_examples_cover_every_event():
+    """The examples of this module leave no event out."""
     check_events(membership_events, GroupEvent, TABLE, EVENTS)
 
 
 @pytest.mark.parametrize("state", Kip848State)
 def test_every_event_in_every_state(state):
-    """Either the table has a rule, or it raises and nothing has changed; what is over stays over."""
+    """An event has a transition, or raises and changes nothing; final states do not change."""
     for event in EVENTS.values():
         check_event(state, event)
 
@@ -255,8 +255,10 @@ def check_event(state, event):
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(EVENTS)), st.floats(0, 20)), max_size=30))
-def test_whatever_comes_in_whatever_order(sequence):
-    """A rule or an error, in every order and at every time; an error changes nothing, and what is over stays over."""
+def test_events_in_any_order_keep_the_invariants(sequence):
+    """In any order and at any time, an event has a transition or raises and changes nothing; final states do not
+    change.
+    """
     one, now = member(), NOW
     told(one, StartMembership())
     for kind, later in sequence:
@@ -276,8 +278,8 @@ def test_whatever_comes_in_whatever_order(sequence):
 
 
 @pytest.mark.parametrize("event", [answer(), TopicsNamed({})], ids=["heartbeat", "names"])
-def test_nobody_is_told_what_was_not_asked(event):
-    """An answer to no question raises, in a state too in which there may be one."""
+def test_unrequested_answer_raises(event):
+    """An answer to a request that was not sent raises, even in a state in which one may be in flight."""
     one = owning("t0")
     before = state_of(one)
 
@@ -289,7 +291,7 @@ def test_nobody_is_told_what_was_not_asked(event):
 
 @pytest.mark.parametrize("state", Kip848State)
 def test_every_state_can_be_left(state):
-    """From each state, Stop and the outcome of what is under way lead to the end."""
+    """From each state, a stop and the outcomes of the effects in flight lead to a final state."""
     one = member_in(state)
 
     told(one, StopMembership())
@@ -304,8 +306,8 @@ def test_every_state_can_be_left(state):
 
 
 @pytest.mark.parametrize("state", Kip848State)
-def test_a_fatal_error_ends_it_from_every_state(state):
-    """What it has is dropped, the user is told, and nothing follows."""
+def test_fatal_error_ends_the_membership_in_every_state(state):
+    """The partitions are reported as lost, the error is raised to the application, and nothing follows."""
     one = member_in(state)
     owned = one.owned
 
@@ -324,8 +326,8 @@ def test_a_fatal_error_ends_it_from_every_state(state):
     assert told(one, StopMembership(), now=NOW + 1_000) == []
 
 
-def test_who_is_not_read_from_steps_aside():
-    """It says good-bye, drops what others will have, and joins again under its id when somebody reads."""
+def test_member_whose_application_does_not_poll_leaves():
+    """It leaves, reports its partitions as lost, and joins again under its id when the application polls."""
     one = owning("t0", "t1")
 
     *telling, release = told(one, Stalled(UNREAD))
@@ -338,16 +340,18 @@ def test_who_is_not_read_from_steps_aside():
     assert beat(one).identity == Identity("me", 0)
 
 
-def test_who_comes_back_at_once_joins_at_once():
-    """A reader that returns while the loss is being told is not forgotten."""
+def test_application_that_polls_during_the_loss_is_joined_at_once():
+    """A poll while the loss is being reported is remembered."""
     one = owning("t0")
     told(one, Stalled(UNREAD), Returned(), Released())
 
     assert beat(one).identity == Identity("me", 0)
 
 
-def test_who_fails_by_its_own_fault_says_good_bye():
-    """A callback that raised ends the member, and the others have its partitions at once; what follows is told too."""
+def test_member_that_fails_by_its_own_fault_leaves():
+    """A callback that raises ends the member, which leaves so that the others get its partitions at once; later errors
+    are reported, too.
+    """
     one, error = member_in(Kip848State.TAKING_OVER), RebalanceError("the callback raised")
 
     release, fail, leave = told(one, MembershipFailed(error))
@@ -361,8 +365,8 @@ def test_who_fails_by_its_own_fault_says_good_bye():
     assert one.state is Kip848State.LEFT
 
 
-def test_who_fails_and_does_not_leave_is_missed_in_the_end():
-    """Nobody knows it, or it means to be back: it ends without a word."""
+def test_member_that_fails_may_end_without_a_leave():
+    """A member unknown to the group, or a static one that keeps its place, sends no leave."""
     for one in (member(), member_in(Kip848State.STABLE, leaves_on_stop=False, instance_id="i")):
         told(one, MembershipFailed(RebalanceError("the callback raised")))
 
@@ -372,8 +376,8 @@ def test_who_fails_and_does_not_leave_is_missed_in_the_end():
 # ---- becoming a member -----------------------------------------------------------------------------------------
 
 
-def test_the_first_heartbeat_says_everything():
-    """Epoch 0 joins: what is wanted, how long a rebalance may take, and that nothing is owned."""
+def test_first_heartbeat_carries_every_field():
+    """Epoch 0 joins, with the subscription, the rebalance timeout and no owned partitions."""
     one = member(topics=frozenset("tu"), rack="r", remote_assignor="range", instance_id="i")
 
     assert told(one, StartMembership()) == []
@@ -392,8 +396,8 @@ def test_the_first_heartbeat_says_everything():
     assert not one.is_member
 
 
-def test_a_pattern_is_the_brokers_to_resolve():
-    """It is sent instead of topics, whichever of them match at the moment."""
+def test_pattern_is_sent_for_the_broker_to_resolve():
+    """The pattern is sent instead of topics, and a change of the matching topics sends nothing."""
     one = member(pattern="t.*", topics=frozenset())
     told(one, StartMembership())
 
@@ -406,8 +410,8 @@ def test_a_pattern_is_the_brokers_to_resolve():
     assert one.next_deadline() == NOW + INTERVAL_S
 
 
-def test_the_first_assignment_is_taken_over():
-    """Names are found out, the partitions made ready, and only then is the group told that they are owned."""
+def test_first_assignment_is_taken_over():
+    """Names are requested, the partitions taken over, and only then reported as owned."""
     one = joining(instance_id="i")
 
     assert assign(one, "t0", "t1", "u0", epoch=3) == [NameTopics(frozenset({T, U}))]
@@ -427,8 +431,8 @@ def test_the_first_assignment_is_taken_over():
     assert beat(one, NOW + 1) == SendGroupHeartbeat(me, SESSION_S / 3, owned={T: (0, 1), U: (0,)})
 
 
-def test_the_assignor_that_was_asked_for_is_named():
-    """Whoever watches is told which one deals."""
+def test_takeover_names_the_requested_assignor():
+    """The takeover carries ``group_remote_assignor``."""
     one = joining(remote_assignor="range")
 
     (take_over,) = assign(one)
@@ -436,8 +440,8 @@ def test_the_assignor_that_was_asked_for_is_named():
     assert take_over.protocol == "range"
 
 
-def test_an_empty_assignment_is_heard_of_once():
-    """The first after a join is told to the user, even if it gives nothing; the same again is no news."""
+def test_empty_assignment_is_taken_over_once():
+    """The first assignment after a join is reported even if it is empty; the same one again is not."""
     one = joining()
 
     (take_over,) = assign(one, epoch=1)
@@ -451,7 +455,7 @@ def test_an_empty_assignment_is_heard_of_once():
 
 
 def test_the_same_assignment_again_changes_nothing():
-    """A full heartbeat is answered with all that is ours, and we have that."""
+    """The answer to a full heartbeat repeats the assignment, which the member has already."""
     one = owning("t0")
     beat(one, NOW + INTERVAL_S)
 
@@ -466,7 +470,7 @@ def test_the_same_assignment_again_changes_nothing():
 
 @pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved"), RebalanceCalled()])
 def test_pauses_between_joins_grow(event):
-    """Asked again after a pause, twice as long each time, up to the longest, and everything is said again."""
+    """Each pause is twice as long as the last, up to the limit, and each join carries every field."""
     one, pauses, now = joining(), [], NOW
 
     for _ in range(6):
@@ -480,8 +484,8 @@ def test_pauses_between_joins_grow(event):
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-def test_a_pause_is_kept():
-    """Looking at the clock early sends nothing, and a new subscription is no reason to hurry."""
+def test_nothing_shortens_the_pause_before_a_join():
+    """Neither an early timer call nor a new subscription sends a heartbeat."""
     one = joining()
     told(one, NotNow("loading"), Resubscribed(frozenset("u")))
 
@@ -492,8 +496,8 @@ def test_a_pause_is_kept():
 
 
 @pytest.mark.parametrize("event", [GenerationLost("fenced"), MemberLost("unknown")])
-def test_a_join_that_is_refused_is_tried_again_later(event):
-    """A broker that still knows who we were refuses until it has forgotten: no hurry, and the same id."""
+def test_refused_join_is_repeated_after_a_pause(event):
+    """The broker refuses until it has expired the former membership; the member keeps its id."""
     one = joining()
 
     assert told(one, event) == []
@@ -508,8 +512,8 @@ def test_a_join_that_is_refused_is_tried_again_later(event):
 BACK = Identity("me", -2, "i")
 
 
-def test_the_first_join_of_a_static_member_asks_plainly():
-    """A newcomer lets go of nobody's name, and one that was refused as its name is held goes on asking so."""
+def test_static_member_joins_first_without_a_release():
+    """A new member releases no instance id, not even after a refused join."""
     one = member(instance_id="i")
     told(one, StartMembership())
 
@@ -519,8 +523,8 @@ def test_the_first_join_of_a_static_member_asks_plainly():
 
 
 @pytest.mark.parametrize("event", [CoordinatorGone("cut"), NotNow("loading")])
-def test_a_static_member_whose_join_may_have_counted_lets_go_of_its_name_first(event):
-    """After the usual pause it says -2 and nothing else until the group has let go; then it joins at once."""
+def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
+    """After the pause it sends epoch -2 until the group has released the instance id; then it joins at once."""
     one = joining(instance_id="i")
     told(one, event)
 
@@ -535,16 +539,16 @@ def test_a_static_member_whose_join_may_have_counted_lets_go_of_its_name_first(e
 @pytest.mark.parametrize(
     ("event", "epoch"), [(GenerationLost("fenced"), -2), (SessionOver("silence"), -2), (MemberLost("unknown"), 0)]
 )
-def test_a_static_member_that_is_lost_lets_go_of_its_name_unless_it_is_unknown(event, epoch):
-    """What was too long a silence for us may not have been one for the broker that came after."""
+def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch):
+    """The session may be over for the member but not for a new coordinator."""
     one = owning("t0", instance_id="i")
     told(one, event, Released())
 
     assert beat(one).identity == Identity("me", epoch, "i")
 
 
-def test_a_static_member_that_was_let_in_after_all_does_not_let_go():
-    """The answer that was given up comes before the next word: it counts."""
+def test_late_answer_to_a_static_join_still_counts():
+    """An answer that comes before the next heartbeat is accepted, so no release is sent."""
     one = joining(instance_id="i")
     told(one, NotNow("a commit was refused"), answer(3, {}), TakenOver())
 
@@ -552,8 +556,8 @@ def test_a_static_member_that_was_let_in_after_all_does_not_let_go():
 
 
 @pytest.mark.parametrize("then", [[], [InstanceReleased()]])
-def test_a_static_member_that_has_let_go_still_leaves_for_good(then):
-    """Its place is kept by the group until it is given up, which leave_on_stop promises."""
+def test_static_member_leaves_after_releasing_its_instance_id(then):
+    """The group keeps its place until a leave, as ``leave_on_stop`` promises."""
     one = joining(instance_id="i")
     told(one, CoordinatorGone("cut"))
     beat(one, NOW + 1)
@@ -563,8 +567,8 @@ def test_a_static_member_that_has_let_go_still_leaves_for_good(then):
     assert left == [SendLeave(Identity("me", -1, "i"), "the consumer stops")]
 
 
-def test_an_answer_forgets_the_failures():
-    """The next trouble begins with a short pause again."""
+def test_answer_resets_the_backoff():
+    """After an answer, the next pause is the first one again."""
     one = joining()
     for _ in range(3):
         told(one, NotNow("loading"))
@@ -581,8 +585,8 @@ def test_an_answer_forgets_the_failures():
 
 
 @pytest.mark.parametrize("state", Kip848State)
-def test_heartbeats_go_out_while_the_group_counts_us(state):
-    """From the join on, through callbacks, drain and the last commit; not while a loss is being told."""
+def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
+    """From the join through callbacks, drain and the last commit; not while a loss is being reported."""
     one = member_in(state)
     speaks = state in ALIVE or state is Kip848State.JOINING
     if speaks:
@@ -594,8 +598,8 @@ def test_heartbeats_go_out_while_the_group_counts_us(state):
     assert beats == ([0 if state is Kip848State.JOINING else 7] if speaks else [])
 
 
-def test_heartbeats_keep_the_interval_that_the_broker_says():
-    """Each an interval after the answer to the one before, and they say only that we live."""
+def test_heartbeats_follow_the_brokers_interval():
+    """Each follows an interval after the last answer, and carries no field that has not changed."""
     one = owning("t0")
     now, times = NOW, []
 
@@ -608,8 +612,8 @@ def test_heartbeats_keep_the_interval_that_the_broker_says():
     assert times == [5.0, 10.5, 16.0, 17.5, 19.0]
 
 
-def test_no_heartbeat_before_the_answer_to_the_last():
-    """What is due then waits; the session does not."""
+def test_only_one_heartbeat_is_in_flight():
+    """A due heartbeat waits for the answer to the last one; the session goes on counting."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -624,8 +628,8 @@ def test_no_heartbeat_before_the_answer_to_the_last():
 
 @pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
 @pytest.mark.parametrize("state", sorted(ALIVE))
-def test_after_a_heartbeat_that_failed_the_next_says_everything(state, event):
-    """Nobody knows what arrived; the membership is none the worse for it, and the session goes on counting."""
+def test_heartbeat_after_a_failure_carries_every_field(state, event):
+    """The membership and the session's age are not affected."""
     one = member_in(state)
     age_s = one.heartbeat_age_s(NOW + 5)
 
@@ -642,8 +646,8 @@ def test_after_a_heartbeat_that_failed_the_next_says_everything(state, event):
     assert one.heartbeat_age_s(NOW + 5) == age_s
 
 
-def test_a_commit_of_an_old_epoch_asks_for_the_new_one():
-    """The group has gone on to another epoch: a heartbeat soon brings it, and has nothing to repeat."""
+def test_commit_of_a_stale_epoch_hastens_the_heartbeat():
+    """The next heartbeat brings the new epoch, and repeats no field."""
     one = owning("t0")
 
     assert told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH")) == []
@@ -652,8 +656,8 @@ def test_a_commit_of_an_old_epoch_asks_for_the_new_one():
     assert beat(one, NOW + 0.1) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3)
 
 
-def test_a_heartbeat_in_flight_may_still_be_answered():
-    """The trouble may have been a commit's: an answer that comes before the next heartbeat goes out is a good one."""
+def test_answer_after_a_failed_commit_still_counts():
+    """The failure may have been a commit's: an answer before the next heartbeat is accepted."""
     one = owning("t0")
     sent = beat(one, NOW + 5)
     told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
@@ -665,8 +669,8 @@ def test_a_heartbeat_in_flight_may_still_be_answered():
     assert beat(one, NOW + 10.05) == SendGroupHeartbeat(Identity("me", 8), SESSION_S / 3)
 
 
-def test_a_new_subscription_is_said_at_once():
-    """What comes of it the group decides: nothing is given back before it says so."""
+def test_new_subscription_is_reported_at_once():
+    """Nothing is released before the group answers with a new assignment."""
     one = owning("t0")
 
     assert told(one, Resubscribed(frozenset("uv"))) == []
@@ -676,8 +680,8 @@ def test_a_new_subscription_is_said_at_once():
     assert one.next_deadline() == NOW + INTERVAL_S
 
 
-def test_a_subscription_that_changes_during_a_join_follows_it():
-    """The next heartbeat goes out as soon as the join is answered."""
+def test_subscription_changed_during_a_join_is_reported_after_it():
+    """The next heartbeat is sent as soon as the join is answered."""
     one = joining()
     told(one, Resubscribed(frozenset("u")))
 
@@ -686,8 +690,8 @@ def test_a_subscription_that_changes_during_a_join_follows_it():
     assert beat(one).topics == frozenset("u")
 
 
-def test_the_session_is_the_brokers():
-    """Until it has said how long it waits, the option is the guess."""
+def test_session_timeout_is_the_brokers():
+    """The option counts only until the broker has sent its timeout."""
     one = owning("t0")
     assert one.next_deadline() == NOW + INTERVAL_S
     beat(one, NOW + 5)
@@ -700,8 +704,8 @@ def test_the_session_is_the_brokers():
     assert beat(one, NOW + 6.1).timeout_s == 4.0
 
 
-def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
-    """The broker heard it later than that, so we never outlive what it knows of us."""
+def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
+    """The broker received it later, so the member's session ends no later than the broker's."""
     one = owning("t0")
     beat(one, NOW + 5)
     told(one, answer(), now=NOW + 9)
@@ -717,8 +721,8 @@ def test_the_session_counts_from_the_sending_of_the_last_good_heartbeat():
 # ---- names -----------------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_name_yet_is_left_for_later():
-    """The rest is taken over; what is missing is asked for again after a pause that grows."""
+def test_partitions_without_a_topic_name_are_taken_over_later():
+    """The others are taken over; missing names are requested again after growing pauses."""
     one = joining()
     assign(one, "t0", "v0", epoch=1)
 
@@ -738,8 +742,8 @@ def test_what_has_no_name_yet_is_left_for_later():
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
 
 
-def test_a_newer_picture_may_know_the_name():
-    """It is asked at once, and what has a name then is taken over beside what is kept."""
+def test_refreshed_metadata_hasten_the_request_for_names():
+    """Names are requested at once, and newly named partitions are taken over beside the kept ones."""
     one = owning("t0")
     beat(one, NOW + 5)
     assert assign(one, "t0", "v0") == [NameTopics(frozenset({V}))]
@@ -753,8 +757,8 @@ def test_a_newer_picture_may_know_the_name():
     assert told(one, PartitionsChanged({"t": 1, "v": 1})) == []
 
 
-def test_a_name_that_is_known_is_not_asked_for():
-    """Not even when the topic has been somebody else's meanwhile."""
+def test_known_name_is_not_requested_again():
+    """Names are kept even while nothing of the topic is assigned."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one)
@@ -766,8 +770,8 @@ def test_a_name_that_is_known_is_not_asked_for():
     assert take_over.added == parts("t1")
 
 
-def test_other_unknown_topics_are_asked_for_at_once():
-    """The pause is for those that were asked for in vain."""
+def test_newly_assigned_unknown_topics_are_requested_at_once():
+    """The pause applies only to names that were requested in vain."""
     one = joining()
     assign(one, "v0", epoch=1)
     told(one, TopicsNamed({}), TakenOver())
@@ -778,8 +782,8 @@ def test_other_unknown_topics_are_asked_for_at_once():
     assert assign(one, "v0", "u0", now=NOW + 5.05) == [NameTopics(frozenset({U, V}))]
 
 
-def test_nothing_is_told_before_names_were_asked_for():
-    """A first assignment whose topics are not known yet is no empty one."""
+def test_first_assignment_waits_for_names():
+    """A first assignment with unknown topics is not reported as an empty one."""
     one = joining()
 
     assert assign(one, "v0", epoch=1) == [NameTopics(frozenset({V}))]
@@ -788,8 +792,8 @@ def test_nothing_is_told_before_names_were_asked_for():
     assert take_over.added == frozenset()
 
 
-def test_a_question_that_failed_is_asked_again():
-    """Whatever it was that had no answer: names are asked for again after a pause."""
+def test_failed_request_for_names_is_repeated():
+    """After any request that failed, names are requested again after a pause."""
     one = joining()
     (question,) = assign(one, "t0", epoch=1)
 
@@ -800,8 +804,8 @@ def test_a_question_that_failed_is_asked_again():
     assert NameTopics(frozenset({T})) in effects_of(one)
 
 
-def test_a_topic_that_was_made_again_is_another_one():
-    """Its name is the same and its records are not: given back, and taken over from where the new one begins."""
+def test_recreated_topic_is_another_topic():
+    """Its partition is released, and taken over again as one of the new topic."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -817,8 +821,8 @@ def test_a_topic_that_was_made_again_is_another_one():
 # ---- towards the target ----------------------------------------------------------------------------------------
 
 
-def test_what_is_added_is_taken_over_at_once():
-    """What is kept stays as it is, and the group is told when the rest is ready."""
+def test_added_partitions_are_taken_over_at_once():
+    """Kept partitions stay as they are; the new set is reported after the takeover."""
     one = owning("t0")
     beat(one, NOW + 5)
 
@@ -830,8 +834,8 @@ def test_what_is_added_is_taken_over_at_once():
     assert beat(one, NOW + 6) == SendGroupHeartbeat(Identity("me", 8), SESSION_S / 3, owned={T: (0, 1)})
 
 
-def test_what_is_revoked_is_given_back_before_anything_is_taken():
-    """Drain, commit, callbacks; then the group is told, and what is new is taken over at the same time."""
+def test_revoked_partitions_are_released_before_others_are_taken_over():
+    """The release is reported while the new partitions are taken over."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
 
@@ -849,8 +853,8 @@ def test_what_is_revoked_is_given_back_before_anything_is_taken():
     assert beat(one, NOW + 7).owned == {T: (0,), U: (0,)}
 
 
-def test_after_a_release_the_user_hears_what_is_left():
-    """The callbacks run once after every rebalance, also after one that only took something away."""
+def test_release_is_followed_by_a_takeover_of_the_rest():
+    """The callbacks run once after every rebalance, even one that only revoked partitions."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
     assign(one, "t0", now=NOW + 5)
@@ -863,8 +867,8 @@ def test_after_a_release_the_user_hears_what_is_left():
     assert one.state is Kip848State.STABLE
 
 
-def test_heartbeats_go_on_during_both():
-    """At their interval, and they say nothing of what is owned before it has changed."""
+def test_heartbeats_continue_during_releases_and_takeovers():
+    """They keep their interval, and report owned partitions only after these have changed."""
     for state in (Kip848State.RELEASING, Kip848State.TAKING_OVER):
         one = member_in(state)
         told(one, answer(), now=NOW + 6)
@@ -874,8 +878,8 @@ def test_heartbeats_go_on_during_both():
         assert one.state is state
 
 
-def test_another_target_during_a_release_is_gone_to_after_it():
-    """The newest counts, whatever there was between."""
+def test_new_target_during_a_release_is_reconciled_after_it():
+    """The newest target counts."""
     one = owning("t0", "t1", "t2")
     beat(one, NOW + 5)
     assign(one, "t0", "t1", now=NOW + 5)
@@ -891,8 +895,8 @@ def test_another_target_during_a_release_is_gone_to_after_it():
     assert (take_over.added, take_over.kept) == (parts("u0"), parts("t0"))
 
 
-def test_what_is_wanted_back_during_a_release_is_taken_over_after_it():
-    """It is drained and committed already: that is not undone."""
+def test_partition_reassigned_during_its_release_is_taken_over_again():
+    """A release in progress is not undone."""
     one = owning("t0", "t1")
     beat(one, NOW + 5)
     assign(one, "t0", now=NOW + 5)
@@ -904,8 +908,8 @@ def test_what_is_wanted_back_during_a_release_is_taken_over_after_it():
     assert (take_over.added, take_over.kept) == (parts("t1"), parts("t0"))
 
 
-def test_a_target_that_adds_waits_for_a_takeover():
-    """What is being made ready is not disturbed."""
+def test_added_partitions_wait_for_the_takeover_in_progress():
+    """A takeover in progress is not disturbed."""
     one = member_in(Kip848State.TAKING_OVER)
 
     assert told(one, answer(8, {T: (0, 1, 2)}), now=NOW + 5) == []
@@ -915,8 +919,8 @@ def test_a_target_that_adds_waits_for_a_takeover():
     assert one.state is Kip848State.TAKING_OVER
 
 
-def test_a_target_that_takes_away_ends_a_takeover():
-    """What is gone is given back at once; what was being taken over and is still wanted is taken over anew."""
+def test_revocation_ends_the_takeover_in_progress():
+    """The revoked partition is released at once; the others of the takeover are taken over again."""
     one = owning("u0")
     beat(one, NOW + 5)
     (first,) = assign(one, "u0", "t0", "t1", now=NOW + 5)
@@ -932,8 +936,8 @@ def test_a_target_that_takes_away_ends_a_takeover():
     assert beat(one, NOW + 11).owned == {T: (0,), U: (0,)}
 
 
-def test_what_was_ready_may_be_taken_away_during_a_takeover():
-    """The new owner is not kept waiting for callbacks about something else."""
+def test_ready_partition_is_released_during_a_takeover():
+    """Its new owner does not wait for callbacks about other partitions."""
     one = owning("u0")
     beat(one, NOW + 5)
     assign(one, "u0", "t0", now=NOW + 5)
@@ -946,8 +950,8 @@ def test_what_was_ready_may_be_taken_away_during_a_takeover():
     assert (again.added, again.kept) == (parts("t0"), frozenset())
 
 
-def test_what_was_never_taken_over_is_given_back_too():
-    """It had no name yet when it was taken away again: the group waits all the same to hear that it is not ours."""
+def test_partition_revoked_before_its_takeover_is_reported():
+    """It never had a name, but the group waits for a report that it is not owned."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
@@ -960,8 +964,8 @@ def test_what_was_never_taken_over_is_given_back_too():
     assert beat(one, NOW + 10).owned == {T: (0,)}
 
 
-def test_what_is_being_taken_over_is_said_to_be_owned():
-    """A heartbeat that names all we own and leaves it out would let the group give it to somebody else meanwhile."""
+def test_partitions_being_taken_over_are_reported_as_owned():
+    """If a full heartbeat left them out, the group could assign them to another member."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "t1", now=NOW + 5)
@@ -972,8 +976,8 @@ def test_what_is_being_taken_over_is_said_to_be_owned():
     assert beat(one, NOW + 10.1).owned == {T: (0, 1)}
 
 
-def test_nothing_is_taken_over_while_the_group_may_think_that_we_disown_it():
-    """A heartbeat under way says what we own; whatever it does not name is not ours to take before its answer."""
+def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
+    """The group may assign partitions that the heartbeat in flight does not name to other members."""
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
@@ -995,8 +999,8 @@ def test_nothing_is_taken_over_while_the_group_may_think_that_we_disown_it():
 
 @pytest.mark.parametrize("state", RECONCILING)
 @pytest.mark.parametrize("event", [GenerationLost("late"), MemberLost("late")])
-def test_a_membership_that_is_lost_is_lost_once(state, event):
-    """All is dropped at once and the user told; then it joins again, under the same id."""
+def test_lost_membership_is_reported_once(state, event):
+    """All partitions are reported as lost; then the member joins again under the same id."""
     one = member_in(state)
     me = one.identity
 
@@ -1017,8 +1021,8 @@ def test_a_membership_that_is_lost_is_lost_once(state, event):
 
 
 @pytest.mark.parametrize("state", RECONCILING)
-def test_a_session_that_is_over_is_lost_once(state):
-    """Nothing was acknowledged for so long that the group has given us up: we stop in time."""
+def test_expired_session_is_reported_once(state):
+    """The group has expired the member, which stops in time."""
     one = member_in(state)
     at = NOW + 5 + SESSION_S
 
@@ -1031,8 +1035,8 @@ def test_a_session_that_is_over_is_lost_once(state):
     assert beat(one, at + 1).identity == Identity("me", 0)
 
 
-def test_who_owns_nothing_joins_again_at_once():
-    """There is nothing to tell the user."""
+def test_lost_member_without_partitions_joins_at_once():
+    """There is nothing to report to the application."""
     one = joining()
     assign(one, epoch=1)
     told(one, TakenOver())
@@ -1043,8 +1047,8 @@ def test_who_owns_nothing_joins_again_at_once():
     assert beat(one).identity == Identity("me", 0)
 
 
-def test_every_join_is_heard_of():
-    """After a loss the first assignment is told again, even if it is empty."""
+def test_first_assignment_after_every_join_is_reported():
+    """Even if it is empty."""
     one = owning("t0")
     told(one, MemberLost("late"), Released())
     beat(one)
@@ -1057,8 +1061,8 @@ def test_every_join_is_heard_of():
 # ---- what still matters ----------------------------------------------------------------------------------------
 
 
-def test_only_the_last_heartbeat_counts():
-    """A later one makes the one before moot, and so does the loss of the membership."""
+def test_only_the_last_heartbeat_is_awaited():
+    """A later heartbeat or the loss of the membership makes an earlier one moot."""
     one = owning("t0")
     first = beat(one, NOW + 5)
     assert one.awaits(first)
@@ -1072,8 +1076,8 @@ def test_only_the_last_heartbeat_counts():
     assert not one.awaits(second)
 
 
-def test_heartbeats_names_and_work_do_not_disturb_each_other():
-    """Each is awaited for itself."""
+def test_heartbeats_names_and_partitions_are_awaited_independently():
+    """An outcome of one does not end the wait for another."""
     one = joining()
     (question,) = assign(one, "t0", "v0", epoch=1)
     (take_over,) = told(one, TopicsNamed({T: "t"}))
@@ -1089,8 +1093,8 @@ def test_heartbeats_names_and_work_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize("state", Kip848State)
-def test_who_we_are_matters_while_we_are_a_member(state):
-    """A commit's error counts for the epoch it was sent in, and only while that is ours."""
+def test_identity_is_current_only_while_a_member(state):
+    """A commit's error counts only in the epoch that the commit was sent in."""
     one = member_in(state)
 
     assert one.is_member == (state in ALIVE)
@@ -1103,8 +1107,8 @@ def test_who_we_are_matters_while_we_are_a_member(state):
 
 
 @pytest.mark.parametrize("state", RECONCILING)
-def test_a_member_gives_back_then_leaves_then_is_gone(state):
-    """In this order, and with heartbeats and its identity to the last."""
+def test_stop_releases_then_leaves(state):
+    """With heartbeats and its identity until the end of the release."""
     one = member_in(state)
 
     assert told(one, StopMembership()) == [
@@ -1122,8 +1126,8 @@ def test_a_member_gives_back_then_leaves_then_is_gone(state):
     assert one.state is Kip848State.LEFT
 
 
-def test_the_last_commit_meets_a_newer_epoch():
-    """While closing, a commit that was refused as of an old epoch has the next heartbeat sent at once."""
+def test_last_commit_refused_as_stale_hastens_the_heartbeat():
+    """While closing, the next heartbeat follows soon and brings the new epoch."""
     one = member_in(Kip848State.CLOSING)
 
     assert told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
@@ -1142,8 +1146,8 @@ def test_the_last_commit_meets_a_newer_epoch():
     ids=["dynamic", "static, for good", "static, to be back", "dynamic, silently"],
 )
 @pytest.mark.parametrize("state", [Kip848State.JOINING, Kip848State.STABLE])
-def test_the_epoch_says_how_one_leaves(state, leaves_on_stop, instance_id, epoch):
-    """-1 for good, -2 to be back (a static member's place is kept), and who does not leave is missed in the end."""
+def test_leave_epoch_tells_whether_the_place_is_kept(state, leaves_on_stop, instance_id, epoch):
+    """-1 leaves for good, -2 keeps a static member's place; a dynamic member may also leave silently."""
     one = member_in(state, leaves_on_stop=leaves_on_stop, instance_id=instance_id)
 
     effects = told(one, StopMembership())
@@ -1157,8 +1161,8 @@ def test_the_epoch_says_how_one_leaves(state, leaves_on_stop, instance_id, epoch
         assert one.awaits(effects[0])
 
 
-def test_who_has_said_nothing_has_nobody_to_leave():
-    """Before the first heartbeat went out, and after the group said that it does not know us."""
+def test_unknown_member_sends_no_leave():
+    """Before its first heartbeat, and after the group answered that it does not know the member."""
     one = member()
     told(one, StartMembership())
     assert told(one, StopMembership()) == []
@@ -1173,8 +1177,8 @@ def test_who_has_said_nothing_has_nobody_to_leave():
 @pytest.mark.parametrize(
     ("event", "leaves"), [(GenerationLost("late"), True), (SessionOver("late"), True), (MemberLost("late"), False)]
 )
-def test_who_is_lost_while_closing_commits_nothing(event, leaves):
-    """The partitions are somebody else's; a group that may still know our id is told that we are gone."""
+def test_member_lost_while_closing_reports_the_loss(event, leaves):
+    """The partitions may have another owner; a group that may still know the member is sent a leave."""
     one = member_in(Kip848State.CLOSING)
 
     (release,) = told(one, event)
@@ -1185,8 +1189,8 @@ def test_who_is_lost_while_closing_commits_nothing(event, leaves):
     assert one.state is (Kip848State.LEAVING if leaves else Kip848State.LEFT)
 
 
-def test_a_stop_waits_until_the_loss_is_told():
-    """The user hears of what was lost; there is nothing more to give back."""
+def test_stop_waits_until_the_loss_is_reported():
+    """There is nothing more to release."""
     one = member_in(Kip848State.LOSING)
 
     assert told(one, StopMembership()) == []
@@ -1198,8 +1202,8 @@ def test_a_stop_waits_until_the_loss_is_told():
     assert one.state is Kip848State.LEFT
 
 
-def test_a_loss_is_not_lost_again():
-    """While the last of a lost membership is told, a late error about it changes nothing."""
+def test_loss_is_reported_once_while_stopping():
+    """Late errors of a lost membership change nothing."""
     one = member_in(Kip848State.LOSING)
     told(one, StopMembership())
 
@@ -1208,6 +1212,6 @@ def test_a_loss_is_not_lost_again():
     assert one.state is Kip848State.CLOSING
 
 
-def test_it_says_what_it_is():
-    """Its name, group and state, for whoever looks at it in a debugger or a log."""
+def test_repr_shows_member_group_and_state():
+    """For debuggers and logs."""
     assert repr(member_in(Kip848State.STABLE)) == "<Kip848Member me of g stable>"
