@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt."""
+"""Pauses between attempts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ EVEN = 0.5
 """The chance that leaves a pause as it is."""
 
 
-def test_each_pause_is_twice_the_one_before():
-    """Exponential, up to the longest (KIP-580)."""
+def test_each_pause_is_twice_the_last():
+    """Up to the longest (KIP-580)."""
     backoff = Backoff(0.1, 1.0)
 
     assert [backoff.pause_s(n, EVEN) for n in range(1, 7)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
-def test_the_first_failure_is_the_least_there_is():
-    """Nobody asks before something failed; no failures are as one."""
+def test_no_failure_counts_as_one():
+    """The pause after zero failures is the first one."""
     assert Backoff(0.1, 1.0).pause_s(0, EVEN) == pytest.approx(0.1)
 
 
 @given(st.integers(0, 1 << 70), CHANCE, st.floats(0, 10), st.floats(0, 100))
-def test_jitter_is_a_fifth_up_or_down(failures, chance, first_s, longest_s):
-    """However many failures, the pause is there at once, and within a fifth of what it is without jitter."""
+def test_jitter_is_at_most_a_fifth(failures, chance, first_s, longest_s):
+    """After any number of failures, computed at once."""
     backoff = Backoff(first_s, longest_s)
     even = backoff.pause_s(failures, EVEN)
 
@@ -37,14 +37,14 @@ def test_jitter_is_a_fifth_up_or_down(failures, chance, first_s, longest_s):
 
 
 @given(st.integers(1, 100), CHANCE)
-def test_more_failures_never_wait_less(failures, chance):
-    """With the same luck, a pause is at least as long as the one before."""
+def test_pauses_never_shrink(failures, chance):
+    """With the same jitter, a pause is at least as long as the last."""
     backoff = Backoff(0.1, 30.0)
 
     assert backoff.pause_s(failures, chance) <= backoff.pause_s(failures + 1, chance)
 
 
 def test_options_are_in_milliseconds():
-    """A longest pause below the first is the first."""
+    """A longest pause below the first is raised to the first."""
     assert Backoff(0.1, 1.0) == Backoff.of_ms(100, 1_000)
     assert Backoff(0.1, 0.1) == Backoff.of_ms(100, 50)

@@ -1,4 +1,4 @@
-"""The cluster, as its answers tell it."""
+"""Cluster metadata built from answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BROKERS = tuple(BrokerMetadata(n, f"host{n}", 9092) for n in (1, 2, 3))
 def answer(
     *leaders: tuple[int, int], name: str | None = "t", topic_id: UUID = FIRST_ID, error_code: int = 0
 ) -> MetadataResponse:
-    """Of one topic, whose partitions are led by so many (broker, epoch)."""
+    """Return metadata of one topic whose partitions have these (leader, epoch)."""
     partitions = tuple(
         PartitionMetadata(0, n, leader, epoch, (1, 2, 3), (1, 2), (3,)) for n, (leader, epoch) in enumerate(leaders)
     )
@@ -30,8 +30,8 @@ def answer(
     return MetadataResponse(BROKERS, (topic,), cluster_id="cluster", controller_id=2)
 
 
-def test_an_answer_is_taken_in():
-    """Brokers, topics with their ids, partitions and their leaders."""
+def test_answer_sets_brokers_topics_and_leaders():
+    """With the ids of topics."""
     topology = ClusterMetadata().updated(answer((1, 5), (2, 6)))
 
     assert topology.brokers[2].host == "host2"
@@ -42,8 +42,8 @@ def test_an_answer_is_taken_in():
     assert topology.partitions_of(["t", "other"]) == {"t": 2}
 
 
-def test_what_is_not_known_is_none():
-    """Of a topic or partition that nobody told of there is no leader and no id."""
+def test_unknown_topic_has_no_leader_and_no_id():
+    """Nor has an unknown partition a leader."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.leader(TopicPartition("t", 7)) is None
@@ -51,8 +51,8 @@ def test_what_is_not_known_is_none():
     assert topology.topic_id("other") == UUID(int=0)
 
 
-def test_only_a_topic_that_is_known_can_have_been_recreated():
-    """A topic that metadata lack may have been deleted, or the broker has not heard of it yet."""
+def test_only_a_known_topic_can_be_recreated():
+    """A topic missing in the metadata may be deleted or not known to the broker yet."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert is_other_log(SECOND_ID, ONE, topology)
@@ -61,18 +61,18 @@ def test_only_a_topic_that_is_known_can_have_been_recreated():
     assert not is_other_log(None, ONE, topology)
 
 
-def test_an_older_epoch_never_wins():
-    """A broker that lags behind does not take leadership back (KIP-320)."""
+def test_older_leader_epoch_is_ignored():
+    """A broker with outdated metadata does not set the leader back (KIP-320)."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.updated(answer((2, 4))).leader(ONE).leader_id == 1
     assert topology.updated(answer((2, 6))).leader(ONE).leader_id == 2
-    # The same epoch is news all the same: replicas may have come or gone.
+    # The same epoch is accepted: replicas may have changed.
     assert topology.updated(answer((-1, 5))).leader(ONE).leader_id == -1
 
 
-def test_a_topic_made_anew_begins_its_epochs_anew():
-    """Another id is another topic, whatever its name and however small its epochs."""
+def test_recreated_topic_starts_new_epochs():
+    """Another id is another topic, however low its epochs."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     again = topology.updated(answer((2, 0), topic_id=SECOND_ID))
@@ -81,16 +81,16 @@ def test_a_topic_made_anew_begins_its_epochs_anew():
     assert again.topic_id("t") == SECOND_ID
 
 
-def test_brokers_without_epochs_are_believed():
-    """Before Metadata 7 there is no epoch (-1), and the newest answer is all there is."""
+def test_answers_without_epochs_are_accepted():
+    """Before Metadata 7 there are no epochs (-1), and the newest answer counts."""
     topology = ClusterMetadata().updated(answer((1, -1)))
 
     assert topology.updated(answer((2, -1))).leader(ONE).leader_id == 2
     assert ClusterMetadata().updated(answer((1, 5))).updated(answer((2, -1))).leader(ONE).leader_id == 2
 
 
-def test_a_partition_without_a_leader_has_none():
-    """LEADER_NOT_AVAILABLE is told of one partition, while others go on."""
+def test_leader_not_available_means_no_leader():
+    """Other partitions of the topic keep theirs."""
     partitions = (
         PartitionMetadata(ErrorCode.LEADER_NOT_AVAILABLE, 0, 1, 6),
         PartitionMetadata(0, 1, 2, 6),
@@ -103,8 +103,8 @@ def test_a_partition_without_a_leader_has_none():
     assert topology.leader(TopicPartition("t", 1)).leader_id == 2
 
 
-def test_a_refused_topic_is_remembered_with_its_error():
-    """What was asked for and refused is not simply absent; when it is there it is refused no more."""
+def test_error_of_a_requested_topic_is_kept():
+    """Until the topic is available."""
     refused = ClusterMetadata().updated(answer(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
     assert refused.errors == {"t": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -112,16 +112,16 @@ def test_a_refused_topic_is_remembered_with_its_error():
     assert refused.updated(answer((1, 0))).errors == {}
 
 
-def test_what_an_answer_says_nothing_of_is_dropped():
-    """A topic that nobody asks for any more is forgotten, and so is one without a name."""
+def test_topics_missing_in_an_answer_are_dropped():
+    """And so are topics without a name."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.updated(answer((1, 5), name="u")).topics.keys() == {"u"}
     assert topology.updated(answer((1, 5), name=None)).topics == {}
 
 
-def test_a_topology_is_never_changed():
-    """Whoever holds one may go on reading it while newer ones are made."""
+def test_metadata_are_immutable():
+    """Answers give new objects."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     topology.updated(answer((2, 6)))
@@ -135,8 +135,8 @@ def test_a_topology_is_never_changed():
 # ---- leaders told by the way (KIP-951) -------------------------------------------------------------------------
 
 
-def test_a_newer_leader_is_learnt_by_the_way():
-    """The broker that refuses a fetch says who leads now: no look-up is needed, and replicas stay as they were."""
+def test_newer_leader_in_a_fetch_answer_is_adopted():
+    """Without a metadata request; replicas are kept."""
     topology = ClusterMetadata(hides_internal=False).updated(answer((1, 5), (2, 5)))
 
     learnt = topology.with_leader(ONE, 3, 6)
@@ -144,7 +144,7 @@ def test_a_newer_leader_is_learnt_by_the_way():
     assert learnt.leader(ONE) == Leadership(3, 6, (1, 2, 3), (3,))
     assert learnt.leader(TopicPartition("t", 1)) == topology.leader(TopicPartition("t", 1))
     assert replace(learnt, topics=topology.topics) == topology, "nothing else is other than before"
-    # An answer from before that does not take it back.
+    # An older answer does not set the leader back.
     assert learnt.updated(answer((1, 5), (2, 5))).leader(ONE).leader_id == 3
 
 
@@ -153,16 +153,16 @@ def test_a_newer_leader_is_learnt_by_the_way():
     [(ONE, 2, 5), (ONE, 2, 4), (ONE, 2, -1), (ONE, -1, 6), (ONE, 9, 6), (TopicPartition("u", 0), 2, 6)],
     ids=["same epoch", "older", "none", "no leader", "unknown broker", "unknown topic"],
 )
-def test_what_is_no_news_changes_nothing(partition, leader_id, epoch):
-    """An epoch that is not newer, a broker or a partition that is not known: the topology is the same."""
+def test_outdated_or_unknown_leader_changes_nothing(partition, leader_id, epoch):
+    """An epoch that is not newer, an unknown broker or partition: the same object is returned."""
     topology = ClusterMetadata().updated(answer((1, 5)))
 
     assert topology.with_leader(partition, leader_id, epoch) is topology
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 3]), st.integers(0, 9)), max_size=20))
-def test_epochs_only_grow(told):
-    """However answers and hints come in, what is known of a partition moves forward only."""
+def test_leader_epochs_never_decrease(told):
+    """In any order of answers and leaders in fetch answers."""
     topology = ClusterMetadata().updated(answer((1, 0)))
 
     for is_hint, leader, epoch in told:

@@ -1,4 +1,4 @@
-"""Kafka's rule for names of topics."""
+"""Kafka's rule for topic names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tailrace.core.legal_topic_names import topic_name_fault
 
 
 @pytest.mark.parametrize("name", ["orders", "Orders.eu_1-x", "a" * 249, "...", "-"])
-def test_a_legal_name_has_no_fault(name):
-    """Letters, digits, dot, underscore and dash, 249 of them at most."""
+def test_legal_name_has_no_fault(name):
+    """Letters, digits, dot, underscore and dash, up to 249 of them."""
     assert topic_name_fault(name) == ""
 
 
@@ -27,6 +27,6 @@ def test_a_legal_name_has_no_fault(name):
         (7, "not int"),
     ],
 )
-def test_an_illegal_name_is_explained(name, said):
-    """The fault names the character or the length."""
+def test_fault_names_the_illegal_character_or_length(name, said):
+    """The fault is part of an error message."""
     assert said in topic_name_fault(name)

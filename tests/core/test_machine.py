@@ -1,4 +1,4 @@
-"""The frame of the state machines: which transitions it makes, and what it refuses."""
+"""Transitions of state machines, and their errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TABLE = TransitionTable(
 
 @pytest.mark.parametrize(("force", "state"), [(1, DoorState.CLOSED), (2, DoorState.LOCKED)])
 def test_a_step_returns_the_next_state_or_leaves_it_to_its_row(force, state):
-    """A step that returns None leads to the state of its row; another state counts where the row lists it."""
+    """None leads to the state of the row; another state has to be one of its exceptions."""
     door = Door()
 
     door.receive(Push(force), 0.0)
@@ -58,8 +58,8 @@ def test_a_step_returns_the_next_state_or_leaves_it_to_its_row(force, state):
     assert list(door.effects()) == []
 
 
-def test_a_row_without_a_next_state_leaves_the_state_as_it_is():
-    """The step runs, and the state stays."""
+def test_row_without_a_next_state_keeps_the_state():
+    """The step runs."""
     door = Door()
     door.state = DoorState.CLOSED
 
@@ -68,8 +68,8 @@ def test_a_row_without_a_next_state_leaves_the_state_as_it_is():
     assert (door.state, list(door.effects())) == (DoorState.CLOSED, ["pushed with 1"])
 
 
-def test_an_event_without_a_transition_raises_and_changes_nothing():
-    """A programming error of the driver is loud."""
+def test_event_without_a_transition_raises():
+    """Nothing is changed."""
     door = Door()
     door.state = DoorState.LOCKED
 
@@ -79,14 +79,14 @@ def test_an_event_without_a_transition_raises_and_changes_nothing():
     assert (door.state, list(door.effects())) == (DoorState.LOCKED, [])
 
 
-def test_a_state_that_the_row_does_not_list_raises():
-    """The table, which the diagrams are drawn from, tells every transition there is."""
+def test_state_that_the_row_does_not_list_raises():
+    """The table, which the diagrams are drawn from, is complete."""
     with pytest.raises(RuntimeError, match="Push led from open to gone, which its row does not list"):
         Door().receive(Push(3), 0.0)
 
 
-def test_a_machine_that_is_over_ignores_every_event():
-    """Final states have no transitions, also where a row names all states."""
+def test_final_state_ignores_every_event():
+    """Even where a row names all states."""
     door = Door()
     door.receive(Remove(), 0.0)
 
@@ -97,8 +97,8 @@ def test_a_machine_that_is_over_ignores_every_event():
     assert not [state for state, _ in TABLE if state is DoorState.GONE]
 
 
-def test_two_transitions_for_one_state_and_event_are_refused():
-    """Of two rows that name the same pair, neither is taken silently."""
+def test_duplicate_transition_is_refused():
+    """Neither of the two rows is chosen silently."""
     row = Row((DoorState.OPEN,), Push, Door.push)
 
     with pytest.raises(ValueError, match="two transitions from open by Push"):

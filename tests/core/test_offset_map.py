@@ -1,4 +1,4 @@
-"""What goes with a commit comes back as it was, or not at all."""
+"""Commit metadata: what is encoded is decoded unchanged, or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = OffsetMap(10, 16, (10, 13))
 
 @st.composite
 def offset_maps(draw):
-    """Any: none, few or most of them unfinished, alone or in runs."""
+    """Maps with no, few or many unfinished offsets, single or in runs."""
     base = draw(st.integers(0, 2**62))
     runs = draw(st.lists(st.tuples(st.integers(1, 300) | st.just(1), st.integers(1, 3_000) | st.just(1)), max_size=60))
     at, unfinished = base, []
@@ -38,7 +38,7 @@ def offset_maps(draw):
 
 
 def scattered(count: int, among: int) -> OffsetMap:
-    """So many unfinished at random, the first one of them."""
+    """Return a map with so many unfinished offsets at random, the base among them."""
     others = random.Random(7).sample(range(1, among), count - 1)
     return OffsetMap(BASE, BASE + among, (BASE, *sorted(BASE + one for one in others)))
 
@@ -46,16 +46,16 @@ def scattered(count: int, among: int) -> OffsetMap:
 # ---- the map ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_finished_is_skipped():
-    """Below the limit, all but what is unfinished; from the limit on nothing is known."""
+def test_finished_offsets_are_skipped():
+    """Below the limit, all but the unfinished ones; none from the limit on."""
     assert [offset for offset in range(9, 19) if SMALL.is_finished(offset)] == [9, 11, 12, 14, 15]
 
 
 @pytest.mark.parametrize(
     "wrong", [(10, 16, (9,)), (10, 16, (12, 11)), (10, 16, (12, 12)), (10, 16, (16,)), (-1, 5, ())]
 )
-def test_a_map_is_in_order(wrong):
-    """From the base on, below the limit, each offset once."""
+def test_offsets_of_a_map_are_ascending(wrong):
+    """From the base on and below the limit, each once."""
     with pytest.raises(ValueError, match="not in ascending order"):
         OffsetMap(*wrong)
 
@@ -66,8 +66,8 @@ def test_a_map_is_in_order(wrong):
 @given(offset_maps(), st.text(max_size=200), st.text(max_size=30))
 @example(OffsetMap(0, 1), "", "")
 @example(OffsetMap(0, 9, tuple(range(8))), "omap:1:", "a:b")
-def test_what_is_written_is_read(offset_map, user_text, writer):
-    """Any map that fits, with any text of the user's and any writer, in ASCII."""
+def test_encoded_metadata_is_decoded_unchanged(offset_map, user_text, writer):
+    """Any map that fits, any text of the user and any writer, in ASCII."""
     envelope = encode_metadata(offset_map, user_text, 100_000, writer=writer)
 
     assert envelope.text.isascii()
@@ -76,8 +76,8 @@ def test_what_is_written_is_read(offset_map, user_text, writer):
 
 
 @given(offset_maps(), st.text(max_size=60), st.text(max_size=10), st.integers(0, 400))
-def test_the_limit_is_kept(offset_map, user_text, writer, limit):
-    """No text is longer, unless the user's alone is; whatever is left out, the user's text is there."""
+def test_metadata_keep_the_limit(offset_map, user_text, writer, limit):
+    """Unless the user's text alone exceeds it; that text is always kept."""
     envelope = encode_metadata(offset_map, user_text, limit, writer=writer)
     decoded = decode_metadata(envelope.text, offset_map.base)
 
@@ -90,8 +90,8 @@ def test_the_limit_is_kept(offset_map, user_text, writer, limit):
 @given(st.text())
 @example("omap:")
 @example("omap:1:00000000:::")
-def test_a_text_alone_goes_as_it_is(user_text):
-    """As every client writes it; unless it looks like ours, then it is wrapped and comes back all the same."""
+def test_text_alone_is_committed_unchanged(user_text):
+    """As every client does; a text with our prefix is wrapped."""
     envelope = encode_metadata(None, user_text, LIMIT)
     is_ours = user_text.startswith("omap:")
 
@@ -102,14 +102,14 @@ def test_a_text_alone_goes_as_it_is(user_text):
     )
 
 
-def test_nothing_to_say_is_nothing():
-    """A commit of records that were finished in order carries no text."""
+def test_no_map_and_no_text_is_an_empty_text():
+    """As after records that finished in order."""
     assert encode_metadata(None, "", LIMIT) == EncodedMetadata("")
     assert decode_metadata("", 5) == DecodedMetadata()
 
 
-def test_it_says_who_wrote_it():
-    """Whoever reads it with other tools sees whose it is, and the user's text."""
+def test_metadata_name_the_writer():
+    """Other tools show the writer and the user's text."""
     text = encode_metadata(SMALL, "half-way: ok", LIMIT, writer="billing-3").text
 
     assert text.startswith("omap:1:")
@@ -119,8 +119,8 @@ def test_it_says_who_wrote_it():
     assert decode_metadata(without_map.text, 5) == DecodedMetadata(user_text="text", writer="billing-3")
 
 
-def test_what_is_committed_once_can_be_read_for_ever():
-    """These texts stand in groups' offsets, whatever is written from now on."""
+def test_texts_of_earlier_versions_are_decoded():
+    """They are stored in groups' offsets."""
     bits = "omap:1:ac4d9e38:billing-3:AAAAAAAAAAAAAAAAAAAABw.12:b42LjBAA:half-way: ok"
     gaps = "omap:1:cac5b0b9:::gW8PE8I9xDzMA:\\u00fc:\\n"
 
@@ -144,8 +144,8 @@ def test_what_is_committed_once_can_be_read_for_ever():
         (OffsetMap(BASE, BASE + 20_000, tuple(range(BASE, BASE + 10_000))), 0.03),
     ],
 )
-def test_what_fits(offset_map, share):
-    """A stuck record before ten millions, or two thousand in flight, leave room in what brokers allow by default."""
+def test_common_maps_fit_the_default_limit(offset_map, share):
+    """A stuck record before ten million others, or two thousand in flight."""
     envelope = encode_metadata(offset_map, "", LIMIT)
 
     assert envelope.fill < share
@@ -153,8 +153,8 @@ def test_what_fits(offset_map, share):
     assert decode_metadata(envelope.text, BASE).offset_map == offset_map
 
 
-def test_above_three_quarters_it_is_high():
-    """There is still room for this one, but no new records should be begun."""
+def test_map_above_three_quarters_is_high():
+    """It fits, but no new records should be started."""
     envelope = encode_metadata(scattered(2_000, 500_000), "", LIMIT)
 
     assert 0.75 < envelope.fill < 1
@@ -162,8 +162,8 @@ def test_above_three_quarters_it_is_high():
     assert not envelope.is_map_dropped
 
 
-def test_what_does_not_fit_is_left_out():
-    """The offset is committed all the same, with the user's text."""
+def test_map_that_does_not_fit_is_dropped():
+    """The offset is committed with the user's text."""
     envelope = encode_metadata(scattered(5_000, 500_000), "mine", LIMIT)
 
     assert envelope.is_map_dropped
@@ -171,8 +171,8 @@ def test_what_does_not_fit_is_left_out():
     assert envelope.text == "mine"
 
 
-def test_the_users_text_takes_its_room_first():
-    """The map has what it leaves; where that is nothing, no map."""
+def test_users_text_comes_before_the_map():
+    """The map gets the rest; if there is none, it is dropped."""
     spacious, narrow = (encode_metadata(SMALL, "x" * size, LIMIT) for size in (0, 4_050))
 
     assert narrow.fill > 20 * spacious.fill
@@ -181,8 +181,8 @@ def test_the_users_text_takes_its_room_first():
     )
 
 
-def test_a_users_text_is_never_cut():
-    """One that is too long is the broker's to refuse, as with any client; the writer makes room for it."""
+def test_users_text_is_never_cut():
+    """The broker refuses one that is too long; the writer is dropped for it."""
     assert encode_metadata(None, "x" * 5_000, LIMIT, writer="w").text == "x" * 5_000
     assert encode_metadata(None, "x" * 4_090, LIMIT, writer="w").text == "x" * 4_090
     assert encode_metadata(None, "ü" * 2_048, LIMIT).text == "ü" * 2_048
@@ -190,8 +190,8 @@ def test_a_users_text_is_never_cut():
     assert decode_metadata(with_map.text, 10) == DecodedMetadata(SMALL, "x" * 3_900)
 
 
-def test_a_map_beyond_reason_is_left_out():
-    """What nobody would read is not written, however well it deflates."""
+def test_huge_map_is_dropped():
+    """However well it deflates, it would not be decoded."""
     envelope = encode_metadata(OffsetMap(0, 1 << 24, tuple(range(0, 1 << 24, 60))), "", LIMIT)
 
     assert envelope == EncodedMetadata("", is_map_dropped=True, fill=float("inf"))
@@ -201,8 +201,8 @@ def test_a_map_beyond_reason_is_left_out():
 
 
 @given(st.text(), st.integers(0, 100))
-def test_any_text_can_be_read(text, offset):
-    """Whatever somebody commits by hand: no map, no error; what is not ours is the user's."""
+def test_any_text_can_be_decoded(text, offset):
+    """A foreign text is the user's, without a map or a problem."""
     decoded = decode_metadata(text, offset)
 
     assert decoded.offset_map is None
@@ -212,8 +212,8 @@ def test_any_text_can_be_read(text, offset):
 
 
 @given(offset_maps(), st.data())
-def test_what_is_damaged_gives_no_map(offset_map, data):
-    """One character changed, or the end cut off: it is told, and no record is skipped for it."""
+def test_damaged_text_has_no_map(offset_map, data):
+    """A changed character or a missing end is a problem, and no record is skipped."""
     text = encode_metadata(offset_map, "text", 100_000, writer="me").text
     at = data.draw(st.integers(len("omap:"), len(text) - 1))
     character = data.draw(st.characters(max_codepoint=0x2FF).filter(lambda one: one != text[at]))
@@ -225,27 +225,27 @@ def test_what_is_damaged_gives_no_map(offset_map, data):
         assert not decoded.is_foreign
 
 
-def test_a_map_of_another_offset_is_ignored():
-    """Somebody moved the group and left the text: it says nothing of where the group is now."""
+def test_map_of_another_offset_is_ignored():
+    """A tool moved the group and kept the text."""
     decoded = decode_metadata(encode_metadata(SMALL, "text", LIMIT).text, 11)
 
     assert decoded == DecodedMetadata(user_text="text", problem="the commit metadata belongs to offset 10, not 11")
 
 
-def test_a_later_version_is_told():
-    """After a step back to an older tailrace the records are run again, and it is said why."""
+def test_later_version_is_a_problem():
+    """After a downgrade, records are handled again and the reason is known."""
     decoded = decode_metadata("omap:2:whatever", 5)
 
     assert decoded == DecodedMetadata(problem="version '2' of the commit metadata is not supported")
 
 
-def test_a_text_that_is_no_text_is_no_map():
-    """Half a character cannot be written, so nobody of ours wrote it."""
+def test_text_with_a_lone_surrogate_has_no_map():
+    """It cannot be encoded, so no tailrace wrote it."""
     assert decode_metadata("omap:1:00000000::::\ud800", 5).problem
 
 
 def sealed(body: str) -> str:
-    """With a checksum that holds."""
+    """Return an envelope with a valid checksum."""
     return f"omap:1:{zlib.crc32(body.encode()):08x}:{body}"
 
 
@@ -282,8 +282,8 @@ def deflated(kind: str, plain: bytes) -> str:
         f"::{deflated('g', bytes([5, *([255] * 9), 1]))}:",
     ],
 )
-def test_malice_is_no_map(body):
-    """A checksum that holds proves nothing: whatever is inside, it is told, and fills no memory."""
+def test_forged_map_is_a_problem(body):
+    """Any content under a valid checksum is decoded safely and in little memory."""
     decoded = decode_metadata(sealed(body), 5)
 
     assert decoded.offset_map is None
@@ -293,16 +293,16 @@ def test_malice_is_no_map(body):
 # ---- maps of another log -----------------------------------------------------------------------------------------
 
 
-def test_a_map_beyond_the_end_of_the_log_contradicts_it():
-    """A forged map of all offsets to come, and one of a log that was truncated; an equal end is in order."""
+def test_map_beyond_the_end_of_the_log_contradicts_it():
+    """As a forged map, or a truncated log; a limit equal to the end does not."""
     offset_map = OffsetMap(10, 16, (10,))
 
     assert not offset_map.contradiction("", 16)
     assert "the log ends at 15" in offset_map.contradiction("", 15)
 
 
-def test_a_map_of_another_topic_contradicts_the_log():
-    """A topic that was deleted and created again has another id; where one of the two is unknown nothing is proven."""
+def test_map_of_a_recreated_topic_contradicts_the_log():
+    """If one of the topic ids is unknown, nothing is proven."""
     offset_map = OffsetMap(10, 16, (10,), topic_id=UUID(int=7))
 
     assert not offset_map.contradiction(str(UUID(int=7)), 100)
@@ -311,8 +311,8 @@ def test_a_map_of_another_topic_contradicts_the_log():
     assert str(UUID(int=8)) in offset_map.contradiction(str(UUID(int=8)), 100)
 
 
-def test_a_batch_of_a_later_epoch_has_replaced_what_the_map_covers():
-    """After an unclean election the log grows past the map's limit again, under a later leader epoch."""
+def test_batch_of_a_later_epoch_replaced_records_of_the_map():
+    """After an unclean election the log grows past the map's limit under a later leader epoch."""
     offset_map = OffsetMap(10, 16, (10,), leader_epoch=3)
 
     assert not offset_map.is_rewritten_by(12, 3)
@@ -321,8 +321,8 @@ def test_a_batch_of_a_later_epoch_has_replaced_what_the_map_covers():
     assert not OffsetMap(10, 16, (10,)).is_rewritten_by(12, 4)
 
 
-def test_a_map_takes_little_memory():
-    """However few bytes it is written in, and however many offsets it covers: well below a megabyte."""
+def test_map_takes_little_memory():
+    """Well below a megabyte, however many offsets it covers."""
     dense = f"::{deflated('b', bytes([5, 0xB8, 0xFF, 0x0F, *([255] * 32_700)]))}:"
     sparse = f"::{deflated('g', bytes([5, 0, *([127] * 32_700)]))}:"
     for body in dense, sparse:

@@ -1,4 +1,4 @@
-"""What must hold for a group as a whole, whatever happens to its members and to what they say."""
+"""Invariants of a whole classic group under lost messages, delays and failures of its members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS: dict[str, Offers] = {
 
 
 class Life(RandomSteps):
-    """One group in a network that loses and delays, one step at a time; ``pick`` says what happens next."""
+    """One group in a network that loses and delays messages, one step at a time; ``pick`` chooses the next step."""
 
     def __init__(self, pick: Pick, offers: Offers) -> None:
         super().__init__(pick)
@@ -46,8 +46,8 @@ class Life(RandomSteps):
     # ---- what may happen ---------------------------------------------------------------------------------------
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
-        """What there is to happen, and whether it may."""
-        # Most of the time most things go well, or nobody would ever come to own anything.
+        """Return the possible steps, and whether each is allowed now."""
+        # Most steps succeed, or no member would ever own anything.
         yield from ((self.go_on, True) for _ in range(6))
         yield self.time_passes, True
         yield self.pass_request, bool(self.under_way)
@@ -70,88 +70,88 @@ class Life(RandomSteps):
         yield self.world.move, True
 
     def start(self) -> None:
-        """Another member."""
+        """Start another member."""
         self.world.start(self.pick(SUBSCRIPTIONS), self.pick(self.offers))
 
     def stop(self) -> None:
-        """One has had enough."""
+        """Stop a member."""
         self.world.stop(self.pick(self.running))
 
     def die(self) -> None:
-        """One is gone without a word."""
+        """Kill a member."""
         self.world.kill(self.pick(self.running))
 
     def stall(self) -> None:
-        """Nobody reads from one."""
+        """Let the application of a member not poll."""
         self.world.stall(self.pick(self.running))
 
     def resume(self) -> None:
-        """Somebody reads from one, as most do all the time."""
+        """Let the application of a member poll."""
         self.world.resume(self.pick(self.running))
 
     def resubscribe(self) -> None:
-        """One wants other topics, or the same."""
+        """Change a member's subscription, or repeat it."""
         self.world.resubscribe(self.pick(self.running), self.pick(SUBSCRIPTIONS))
 
     def grow(self) -> None:
-        """A topic has one partition more, and everybody sees it."""
+        """Add a partition to a topic and refresh all metadata."""
         self.world.topics["t"] += 1
         self.world.refresh()
 
     def pass_request(self) -> None:
-        """A request arrives."""
+        """Deliver a request."""
         self.world.deliver(self.pick(self.under_way))
 
     def lose_request(self) -> None:
-        """A request does not."""
+        """Lose a request."""
         self.world.report(self.pick(self.under_way), LOST)
 
     def break_connection(self) -> None:
-        """While a request is held; its answer will find nobody."""
+        """Break the connection while a request is held; its answer is lost."""
         self.world.report(self.pick(self.held), LOST)
 
     def pass_answer(self) -> None:
-        """An answer arrives."""
+        """Deliver an answer."""
         letter = self.pick(self.answered)
         self.world.report(letter, letter.answer)
 
     def lose_answer(self) -> None:
-        """An answer does not."""
+        """Lose an answer."""
         self.world.report(self.pick(self.answered), LOST)
 
     def delay(self) -> None:
-        """A request or its answer is late, until it is its turn by chance."""
+        """Delay a request or its answer."""
         self.pick(list(self.world.letters)).is_late = True
 
     def finish_work(self) -> None:
-        """A takeover or a release is through."""
+        """Complete a takeover or a release."""
         self.world.finish(self.pick(self.busy))
 
     def fail_work(self) -> None:
-        """The user's callback raises."""
+        """Let a callback of the user raise."""
         self.world.fail(self.pick(self.busy))
 
     def cut_off(self) -> None:
-        """Nothing of one arrives any more, or does again."""
+        """Cut a member off from the network, or reconnect it."""
         consumer = self.pick(self.running)
         consumer.is_cut_off = not consumer.is_cut_off
 
     def slow_down(self) -> None:
-        """The callbacks of one take long, or do no more."""
+        """Make the callbacks of a member slow, or fast again."""
         consumer = self.pick(self.running)
         consumer.is_slow = not consumer.is_slow
 
     def time_passes(self) -> None:
-        """And nothing else does."""
+        """Let time pass without any other step."""
         self.pass_time(self.pick((0.1, 1.0, 3.0, 11.0)))
 
     def go_on(self) -> None:
-        """All goes well for a while, for those who are not cut off."""
+        """Let everything succeed for a while, except for members that are cut off."""
         for _ in range(self.pick((1, 2, 4, 8, 16))):
             self.turn()
 
     def turn(self) -> None:
-        """Everybody commits, and everything that is under way arrives."""
+        """Let all members commit, and deliver all messages."""
         for consumer in self.running:
             if consumer.consuming:
                 self.world.commit(consumer)
@@ -170,13 +170,13 @@ class Life(RandomSteps):
     # ---- what must hold ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The laws, also for those who have nothing to do now."""
+        """Check the invariants, also for members with nothing to do."""
         for consumer in self.world.consumers:
             if not consumer.is_dead:
                 self.world.check(consumer)
 
     def check_rest(self) -> None:
-        """Everybody is in the same generation, each partition is read by one who wants it, and nobody joins again."""
+        """Check that all members are in one generation and stable, and each partition has one subscribed owner."""
         wanted = {topic for one in self.running for topic in one.topics}
         assert {one.machine.state for one in self.running} <= {ClassicState.STABLE}
         assert len({one.machine.identity.generation for one in self.running}) <= 1
@@ -193,7 +193,7 @@ class Life(RandomSteps):
         assert self.world.joins == joins
 
     def end(self) -> None:
-        """Left alone, every join ends, with each partition in one hand; and so does every stop."""
+        """Check that without further faults the group comes to rest, and that every stop ends."""
         assert self.come_to_rest() <= ROUNDS
         self.check_rest()
 
@@ -208,7 +208,7 @@ class Life(RandomSteps):
         assert not any(one.consuming or one.work for one in self.world.consumers)
 
     def come_to_rest(self) -> int:
-        """Nothing is lost any more, and time passes; says how many generations it took."""
+        """Let time pass without faults; return the number of generations until the group is at rest."""
         before = self.world.coordinator.generation
         for consumer in self.world.consumers:
             consumer.is_cut_off = consumer.is_slow = False
@@ -221,14 +221,14 @@ class Life(RandomSteps):
         return self.world.coordinator.generation - before
 
     def go_on_for(self, seconds: float) -> None:
-        """All goes well."""
+        """Let everything succeed for some time."""
         until = self.world.now + seconds
         while self.world.now < until:
             self.turn()
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has come to the end of its life, and nobody has anything."""
+        """Return True if all members have ended and own nothing."""
         return not self.world.owner_of and all(one.is_dead or one.machine.is_over for one in self.world.consumers)
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Life(RandomSteps):
         return [one for one in self.world.letters if isinstance(one.effect, SendHeartbeat)]
 
     def pass_time(self, seconds: float) -> None:
-        """Clocks go on, and whoever has something to do at a time does it."""
+        """Advance the clock and call the timers that are due."""
         until = self.world.now + seconds
         for _ in range(1_000):
             if (at := self.next_time()) is None or at > until:
@@ -276,7 +276,7 @@ class Life(RandomSteps):
         return min((at for at in times if at is not None), default=None)
 
     def ring(self) -> None:
-        """Members look at their clocks when they said they would; the coordinator expires nobody before that."""
+        """Call members' timers at their deadlines; the coordinator expires no member before."""
         for letter in self.heartbeats:
             if self.world.now >= letter.sent_at + letter.effect.timeout_s:
                 self.world.report(letter, LOST)
@@ -288,9 +288,9 @@ class Life(RandomSteps):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
-def test_many_lives(seed, kind):
-    """No partition is owned twice, every join ends, and who was stopped does nothing but leave."""
-    # There is more to go wrong when something is kept.
+def test_group_keeps_its_invariants(seed, kind):
+    """No partition has two owners, every join ends, and a stopped member only releases and leaves."""
+    # More can go wrong while partitions are kept.
     for number in range(20 if ("cooperative-sticky",) in KINDS[kind] else 8):
         life = Life(Random(seed * 1_000 + number).choice, KINDS[kind])
         for _ in range(50):
@@ -303,8 +303,8 @@ def test_many_lives(seed, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(data=st.data())
-def test_a_life(kind, data):
-    """The same, of which a failure is told in as few steps as there are."""
+def test_group_keeps_its_invariants_stepwise(kind, data):
+    """As above, with failures reduced to few steps."""
     life = Life(lambda choices: data.draw(st.sampled_from(choices)), KINDS[kind])
     for _ in range(data.draw(st.integers(0, 30))):
         life.step()
@@ -314,8 +314,8 @@ def test_a_life(kind, data):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_kept_is_read_all_along(seed):
-    """One cause, at most two generations: what moves is given back once, taken over once, and the rest left alone."""
+def test_kept_partitions_are_read_throughout_a_rebalance(seed):
+    """One cause takes at most two generations: a moved partition is released once and taken over once."""
     life = Life(Random(seed).choice, KINDS["cooperative"])
     life.world.topics |= {"t": 7, "u": 4}
     for _ in range(12):
@@ -341,8 +341,8 @@ def test_what_is_kept_is_read_all_along(seed):
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 2))
-def test_a_stop_in_the_middle_of_a_rebalance_leaves_nothing_uncommitted(steps):
-    """Whenever it comes while another joins, in a rebalance that ends in time: the group takes the last commit."""
+def test_stop_during_a_rebalance_leaves_nothing_uncommitted(steps):
+    """The group accepts the last commit whenever the stop comes, if the rebalance ends in time."""
     life = Life(lambda choices: choices[0], KINDS["cooperative"])
     life.come_to_rest()
     (one,) = life.running

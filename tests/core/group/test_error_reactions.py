@@ -1,4 +1,4 @@
-"""What each error code means to a member, by request."""
+"""Reactions of a group member to error codes, by request."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ EVENTS = {
         (999, GroupReaction.FAIL),
     ],
 )
-def test_what_a_member_does_about_it(code, reaction):
-    """The codes that groups live with, one by one; a number that nobody knows is told to the user."""
+def test_reaction_to_each_code(code, reaction):
+    """The codes that occur in groups, one by one; an unknown code is raised to the application."""
     of_some = {GroupRequestKind.JOIN, GroupRequestKind.COMMIT} if code == ErrorCode.REBALANCE_IN_PROGRESS else set()
 
     assert {REACTIONS.reaction_to(code, asked) for asked in GroupRequestKind if asked not in of_some} == {reaction}
 
 
-def test_a_join_during_a_rebalance_is_the_same_join_again():
-    """Between two generations the group wants the same join once more: nothing is given back for that."""
+def test_join_refused_by_a_rebalance_is_repeated():
+    """Between two generations the group needs the same join again; nothing is released."""
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.JOIN) is GroupReaction.RETRY
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.SYNC) is GroupReaction.REJOIN
 
 
-def test_a_commit_during_a_rebalance_waits_for_its_end():
-    """What is kept through a rebalance is still ours to commit, in the generation that comes of it."""
+def test_commit_refused_by_a_rebalance_is_repeated():
+    """Kept partitions can be committed in the next generation."""
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT) is GroupReaction.RETRY
     assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT), NotNow)
 
 
 @pytest.mark.parametrize("asked", GroupRequestKind)
-def test_every_code_has_a_reaction_and_its_event(asked):
-    """No answer leaves a member without knowing what to do; what Kafka calls retriable is never the end."""
+def test_every_code_has_a_reaction_and_an_event(asked):
+    """Codes that Kafka calls retriable never end the membership."""
     for code in ErrorCode:
         if code is ErrorCode.NONE:
             continue
@@ -112,13 +112,13 @@ def test_every_code_has_a_reaction_and_its_event(asked):
     ids=["classic", "KIP-848"],
 )
 @pytest.mark.parametrize("kind", EVENTS.values(), ids=lambda kind: kind.__name__)
-def test_every_reaction_is_possible_where_it_may_come(kind: type[GroupEvent], table, awaiting):
-    """Whatever a heartbeat, a join or a sync is answered with, each machine has a rule for it there."""
+def test_members_handle_every_reaction(kind: type[GroupEvent], table, awaiting):
+    """Both members have a transition for every reaction to a heartbeat, join or sync in the states concerned."""
     assert all((state, kind) in table for state in awaiting)
 
 
-def test_the_user_may_override_an_entry():
-    """A table of one's own comes first, before a request's and the general one."""
+def test_overrides_come_first():
+    """The user's table comes before those of the request and of all requests."""
     overrides = {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.FAIL, 999: GroupReaction.RETRY}
 
     assert (
@@ -143,8 +143,8 @@ def test_the_user_may_override_an_entry():
         (999, BrokerError, "ERROR_999, code 999"),
     ],
 )
-def test_what_the_user_is_told(code, error, words):
-    """A class for what may be caught, the code's name and number, and what to do about it."""
+def test_errors_name_code_and_remedy(code, error, words):
+    """Each error has a class to catch, the code's name and number, and a remedy."""
     with pytest.raises(error, match=words):
         raise error_of(code, GroupRequestKind.JOIN)
 
@@ -162,7 +162,7 @@ def test_what_the_user_is_told(code, error, words):
         (ErrorCode.GROUP_MAX_SIZE_REACHED, BrokerError, "ConsumerGroupHeartbeat was refused"),
     ],
 )
-def test_what_the_user_is_told_of_a_group_heartbeat(code, error, words):
-    """Under KIP-848 some codes mean something of their own, and the error names the option to change."""
+def test_errors_of_group_heartbeats_name_the_option(code, error, words):
+    """Under KIP-848 some codes have a meaning of their own, and the error names the option to change."""
     with pytest.raises(error, match=words):
         raise error_of(code, GroupRequestKind.GROUP_HEARTBEAT)

@@ -1,4 +1,4 @@
-"""When a heartbeat is due, and when the session is over."""
+"""Due times of heartbeats, and the end of the session."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tailrace.core.group.heartbeat import Heartbeat
 
 @pytest.fixture
 def heartbeat():
-    """Of a session of ten seconds and a heartbeat every three, begun at 100."""
+    """Heartbeat every three seconds and a session of ten seconds, started at 100."""
     made = Heartbeat(session_timeout_s=10, interval_s=3)
     made.reset(100)
     return made
 
 
-def test_the_first_is_due_after_an_interval(heartbeat):
-    """Joining told the group that we live; ``ttl`` counts down to the next time and never below 0."""
+def test_first_heartbeat_is_due_after_an_interval(heartbeat):
+    """``ttl`` counts down to it and is never negative."""
     assert (heartbeat.ttl(100), heartbeat.ttl(102), heartbeat.ttl(103), heartbeat.ttl(200)) == (3, 1, 0, 0)
     assert not heartbeat.should_heartbeat(102.9)
     assert heartbeat.should_heartbeat(103)
 
 
-def test_one_is_under_way_at_a_time(heartbeat):
-    """No other goes out before the answer, however late it is."""
+def test_only_one_heartbeat_is_in_flight(heartbeat):
+    """None is sent before the answer, however late."""
     heartbeat.sent(103)
 
     assert not heartbeat.should_heartbeat(109)
@@ -33,24 +33,24 @@ def test_one_is_under_way_at_a_time(heartbeat):
     assert heartbeat.should_heartbeat(109)
 
 
-def test_the_interval_is_from_sending_to_sending(heartbeat):
-    """An answer that takes its time does not push the next one back."""
+def test_interval_counts_from_sending(heartbeat):
+    """A slow answer does not delay the next heartbeat."""
     heartbeat.sent(103)
     heartbeat.received(105)
 
     assert heartbeat.ttl(105) == 1
 
 
-def test_a_broker_that_will_not_listen_is_left_alone(heartbeat):
-    """Throttling moves the next heartbeat back, never forward."""
+def test_throttling_delays_the_next_heartbeat(heartbeat):
+    """It never makes it earlier."""
     heartbeat.sent(103)
     heartbeat.received(104, pause_s=5)
 
     assert heartbeat.ttl(104) == 5
 
 
-def test_a_failed_one_is_tried_again_after_a_pause(heartbeat):
-    """The session goes on counting from before."""
+def test_failed_heartbeat_is_repeated_after_a_pause(heartbeat):
+    """The session goes on counting."""
     heartbeat.sent(103)
     heartbeat.failed(104, pause_s=0.5)
 
@@ -59,8 +59,8 @@ def test_a_failed_one_is_tried_again_after_a_pause(heartbeat):
     assert heartbeat.expires_at == 110
 
 
-def test_the_session_counts_from_the_sending_of_the_last_one_acknowledged(heartbeat):
-    """We give ourselves up no later than the broker does: it heard the heartbeat after it was sent."""
+def test_session_counts_from_sending_the_last_acknowledged_heartbeat(heartbeat):
+    """The broker received it later, so the member's session ends no later than the broker's."""
     heartbeat.sent(103)
     heartbeat.received(109)
 
@@ -70,8 +70,8 @@ def test_the_session_counts_from_the_sending_of_the_last_one_acknowledged(heartb
     assert heartbeat.age_s(113) == 10
 
 
-def test_a_session_without_answers_ends(heartbeat):
-    """Sending alone keeps nobody alive."""
+def test_session_without_answers_expires(heartbeat):
+    """Heartbeats that are not acknowledged do not extend it."""
     heartbeat.sent(103)
     heartbeat.failed(106, 0.1)
     heartbeat.sent(107)
@@ -79,8 +79,8 @@ def test_a_session_without_answers_ends(heartbeat):
     assert heartbeat.session_expired(110)
 
 
-def test_a_reset_begins_everything_anew(heartbeat):
-    """The group has just heard from us; what was under way counts for nothing any more."""
+def test_reset_starts_a_new_session(heartbeat):
+    """A heartbeat in flight is ignored."""
     heartbeat.sent(103)
     heartbeat.reset(108)
 
@@ -91,8 +91,8 @@ def test_a_reset_begins_everything_anew(heartbeat):
     assert heartbeat.should_heartbeat(111)
 
 
-def test_something_is_to_be_done_when_it_says(heartbeat):
-    """The next heartbeat, or the end of the session where that comes first or an answer is waited for."""
+def test_next_at_is_the_heartbeat_or_the_end_of_the_session(heartbeat):
+    """Whichever comes first; while an answer is awaited, the end of the session."""
     assert heartbeat.next_at == 103
     heartbeat.sent(103)
     assert heartbeat.next_at == 110
@@ -101,7 +101,7 @@ def test_something_is_to_be_done_when_it_says(heartbeat):
 
 
 class Sessions(RuleBasedStateMachine):
-    """A member that beats whenever it should, and a broker that hears, or does not."""
+    """Member that sends due heartbeats, and a broker that receives some of them."""
 
     @initialize(session=st.integers(3, 30), interval=st.integers(1, 10))
     def begin(self, session, interval):

@@ -1,4 +1,4 @@
-"""Joins that fail in a row."""
+"""Limit on joins that fail in a row."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tailrace.protocol.member_metadata import MemberAssignment
 JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
 
 
-def test_so_many_may_fail():
-    """With two retries the third failure in a row is an error that names the option and the last reason."""
+def test_failures_beyond_the_limit_fail_the_membership():
+    """With two retries, the third failure in a row is an error that names the option and the last reason."""
     limit = JoinLimit(2)
     first, second = limit.after(JOIN, NotNow("loading")), limit.after(SYNC, CoordinatorGone("moved"))
     third = limit.after(JOIN, NotNow("loading still"))
@@ -34,8 +34,8 @@ def test_so_many_may_fail():
         raise third.error
 
 
-def test_a_round_that_succeeds_counts_anew():
-    """Only a sync that brought something is a success: to have joined is not."""
+def test_successful_round_resets_the_count():
+    """Only a sync with an assignment is a success, not a join."""
     limit, joined, synced = JoinLimit(1), JoinedAsFollower("m", 1, "range"), Synced(MemberAssignment(()))
     limit.after(JOIN, NotNow("x"))
     assert limit.after(JOIN, joined) is joined
@@ -44,16 +44,16 @@ def test_a_round_that_succeeds_counts_anew():
     assert isinstance(limit.after(SYNC, NotNow("x")), MembershipFailed)
 
 
-def test_a_rebalance_that_is_called_again_is_waited_for():
-    """The first is joined at once, the next ones after a pause; without a limit there is no end."""
+def test_repeated_rebalance_is_joined_after_a_pause():
+    """The first is joined at once; without a limit there is no end."""
     limit = JoinLimit(None)
 
     assert limit.after(SYNC, RebalanceCalled()) == RebalanceCalled()
     assert {type(limit.after(SYNC, RebalanceCalled())) for _ in range(100)} == {NotNow}
 
 
-def test_other_requests_are_none_of_its_business():
-    """What comes of a good-bye counts for nothing."""
+def test_other_requests_are_not_counted():
+    """The outcome of a leave counts for nothing."""
     limit = JoinLimit(0)
 
     assert limit.after(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()

@@ -1,4 +1,4 @@
-"""What must hold for a group under KIP-848 as a whole, whatever happens to its members and to what they say."""
+"""Invariants of a whole KIP-848 group under lost messages, delays and failures of its members."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ AFTER_STOP = (Release, SendLeave, SendGroupHeartbeat, ForgetCoordinator)
 
 @dataclass(eq=False)
 class Consumer:
-    """A member and what the coroutines around it do, one thing at a time."""
+    """Member with the effects that its coroutines perform, one at a time."""
 
     machine: Kip848Member
     topics: frozenset[str]
@@ -74,7 +74,7 @@ class Consumer:
 
 @dataclass(eq=False)
 class Letter:
-    """A request on its way, or the answer to it."""
+    """Request or answer in transit."""
 
     sender: Consumer
     effect: Effect
@@ -83,7 +83,7 @@ class Letter:
 
 
 class World(RandomSteps):
-    """One group, from its first member on; whoever drives it picks what happens next."""
+    """One group; its driver chooses the next step."""
 
     def __init__(self, pick: Pick) -> None:
         super().__init__(pick)
@@ -101,8 +101,8 @@ class World(RandomSteps):
     # ---- what may happen ---------------------------------------------------------------------------------------
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
-        """What there is to happen, and whether it may."""
-        # Most of the time most things go well, or nobody would ever come to own anything.
+        """Return the possible steps, and whether each is allowed now."""
+        # Most steps succeed, or no member would ever own anything.
         yield from ((self.go_on, True) for _ in range(6))
         yield self.time_passes, True
         yield self.pass_request, bool(self.under_way)
@@ -122,7 +122,7 @@ class World(RandomSteps):
         yield self.move, True
 
     def start(self) -> None:
-        """Another member."""
+        """Start another member."""
         topics = self.pick(SUBSCRIPTIONS)
         options = MemberSettings(
             group_id="g",
@@ -142,11 +142,11 @@ class World(RandomSteps):
         self.tell(consumer, SessionKnown(SESSION_S))
 
     def stop(self) -> None:
-        """One has had enough."""
+        """Stop a member."""
         self._stop(self.pick(self.running))
 
     def die(self) -> None:
-        """One is gone without a word, and so is all that it would have said."""
+        """Kill a member; its messages in transit are lost."""
         consumer = self.pick(self.running)
         consumer.is_stopped = consumer.is_dead = True
         consumer.work = None
@@ -155,69 +155,69 @@ class World(RandomSteps):
         self.letters = [letter for letter in self.letters if letter.sender is not consumer]
 
     def resubscribe(self) -> None:
-        """One wants other topics, or the same."""
+        """Change a member's subscription, or repeat it."""
         consumer = self.pick(self.running)
         consumer.topics = self.pick(SUBSCRIPTIONS)
         self.tell(consumer, Resubscribed(consumer.topics))
 
     def grow(self) -> None:
-        """A topic has one partition more."""
+        """Add a partition to a topic."""
         self.coordinator.grow("t")
 
     def look(self) -> None:
-        """The picture is the newest, and everybody sees it."""
+        """Refresh the metadata of all members."""
         self.known = {topic_id: name for name, (topic_id, _) in self.coordinator.topics.items()}
         for consumer in self.alive:
             self.tell(consumer, PartitionsChanged({}))
 
     def commit(self) -> None:
-        """One commits, and is told if it may not."""
+        """Let a member commit; a refusal is reported to it."""
         consumer = self.pick(self.running)
         me = consumer.machine.identity
         if consumer.machine.is_member and (code := self.coordinator.commit(me.member_id, me.generation)):
             self.tell(consumer, event_of(code, GroupRequestKind.COMMIT))
 
     def pass_request(self) -> None:
-        """A request arrives."""
+        """Deliver a request."""
         self.deliver(self.pick(self.under_way))
 
     def lose_request(self) -> None:
-        """A request does not."""
+        """Lose a request."""
         self.miss(self.pick(self.under_way))
 
     def refuse_request(self) -> None:
-        """The coordinator is not ready for it."""
+        """Let the coordinator answer that it is not ready."""
         letter = self.pick(self.under_way)
         code = self.pick((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR))
         letter.answer = event_of(code, GroupRequestKind.GROUP_HEARTBEAT)
 
     def pass_answer(self) -> None:
-        """An answer arrives."""
+        """Deliver an answer."""
         self.bring(self.pick(self.answered))
 
     def lose_answer(self) -> None:
-        """An answer does not."""
+        """Lose an answer."""
         self.miss(self.pick(self.answered))
 
     def finish_work(self) -> None:
-        """A takeover or a release is through."""
+        """Complete a takeover or a release."""
         self.finish(self.pick([one for one in self.consumers if one.work]))
 
     def cut_off(self) -> None:
-        """Nothing of one arrives any more, or does again."""
+        """Cut a member off from the network, or reconnect it."""
         consumer = self.pick(self.running)
         consumer.is_cut_off = not consumer.is_cut_off
 
     def move(self) -> None:
-        """Another broker coordinates the group."""
+        """Move the coordinator to another broker."""
         self.coordinator.move(self.now)
 
     def time_passes(self) -> None:
-        """And nothing else does."""
+        """Let time pass without any other step."""
         self.pass_time(self.pick((0.1, 1.0, 3.0, 11.0)))
 
     def go_on(self) -> None:
-        """Most goes well for a while, for those who are not cut off."""
+        """Let most steps succeed for a while, except for members that are cut off."""
         for _ in range(self.pick((1, 2, 4, 8, 16))):
             for letter in self.under_way:
                 if not letter.sender.is_cut_off:
@@ -229,7 +229,7 @@ class World(RandomSteps):
             self.pass_time(self.pick((0.1, 1.0)))
 
     def turn(self) -> None:
-        """Everything that is under way arrives."""
+        """Deliver all messages in transit."""
         for letter in self.under_way:
             self.deliver(letter)
         for letter in self.answered:
@@ -241,7 +241,7 @@ class World(RandomSteps):
     # ---- what must hold ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Nobody reads what it does not own, and who is gone owns nothing."""
+        """Check that no member reads a partition that it does not own, and that ended members own nothing."""
         for consumer in self.alive:
             machine = consumer.machine
             assert consumer.consuming <= machine.owned
@@ -249,7 +249,7 @@ class World(RandomSteps):
             assert machine.state not in OVER or not machine.owned
 
     def end(self) -> None:
-        """Left alone, every member comes to what the group wants it to have; and every stop comes to its end."""
+        """Check that without further faults each member reaches its target assignment, and that every stop ends."""
         self.come_to_rest()
         wanted = {topic for one in self.running for topic in one.topics}
         everything = {TopicPartition(name, n) for name in wanted for n in range(self.coordinator.topics[name][1])}
@@ -269,7 +269,7 @@ class World(RandomSteps):
         assert self.holders == {}
 
     def come_to_rest(self) -> None:
-        """Nothing is lost any more, and time passes."""
+        """Let time pass without faults."""
         for consumer in self.consumers:
             consumer.is_cut_off = False
         self.look()
@@ -278,7 +278,7 @@ class World(RandomSteps):
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has come to the end of its life, and nobody has anything."""
+        """Return True if all members have ended and own nothing."""
         return not self.holders and all(one.is_dead or one.machine.is_over for one in self.consumers)
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class World(RandomSteps):
 
     @property
     def under_way(self) -> list[Letter]:
-        """The next request of each connection: what was sent before arrives before."""
+        """Return the next message of each connection; messages of a connection keep their order."""
         first: dict[tuple[Consumer, bool], Letter] = {}
         for letter in self.letters:
             if letter.answer is None:
@@ -316,7 +316,7 @@ class World(RandomSteps):
                 case TakeOver(added):
                     consumer.work = effect
                     for partition in added:
-                        # The one before gave it back, or its session was over, before this one was given it.
+                        # The former owner released it, or its session had expired, before this member got it.
                         assert self.holders.get(partition, consumer) is consumer
                         self.holders[partition] = consumer
                 case Release(partitions, is_lost):
@@ -344,7 +344,7 @@ class World(RandomSteps):
             self.tell(consumer, TakenOver() if isinstance(work, TakeOver) else Released())
 
     def deliver(self, letter: Letter) -> None:
-        """A request has arrived and is answered."""
+        """Deliver a request and answer it."""
         match letter.effect:
             case SendGroupHeartbeat(me, topics=topics, owned=owned):
                 letter.answer = self.heartbeat(me, letter.effect, topics, owned)
@@ -375,18 +375,18 @@ class World(RandomSteps):
         return GroupHeartbeatAnswered(me.member_id, answer.epoch, INTERVAL_S, given)
 
     def bring(self, letter: Letter) -> None:
-        """An answer has arrived."""
+        """Deliver an answer."""
         self.report(letter, letter.answer)
 
     def miss(self, letter: Letter) -> None:
-        """A request or an answer never will, and it is noticed."""
+        """Lose a message and report it to the member."""
         self.report(letter, LOST)
 
     def wait(self, _what: object) -> None:
-        """It takes longer."""
+        """Delay a message."""
 
     def report(self, letter: Letter, event: GroupEvent) -> None:
-        """As the coroutines do: only what is still waited for is told."""
+        """Report an outcome to the member if it is still awaited, as the coroutines do."""
         self.letters.remove(letter)
         if not letter.sender.machine.awaits(letter.effect):
             return
@@ -395,7 +395,7 @@ class World(RandomSteps):
         self.tell(letter.sender, event)
 
     def pass_time(self, seconds: float) -> None:
-        """Clocks go on, and whoever has something to do at a time does it."""
+        """Advance the clock and call the timers that are due."""
         until = self.now + seconds
         for _ in range(1_000):
             if (at := self.next_time()) is None or at > until:
@@ -412,7 +412,7 @@ class World(RandomSteps):
         return min((at for at in times if at is not None), default=None)
 
     def ring(self) -> None:
-        """Members look at their clocks when they said they would; the coordinator expires nobody before that."""
+        """Call members' timers at their deadlines; the coordinator expires no member before."""
         for letter in list(self.heartbeats()):
             if self.now >= letter.sent_at + letter.effect.timeout_s:
                 self.report(letter, LOST)
@@ -429,8 +429,8 @@ class World(RandomSteps):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_many_lives(seed):
-    """No partition has two owners, every member comes to its target, and who was stopped does nothing but leave."""
+def test_group_keeps_its_invariants(seed):
+    """No partition has two owners, every member reaches its target, and a stopped member only releases and leaves."""
     for life in range(30):
         random = Random(seed * 1_000 + life)
         world = World(random.choice)
@@ -443,8 +443,8 @@ def test_many_lives(seed):
 
 @settings(max_examples=25)
 @given(st.data())
-def test_a_life(data):
-    """The same, of which a failure is told in as few steps as there are."""
+def test_group_keeps_its_invariants_stepwise(data):
+    """As above, with failures reduced to few steps."""
     world = World(lambda choices: data.draw(st.sampled_from(choices)))
     for _ in range(data.draw(st.integers(0, 30))):
         world.step()

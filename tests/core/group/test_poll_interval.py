@@ -1,4 +1,4 @@
-"""When a reader is taken for stuck, and when not."""
+"""Detection of a reader that does not poll."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LIMIT_S = 10.0
 
 @pytest.fixture
 def clock() -> PollIntervalClock:
-    """One that has seen the first step at 0."""
+    """Clock that saw the first progress at 0."""
     made = PollIntervalClock(LIMIT_S)
     made.look("first", 0, is_owed=True)
     return made
 
 
-def test_a_reader_that_is_owed_and_does_not_move_is_stuck(clock):
-    """From the limit on, counted from its last step."""
+def test_reader_with_records_and_no_progress_is_stuck(clock):
+    """After the limit, counted from its last progress."""
     clock.look("first", 9.9, is_owed=True)
     assert not clock.is_stuck
 
@@ -26,16 +26,16 @@ def test_a_reader_that_is_owed_and_does_not_move_is_stuck(clock):
     assert clock.is_stuck
 
 
-def test_a_reader_that_moves_is_not(clock):
-    """However long it takes in all."""
+def test_reader_with_progress_is_not_stuck(clock):
+    """However long it takes in total."""
     for step in range(1, 50):
         clock.look(step, step * 9.0, is_owed=True)
 
         assert not clock.is_stuck
 
 
-def test_a_reader_that_is_owed_nothing_is_not(clock):
-    """Its time begins when there is something to read again."""
+def test_reader_without_records_is_not_stuck(clock):
+    """The time counts from when there are records again."""
     clock.look("first", 100, is_owed=False)
     clock.look("first", 109, is_owed=True)
     assert not clock.is_stuck
@@ -44,8 +44,8 @@ def test_a_reader_that_is_owed_nothing_is_not(clock):
     assert clock.is_stuck
 
 
-def test_only_the_readers_own_step_makes_it_unstuck(clock):
-    """That what it was owed went to somebody else does not."""
+def test_only_progress_ends_being_stuck(clock):
+    """That its records are gone does not."""
     clock.look("first", 10, is_owed=True)
 
     clock.look("first", 20, is_owed=False)
@@ -55,6 +55,6 @@ def test_only_the_readers_own_step_makes_it_unstuck(clock):
     assert not clock.is_stuck
 
 
-def test_it_is_looked_at_often_enough(clock):
-    """The limit is overrun by a quarter at most."""
+def test_stuck_reader_is_detected_soon_after_the_limit(clock):
+    """The limit is exceeded by a quarter at most."""
     assert clock.next_at(7) == 7 + LIMIT_S / 4

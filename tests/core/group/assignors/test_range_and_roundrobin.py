@@ -1,4 +1,4 @@
-"""How partitions are dealt out."""
+"""Range and round-robin assignors."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def members(*names: str, topics: str = "t") -> list[SubscribedMember]:
 
 
 def numbers(given_: dict[str, list[TopicPartition]]) -> dict[str, str]:
-    """An assignment as words: ``a0 a1 b0``."""
+    """Return an assignment as text: ``a0 a1 b0``."""
     return {member: " ".join(f"{one.topic}{one.partition}" for one in ones) for member, ones in given_.items()}
 
 
 # ---- examples, which are Java's --------------------------------------------------------------------------------
 
 
-def test_range_gives_the_first_members_one_more():
-    """Seven partitions for three are three, two and two, in runs."""
+def test_range_gives_first_members_one_more():
+    """Seven partitions for three members are three, two and two, in runs."""
     given_ = range_assignor(members("z", "x", "y"), {"t": 7})
 
     assert numbers(given_) == {"x": "t0 t1 t2", "y": "t3 t4", "z": "t5 t6"}
 
 
-def test_range_begins_each_topic_anew():
-    """Two topics of three partitions and two members: the first has two of each, so four and two in all."""
+def test_range_starts_over_at_each_topic():
+    """Of two topics of three partitions, the first of two members gets two each, so four and two in total."""
     given_ = range_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
 
     assert numbers(given_) == {"x": "a0 a1 b0 b1", "y": "a2 b2"}
 
 
-def test_roundrobin_goes_on_from_topic_to_topic():
-    """The same topics dealt in turn: three and three."""
+def test_roundrobin_continues_over_topics():
+    """The same topics in turn: three and three."""
     given_ = roundrobin_assignor(members("x", "y", topics="ab"), {"a": 3, "b": 3})
 
     assert numbers(given_) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
 
 
-def test_roundrobin_passes_over_who_does_not_want_the_topic():
-    """Java's own example of members with different subscriptions."""
+def test_roundrobin_skips_members_without_the_topic():
+    """Java's example of different subscriptions."""
     group = [
         SubscribedMember("c0", frozenset({"t0"})),
         SubscribedMember("c1", frozenset({"t0", "t1"})),
@@ -74,8 +74,8 @@ def test_roundrobin_passes_over_who_does_not_want_the_topic():
 
 
 @every
-def test_static_members_stand_first_by_their_lasting_names(assign):
-    """A static member keeps its place in line when it comes back under another member id."""
+def test_static_members_are_ranked_by_instance_id(assign):
+    """A static member keeps its rank when it returns with another member id."""
     group = [
         SubscribedMember("a", frozenset("t")),
         SubscribedMember("z", frozenset("t"), "i1"),
@@ -86,14 +86,14 @@ def test_static_members_stand_first_by_their_lasting_names(assign):
 
 
 @every
-def test_more_members_than_partitions(assign):
-    """Who gets nothing is told so."""
+def test_members_without_partitions_have_an_empty_entry(assign):
+    """With more members than partitions."""
     assert numbers(assign(members("x", "y", "z"), {"t": 1})) == {"x": "t0", "y": "", "z": ""}
 
 
 @every
-def test_topics_that_nobody_wants_or_that_do_not_exist(assign):
-    """What is not subscribed is not dealt, and what does not exist cannot be."""
+def test_unsubscribed_and_missing_topics_are_not_assigned(assign):
+    """Neither is an error."""
     assert numbers(assign(members("x", topics="tu"), {"t": 1, "other": 5})) == {"x": "t0"}
     assert numbers(assign(members("x"), {})) == {"x": ""}
 
@@ -102,8 +102,8 @@ def test_topics_that_nobody_wants_or_that_do_not_exist(assign):
 
 
 @every
-def test_each_partition_has_one_owner_who_wants_it(assign):
-    """Every partition of a topic that somebody subscribes goes to exactly one member, and that one subscribes it."""
+def test_each_partition_has_one_subscribed_owner(assign):
+    """If its topic has a subscriber."""
 
     @given(MEMBERS, COUNTS)
     def check(group, counts):
@@ -119,8 +119,8 @@ def test_each_partition_has_one_owner_who_wants_it(assign):
 
 
 @every
-def test_the_order_of_the_input_does_not_matter(assign):
-    """Whoever leads deals the same, in whatever order it heard of members and topics."""
+def test_order_of_the_input_does_not_matter(assign):
+    """Any leader computes the same assignment."""
 
     @given(MEMBERS, COUNTS, st.randoms(use_true_random=False))
     def check(group, counts, random):
@@ -134,7 +134,7 @@ def test_the_order_of_the_input_does_not_matter(assign):
 
 @given(MEMBERS, COUNTS)
 def test_range_is_even_within_a_topic(group, counts):
-    """Of each topic, no subscriber has two partitions more than another, and each one's are a run."""
+    """Subscribers differ by one partition at most, and each one's are a run."""
     given_ = range_assignor(group, counts)
 
     for topic, count in counts.items():
@@ -151,7 +151,7 @@ def test_range_is_even_within_a_topic(group, counts):
 
 @given(st.integers(1, 6), COUNTS)
 def test_roundrobin_is_even_over_all_topics(size, counts):
-    """Where all subscribe the same, no member has two partitions more than another."""
+    """With equal subscriptions, members differ by one partition at most."""
     group = members(*(f"m{n}" for n in range(size)), topics=TOPICS)
 
     shares = [len(ones) for ones in roundrobin_assignor(group, counts).values()]
@@ -163,12 +163,12 @@ def test_roundrobin_is_even_over_all_topics(size, counts):
 
 
 def in_racks(**racks: str) -> list[SubscribedMember]:
-    """Members by name, each in its rack; an empty one is not told."""
+    """Return members by name, each in its rack; none for an empty one."""
     return [SubscribedMember(name, frozenset("ab"), rack=rack or None) for name, rack in racks.items()]
 
 
 def replicas(**topics: str) -> dict[TopicPartition, frozenset[str]]:
-    """Racks of each topic's partitions: ``r1 r2 r1,r2``."""
+    """Parse the racks of each topic's partitions: ``r1 r2 r1,r2``."""
     return {
         TopicPartition(topic, number): frozenset(racks.split(","))
         for topic, partitions in topics.items()
@@ -176,22 +176,22 @@ def replicas(**topics: str) -> dict[TopicPartition, frozenset[str]]:
     }
 
 
-def test_range_prefers_what_is_near():
-    """A member takes from its rack what its share allows; what is left is cut into runs."""
+def test_range_prefers_near_partitions():
+    """A member takes them up to its share; the rest is cut into runs."""
     given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 5}, replicas(a="r2 r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a2 a4", "y": "a0 a1 a3"}
 
 
-def test_range_gives_no_more_for_being_near():
-    """Nearly all is in one rack: the member there gets its share and the others theirs."""
+def test_range_shares_stay_even_in_racks():
+    """If nearly all replicas are in one rack, its member gets no more than its share."""
     given_ = range_assignor(in_racks(x="r2", y="r1", z="r2"), {"a": 6}, replicas(a="r1 r1 r1 r1 r1 r3"))
 
     assert numbers(given_) == {"x": "a2 a3", "y": "a0 a1", "z": "a4 a5"}
 
 
 def test_range_keeps_equal_numbers_together():
-    """Topics with as many partitions and the same members are cut alike, and near is what is near in all of them."""
+    """Topics of equal count and members are cut alike; near is what is near in all of them."""
     racks = replicas(a="r2 r1 r1 r2", b="r2 r1 r2 r1")
 
     given_ = range_assignor(in_racks(x="r1", y="r2"), {"a": 4, "b": 4}, racks)
@@ -199,8 +199,8 @@ def test_range_keeps_equal_numbers_together():
     assert numbers(given_) == {"x": "a1 a2 b1 b2", "y": "a0 a3 b0 b3"}
 
 
-def test_range_deals_equal_topics_number_by_number():
-    """Who is near to the lower numbers gets the one that is left over; near to one topic alone is not near."""
+def test_range_assigns_equal_topics_by_number():
+    """A number near in one topic only counts as far."""
     racks = replicas(a="r2 r2 r2 r4 r1 r1 r1", b="r2 r2 r2 r1 r1 r1 r1")
 
     given_ = range_assignor(in_racks(x="r1", y="r2", z="r3"), {"a": 7, "b": 7}, racks)
@@ -208,15 +208,15 @@ def test_range_deals_equal_topics_number_by_number():
     assert numbers(given_) == {"x": "a4 a5 b4 b5", "y": "a0 a1 a2 b0 b1 b2", "z": "a3 a6 b3 b6"}
 
 
-def test_range_looks_at_racks_of_those_topics_where_they_matter():
-    """One topic has all its replicas in one rack: it is cut into runs, whatever the others are."""
+def test_range_ignores_racks_of_topics_where_they_make_no_difference():
+    """A topic with all replicas in one rack is cut into runs."""
     given_ = range_assignor(in_racks(x="r2", y="r1"), {"a": 3, "b": 2}, replicas(a="r1 r1 r2", b="r1 r1"))
 
     assert numbers(given_) == {"x": "a2 b0", "y": "a0 a1 b1"}
 
 
-def test_range_is_near_to_who_does_not_say_where_it_is():
-    """A member without a rack takes what comes first, as any would without racks."""
+def test_everything_is_near_to_a_member_without_a_rack():
+    """It takes the first ones, as without racks."""
     given_ = range_assignor(in_racks(x="", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a0 a1", "y": "a2 a3"}
@@ -231,13 +231,13 @@ def test_range_is_near_to_who_does_not_say_where_it_is():
         pytest.param(replicas(a="r3 r4 r3 r4"), id="no member is there"),
     ],
 )
-def test_range_goes_by_number_where_racks_make_no_difference(racks):
-    """Members in racks get what they would get without."""
+def test_range_ignores_racks_that_make_no_difference(racks):
+    """The assignment is the same as without."""
     assert numbers(range_assignor(in_racks(x="r2", y="r1"), {"a": 4}, racks)) == {"x": "a0 a1", "y": "a2 a3"}
 
 
-def test_roundrobin_does_not_look_at_racks():
-    """As in Java, it goes by turn alone."""
+def test_roundrobin_ignores_racks():
+    """As in Java."""
     given_ = roundrobin_assignor(in_racks(x="r1", y="r2"), {"a": 4}, replicas(a="r2 r1 r2 r1"))
 
     assert numbers(given_) == {"x": "a0 a2", "y": "a1 a3"}
@@ -245,7 +245,7 @@ def test_roundrobin_does_not_look_at_racks():
 
 @st.composite
 def groups_in_racks(draw):
-    """Members, partitions, and where both are."""
+    """Groups with racks of members and replicas."""
     group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in draw(MEMBERS)]
     counts = draw(COUNTS)
     where = st.frozensets(st.sampled_from(RACKS))
@@ -258,8 +258,8 @@ def groups_in_racks(draw):
 
 @settings(max_examples=30)
 @given(groups_in_racks())
-def test_range_in_racks_is_as_even_as_without(case):
-    """Of each topic, as many members have as many partitions; nothing is given twice or to nobody."""
+def test_range_with_racks_is_as_even_as_without(case):
+    """And each partition is assigned once."""
     group, counts, racks = case
 
     near, plain = range_assignor(group, counts, racks), range_assignor(group, counts)
@@ -274,8 +274,8 @@ def test_range_in_racks_is_as_even_as_without(case):
 
 @settings(max_examples=30)
 @given(groups_in_racks(), st.integers(1, 9))
-def test_range_in_racks_cuts_equal_topics_alike(case, count):
-    """Partitions of one number stay together over topics that have as many and the same members."""
+def test_range_with_racks_cuts_equal_topics_alike(case, count):
+    """Partitions of one number stay together."""
     group, _, _ = case
     group = [replace(one, topics=frozenset(TOPICS)) for one in group]
     racks = case[2]
@@ -289,8 +289,8 @@ def test_range_in_racks_cuts_equal_topics_alike(case, count):
 
 @settings(max_examples=30)
 @given(groups_in_racks(), st.randoms(use_true_random=False))
-def test_the_order_of_the_input_does_not_matter_in_racks(case, random):
-    """Whoever leads cuts the same."""
+def test_order_of_the_input_does_not_matter_with_racks(case, random):
+    """Any leader computes the same assignment."""
     group, counts, racks = case
 
     shuffled = random.sample(group, len(group))

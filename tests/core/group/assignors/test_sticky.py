@@ -1,4 +1,4 @@
-"""How partitions are dealt so that loads are even and little moves."""
+"""Sticky assignors: even loads with few moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ modest = settings(max_examples=20)
 
 
 def partitions(words: str) -> list[TopicPartition]:
-    """``a0 a1 b0``, read."""
+    """Parse ``a0 a1 b0``."""
     return [TopicPartition(word[0], int(word[1:])) for word in words.split()]
 
 
@@ -38,7 +38,7 @@ def words(dealt) -> dict[str, str]:
 
 
 def next_round(group, dealt) -> list[SubscribedMember]:
-    """The group when everybody has what was dealt."""
+    """Return the group after all members have taken over their partitions."""
     return [replace(one, owned=frozenset(dealt.get(one.member_id, ())), generation=9) for one in group]
 
 
@@ -56,13 +56,13 @@ def loads(dealt) -> list[int]:
 
 
 def moved(group, counts, dealt) -> int:
-    """How many partitions that were rightly owned and are still wanted are not with their owner."""
+    """Return how many subscribed partitions left the owner whose claim held."""
     claims = {one: owner for one, owner in claims_of(group).items() if one in wanted_of(group, counts)}
     return sum(one not in dealt[owner] for one, owner in claims.items())
 
 
 def could_be_more_even(group, dealt) -> list[tuple[str, str]]:
-    """Who could still give whom a partition, directly or through others, though the one has two more."""
+    """Return members that could still hand a partition on, directly or through others, to one with two fewer."""
     found = []
     for start in group:
         reached, ahead = {start.member_id}, [start.member_id]
@@ -81,7 +81,7 @@ def is_far(partition, taker, racks) -> bool:
 
 @st.composite
 def groups(draw, *, is_equal=False):
-    """Members with what they say they own, some of it wrongly, and how many partitions there are."""
+    """Groups with claims, some of them wrong, and partition counts."""
     counts = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 6), min_size=1))
     names = [f"m{number}" for number in range(draw(st.integers(1, 6)))]
     everything = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count + 1)]
@@ -102,7 +102,7 @@ def groups(draw, *, is_equal=False):
 
 @st.composite
 def groups_in_racks(draw):
-    """The same, with racks of members and of replicas."""
+    """Groups with racks of members and replicas."""
     group, counts = draw(groups())
     group = [replace(one, rack=draw(st.sampled_from([None, *RACKS]))) for one in group]
     replicas = st.frozensets(st.sampled_from(RACKS))
@@ -114,30 +114,30 @@ def groups_in_racks(draw):
 
 
 @both
-def test_a_new_group_is_dealt_in_turn(assign):
-    """Without a past, partitions go round, so that no member has a topic to itself."""
+def test_new_group_is_assigned_in_turn(assign):
+    """No member gets a whole topic."""
     dealt = assign([member("y", "ab"), member("x", "ab")], {"a": 3, "b": 3})
 
     assert words(dealt) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
 
 
 @both
-def test_who_stays_keeps_what_it_has(assign):
-    """A member has left: its partitions are shared by the others, and nothing else moves."""
+def test_members_keep_their_partitions_when_one_leaves(assign):
+    """Only the partitions of the member that left move."""
     dealt = assign([member("x", "a", "a0 a3"), member("y", "a", "a1 a4")], {"a": 6})
 
     assert words(dealt) == {"x": "a0 a2 a3", "y": "a1 a4 a5"}
 
 
-def test_who_comes_gets_its_share_and_no_more():
-    """A member has joined: each of the others gives up what it has too much."""
+def test_joining_member_gets_its_share():
+    """The others hand on only what they have too many of."""
     dealt = sticky_assignor([member("x", "a", "a0 a1 a2"), member("y", "a", "a3 a4 a5"), member("z", "a")], {"a": 6})
 
     assert words(dealt) == {"x": "a0 a1", "y": "a3 a4", "z": "a2 a5"}
 
 
-def test_cooperative_lets_go_first():
-    """The same in two rounds: what moves is nobody's in the first, and the new member's in the second."""
+def test_cooperative_releases_before_it_assigns():
+    """A moved partition is unassigned in the first round and assigned in the second."""
     group = [member("x", "a", "a0 a1 a2"), member("y", "a", "a3 a4 a5"), member("z", "a")]
 
     first = cooperative_sticky_assignor(group, {"a": 6})
@@ -147,23 +147,23 @@ def test_cooperative_lets_go_first():
     assert words(second) == {"x": "a0 a1", "y": "a3 a4", "z": "a2 a5"}
 
 
-def test_loads_are_evened_through_others():
-    """One who cannot give to the poorest gives to one who can."""
+def test_loads_are_evened_through_other_members():
+    """A member that cannot hand on to the least loaded one hands on to one that can."""
     dealt = sticky_assignor([member("x", "a", "a0 a1"), member("y", "ab", "b0"), member("z", "b")], {"a": 2, "b": 1})
 
     assert words(dealt) == {"x": "a0", "y": "a1", "z": "b0"}
 
 
 @both
-def test_the_later_generation_is_right(assign):
-    """One who was away claims what another has been given since: that one keeps it, and at once."""
+def test_claim_of_the_later_generation_holds(assign):
+    """A member that was away claims a partition that was reassigned; its new owner keeps it."""
     dealt = assign([member("x", "a", "a0 a1", generation=4), member("y", "a", "a0", generation=5)], {"a": 2})
 
     assert words(dealt) == {"x": "a1", "y": "a0"}
 
 
-def test_two_of_one_generation_both_let_go():
-    """Nobody knows who is right, so cooperative takes it from both before it is given to one."""
+def test_equal_claims_are_both_released():
+    """Cooperative takes it from both before it is assigned."""
     group = [member("x", "a", "a0 a1"), member("y", "a", "a0")]
 
     first = cooperative_sticky_assignor(group, {"a": 2})
@@ -172,15 +172,15 @@ def test_two_of_one_generation_both_let_go():
     assert words(cooperative_sticky_assignor(next_round(group, first), {"a": 2})) == {"x": "a1", "y": "a0"}
 
 
-def test_a_third_claim_of_an_older_generation_changes_nothing():
-    """Two of the latest generation cancel each other out; one of an older one does not win by that."""
+def test_older_claim_does_not_win_over_two_equal_ones():
+    """Two claims of the latest generation cancel each other."""
     group = [member("x", "a", "a0"), member("y", "a", "a0"), member("z", "a", "a0", generation=0)]
 
     assert claims_of(group) == claims_of(group[::-1]) == {}
 
 
-def test_who_no_longer_wants_a_topic_lets_go_of_it_first():
-    """The subscription changed and the partition is still held: its new owner waits for that."""
+def test_unsubscribed_partition_is_released_first():
+    """The new owner waits until it is released."""
     group = [member("x", "b", "a0"), member("y", "a")]
 
     assert words(cooperative_sticky_assignor(group, {"a": 1})) == {"x": "", "y": ""}
@@ -188,8 +188,8 @@ def test_who_no_longer_wants_a_topic_lets_go_of_it_first():
 
 
 @both
-def test_what_is_gone_is_not_dealt(assign):
-    """A topic that was deleted, a partition that does not exist, a topic nobody wants: none is given out."""
+def test_missing_partitions_are_not_assigned(assign):
+    """Of deleted topics, removed partitions and topics without a subscriber."""
     assert words(assign([member("x", "ab", "a0 a7 b0")], {"a": 1, "c": 4})) == {"x": "a0"}
     assert words(assign([member("x", "")], {"a": 1})) == {"x": ""}
     assert assign([], {"a": 1}) == {}
@@ -201,8 +201,8 @@ SIDES = {one: frozenset({rack}) for rack, ones in (("r1", "a0 a1"), ("r2", "a2 a
 
 
 @both
-def test_what_is_new_goes_where_a_replica_is(assign):
-    """Members read from their own rack where loads allow it; one that does not say where it is takes what is left."""
+def test_new_partitions_go_to_near_members(assign):
+    """Where loads allow; a member without a rack takes the rest."""
     pair = [member("x", "a", rack="r2"), member("y", "a", rack="r1")]
 
     assert words(assign(pair, {"a": 4}, SIDES)) == {"x": "a2 a3", "y": "a0 a1"}
@@ -210,22 +210,22 @@ def test_what_is_new_goes_where_a_replica_is(assign):
 
 
 @both
-def test_evenness_comes_before_nearness(assign):
-    """Members that are all in one rack share what is elsewhere, too."""
+def test_even_loads_come_before_racks(assign):
+    """Members in one rack share the partitions of others, too."""
     dealt = assign([member("x", "a", rack="r1"), member("y", "a", rack="r1")], {"a": 4}, SIDES)
 
     assert words(dealt) == {"x": "a0 a2", "y": "a1 a3"}
 
 
-def test_a_joining_member_gets_what_is_near_to_it():
-    """Of what has to move, that moves which is far where it is and near where it goes."""
+def test_joining_member_gets_near_partitions():
+    """Those that are far from their owner move first."""
     group = [member("x", "a", "a0 a1 a2 a3", rack="r2"), member("y", "a", rack="r1")]
 
     assert words(sticky_assignor(group, {"a": 4}, SIDES)) == {"x": "a2 a3", "y": "a0 a1"}
 
 
-def test_what_is_owned_moves_for_nearness_in_a_round_of_its_own():
-    """Replicas were moved: members exchange what is far, unless something else moves or waits for an owner."""
+def test_owned_partitions_move_for_racks_in_a_calm_round():
+    """Members exchange far partitions unless others move or have no owner."""
     swapped = [member("x", "a", "a0 a1", rack="r2"), member("y", "a", "a2 a3", rack="r1")]
     one_waits = [member("x", "a", "a0", rack="r2"), member("y", "a", "a2 a3", rack="r1")]
 
@@ -233,8 +233,8 @@ def test_what_is_owned_moves_for_nearness_in_a_round_of_its_own():
     assert words(sticky_assignor(one_waits, {"a": 4}, SIDES)) == {"x": "a0 a1", "y": "a2 a3"}
 
 
-def test_one_that_has_less_takes_what_is_near_to_it():
-    """Where loads differ by one, they may do so the other way round."""
+def test_loads_that_differ_by_one_may_swap_for_racks():
+    """The less loaded member may become the more loaded one."""
     group = [member("x", "a", "a0 a2", rack="r2"), member("y", "a", "a1", rack="r1")]
 
     assert words(sticky_assignor(group, {"a": 3}, SIDES)) == {"x": "a2", "y": "a0 a1"}
@@ -251,8 +251,8 @@ def test_one_that_has_less_takes_what_is_near_to_it():
         ),
     ],
 )
-def test_nobody_is_given_in_exchange_what_it_does_not_want(counts, wants_and_has):
-    """An exchange by which something would come near needs two that want each other's."""
+def test_exchange_needs_both_subscriptions(counts, wants_and_has):
+    """Neither member gets a topic that it has not subscribed to."""
     group = [member(name, topics, owned, rack=rack) for name, (topics, owned, rack) in wants_and_has.items()]
     racks = {**SIDES, **dict.fromkeys(partitions("b0 b1"), frozenset({"r2"}))}
 
@@ -270,8 +270,8 @@ def test_nobody_is_given_in_exchange_what_it_does_not_want(counts, wants_and_has
         pytest.param(dict.fromkeys(SIDES, frozenset({"elsewhere"})), id="none is near to anybody"),
     ],
 )
-def test_racks_that_make_no_difference_change_nothing(racks):
-    """Dealing is as without."""
+def test_racks_that_make_no_difference_are_ignored(racks):
+    """The assignment is the same as without."""
     group = [member("x", "a", "a0 a1 a2", rack="r2"), member("y", "a", rack="r1")]
 
     assert sticky_assignor(group, {"a": 4}, racks) == sticky_assignor(group, {"a": 4})
@@ -279,8 +279,8 @@ def test_racks_that_make_no_difference_change_nothing(racks):
 
 @modest
 @given(groups_in_racks())
-def test_nearness_costs_no_evenness(case):
-    """With racks, loads are what they are without."""
+def test_loads_with_racks_are_those_without(case):
+    """Racks never make loads less even."""
     group, counts, racks = case
 
     dealt = sticky_assignor(group, counts, racks)
@@ -291,8 +291,8 @@ def test_nearness_costs_no_evenness(case):
 
 @modest
 @given(groups_in_racks())
-def test_in_a_new_group_no_exchange_would_bring_anything_near(case):
-    """No two members could exchange partitions, and none could pass one on, so that less is far and loads stay."""
+def test_no_exchange_improves_a_new_group(case):
+    """No exchange or move between two members makes fewer partitions far at the same loads."""
     group, counts, racks = case
     group = [replace(one, owned=frozenset()) for one in group]
     assume(do_racks_matter([one.rack for one in group], [racks[one] for one in wanted_of(group, counts)]))
@@ -312,8 +312,8 @@ def test_in_a_new_group_no_exchange_would_bring_anything_near(case):
 
 @modest
 @given(groups_in_racks())
-def test_each_partition_is_given_once_and_loads_could_not_be_more_even(case):
-    """Whatever members claim: one owner who wants it, and no member could take from one with two more, in any way."""
+def test_each_partition_has_one_owner_and_loads_are_even(case):
+    """With any claims: one subscribed owner, and no member could take from one with two more."""
     group, counts, racks = case
 
     dealt = sticky_assignor(group, counts, racks)
@@ -327,8 +327,8 @@ def test_each_partition_is_given_once_and_loads_could_not_be_more_even(case):
 @both
 @modest
 @given(case=groups_in_racks(), random=st.randoms(use_true_random=False))
-def test_whoever_leads_deals_the_same(assign, case, random):
-    """In whatever order the leader heard of members, topics and racks."""
+def test_order_of_the_input_does_not_matter(assign, case, random):
+    """Any leader computes the same assignment."""
     group, counts, racks = case
 
     def shuffled(mapping):
@@ -339,8 +339,8 @@ def test_whoever_leads_deals_the_same(assign, case, random):
 
 @modest
 @given(groups(is_equal=True))
-def test_no_more_moves_than_evenness_demands(case):
-    """Where all want the same, each keeps all it may: one more than an even share, for as many as that leaves over."""
+def test_moves_are_as_few_as_even_loads_allow(case):
+    """With equal subscriptions, each member keeps up to an even share, rounded up for as many as the rest allows."""
     group, counts = case
 
     dealt = sticky_assignor(group, counts)
@@ -354,8 +354,8 @@ def test_no_more_moves_than_evenness_demands(case):
 
 @modest
 @given(st.integers(1, 6), st.integers(0, 20), st.data())
-def test_a_member_that_joins_or_leaves_moves_only_its_share(size, count, data):
-    """Of a settled group: one who leaves moves nothing of the others', one who joins only what it then has."""
+def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
+    """In a settled group."""
     group = [member(f"m{number}", "a") for number in range(size)]
     settled = next_round(group, sticky_assignor(group, {"a": count}))
     stayed = [one for one in settled if one.member_id != f"m{data.draw(st.integers(0, size))}"]
@@ -369,8 +369,8 @@ def test_a_member_that_joins_or_leaves_moves_only_its_share(size, count, data):
 
 @modest
 @given(groups())
-def test_a_settled_group_stays_as_it_is(case):
-    """When nothing has changed, nothing moves."""
+def test_settled_group_does_not_change(case):
+    """Another round moves nothing."""
     group, counts = case
     dealt = sticky_assignor(group, counts)
 
@@ -379,8 +379,8 @@ def test_a_settled_group_stays_as_it_is(case):
 
 @modest
 @given(groups_in_racks())
-def test_nobody_gets_what_another_has_yet_to_let_go_of(case):
-    """Cooperative gives a partition to its rightful owner, or when no other member claims it; the rest to nobody."""
+def test_cooperative_assigns_only_released_partitions(case):
+    """To the owner whose claim holds, or if no other member claims it."""
     group, counts, racks = case
 
     dealt = cooperative_sticky_assignor(group, counts, racks)
@@ -395,12 +395,12 @@ def test_nobody_gets_what_another_has_yet_to_let_go_of(case):
 
 @modest
 @given(groups_in_racks())
-def test_two_rounds_are_enough(case):
-    """After a round in which something was let go, the next gives all, evenly, and takes nothing from anybody."""
+def test_cooperative_needs_at_most_two_rounds(case):
+    """The round after a release assigns everything evenly and moves nothing."""
     group, counts, racks = case
     first = cooperative_sticky_assignor(group, counts, racks)
     if {*taken(first)} == wanted_of(group, counts):
-        # Nothing was let go, so no round follows; without racks, one that did would change nothing.
+        # Nothing was released, so no round follows; without racks, it would change nothing.
         assert cooperative_sticky_assignor(next_round(group, first), counts) == first
         return
 
@@ -426,8 +426,8 @@ def many_members(*, is_equal: bool) -> list[SubscribedMember]:
 @pytest.mark.parametrize(
     ("is_equal", "has_racks", "bound_s"), [(True, False, 2.0), (False, True, 6.0)], ids=["equal", "mixed, in racks"]
 )
-def test_a_thousand_members_share_ten_thousand_partitions_in_no_time(is_equal, bound_s, has_racks):
-    """From scratch, when one leaves, when one joins, and when one of them had everything: the leader's loop goes on."""
+def test_large_assignment_is_fast(is_equal, bound_s, has_racks):
+    """A thousand members and ten thousand partitions: a new group, one leaves, one joins, one had everything."""
     group = many_members(is_equal=is_equal)
     everything = frozenset(TopicPartition(topic, number) for topic in MANY_TOPICS for number in range(100))
     racks = {one: frozenset({RACKS[one.partition % 2]}) for one in everything} if has_racks else {}

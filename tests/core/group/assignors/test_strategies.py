@@ -1,4 +1,4 @@
-"""Which strategies a member may offer, and what becomes of what they return."""
+"""Strategies that a member may offer, and checks of their results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ COUNTS = {"a": 2, "b": 1}
 
 
 def everything_to_the_last(members, partitions):
-    """All to one member, which is even less even than it sounds."""
+    """Assign everything to one member."""
     last = members[-1]
     return {last.member_id: [(topic, n) for topic in sorted(last.topics) for n in range(partitions[topic])]}
 
 
 class Alphabetical:
-    """A user's own, as an object with a name."""
+    """Strategy of the user, as an object with a name."""
 
     name = "alphabetical"
     is_cooperative = True
@@ -46,25 +46,25 @@ def returning(dealt, *, is_cooperative: bool = False) -> Strategy:
     return Strategy("mine", lambda _members, _partitions, _racks: dealt, is_cooperative)
 
 
-# ---- what may be offered ---------------------------------------------------------------------------------------
+# ---- offers ----------------------------------------------------------------------------------------------------
 
 
-def test_the_built_in_ones_go_by_kafkas_names():
-    """All clients know them by these; only the cooperative one is cooperative."""
+def test_built_ins_have_kafkas_names():
+    """Only cooperative-sticky is cooperative."""
     assert tuple(sorted(BUILT_IN)) == tuple(sorted(ASSIGNMENT_STRATEGIES))
     assert all(strategy.name == name and strategy_of(name) is strategy for name, strategy in BUILT_IN.items())
     assert [name for name, strategy in BUILT_IN.items() if strategy.is_cooperative] == ["cooperative-sticky"]
 
 
-def test_a_function_goes_by_its_name():
-    """A plain function by `__name__`, eagerly; an object by `name`, and as cooperative as it says."""
+def test_function_has_its_name():
+    """A function by ``__name__`` and eager; an object by ``name``, cooperative if it says so."""
     assert strategy_of(everything_to_the_last).name == "everything_to_the_last"
     assert not strategy_of(everything_to_the_last).is_cooperative
     assert strategy_of(Alphabetical()).name == "alphabetical"
     assert strategy_of(Alphabetical()).is_cooperative
 
 
-def test_a_function_is_the_same_strategy_each_time():
+def test_strategies_of_one_function_are_equal():
     """Two members of one process offer equal strategies."""
     assert strategy_of(everything_to_the_last) == strategy_of(everything_to_the_last)
 
@@ -73,46 +73,46 @@ def test_a_function_is_the_same_strategy_each_time():
     ("wrong", "meant"),
     [("cooperative_sticky", "cooperative-sticky"), ("Range", "range"), ("round-robin", "roundrobin")],
 )
-def test_an_unknown_name_is_refused_with_the_nearest_known(wrong, meant):
-    """The error says what was probably meant, and all there is."""
+def test_unknown_name_suggests_the_nearest(wrong, meant):
+    """The error lists all built-ins, too."""
     with pytest.raises(ConfigurationError, match=f"'{wrong}' - did you mean '{meant}'") as caught:
         strategy_of(wrong)
 
     assert all(name in str(caught.value) for name in BUILT_IN)
 
 
-def test_a_name_like_no_other_is_refused_with_all_there_are():
-    """Without a near one, the error lists them."""
+def test_unknown_name_lists_the_built_ins():
+    """If none is near."""
     with pytest.raises(ConfigurationError, match="the built-ins are range, roundrobin, sticky, cooperative-sticky"):
         strategy_of("xyz")
 
 
 async def by_coroutine(_members, _partitions):
-    """Not plain."""
+    """Coroutine function."""
 
 
 @pytest.mark.parametrize("wrong", [7, None, Alphabetical, by_coroutine], ids=["7", "None", "a class", "a coroutine"])
-def test_what_is_no_plain_function_is_refused(wrong):
-    """A class is not one of its objects, and a leader does not wait for a coroutine."""
+def test_strategy_must_be_a_plain_function(wrong):
+    """Not a class and not a coroutine function."""
     with pytest.raises(ConfigurationError, match=r"must name one of .* or be a plain function"):
         strategy_of(wrong)
 
 
 class Nameless:
-    """An object with neither name."""
+    """Callable without a name."""
 
     def __call__(self, members, partitions):
         """Never called."""
 
 
-def test_what_has_no_name_is_refused():
+def test_strategy_must_have_a_name():
     """Members agree by name."""
     with pytest.raises(ConfigurationError, match="set its attribute `name`"):
         strategy_of(Nameless())
 
 
-def test_the_name_of_a_built_in_is_not_for_others():
-    """A function called `sticky` would be taken for Kafka's by members that have that one."""
+def test_function_must_not_have_the_name_of_a_built_in():
+    """Members with Kafka's ``sticky`` would accept its results."""
 
     def sticky(_members, _partitions):
         """Never called."""
@@ -121,7 +121,7 @@ def test_the_name_of_a_built_in_is_not_for_others():
         strategy_of(sticky)
 
 
-def test_several_are_offered_in_their_order():
+def test_strategies_keep_their_order():
     """The first is the most preferred."""
     assert [one.name for one in strategies_of(["sticky", everything_to_the_last, "range"])] == [
         "sticky",
@@ -130,19 +130,19 @@ def test_several_are_offered_in_their_order():
     ]
 
 
-def test_one_name_is_one_strategy():
-    """A text is not the sequence of its letters."""
+def test_single_name_is_one_strategy():
+    """A string is not the sequence of its characters."""
     assert strategies_of("range") == (BUILT_IN["range"],)
 
 
-def test_none_is_refused():
-    """A member that offers nothing could join no group."""
+def test_empty_list_of_strategies_is_refused():
+    """A member without a strategy could join no group."""
     with pytest.raises(ConfigurationError, match="must not be empty"):
         strategies_of([])
 
 
-def test_two_of_one_name_are_refused():
-    """Members that agree on the name would not know on which."""
+def test_duplicate_name_is_refused():
+    """The group chooses by name."""
     with pytest.raises(ConfigurationError, match="'alphabetical' occurs twice"):
         strategies_of([Alphabetical(), "range", Alphabetical()])
 
@@ -156,31 +156,31 @@ def test_two_of_one_name_are_refused():
         (["sticky"], False),
     ],
 )
-def test_a_member_is_cooperative_if_all_it_offers_is(offered, expected):
+def test_member_is_cooperative_if_all_its_strategies_are(offered, expected):
     """It has to know before the group has chosen."""
     assert are_cooperative(strategies_of(offered)) is expected
 
 
-# ---- what is dealt ---------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_dealt_is_told_of_everybody():
-    """Any mapping of iterables of pairs will do; members that are not named get nothing."""
+def test_every_member_has_an_entry():
+    """Any mapping of iterables of pairs is accepted; members that are not named get nothing."""
     dealt = checked_assignment(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
 
     assert dealt == {"x": [], "y": [A0, A1, B0]}
     assert all(isinstance(one, TopicPartition) for one in dealt["y"])
 
 
-def test_iterables_are_run_through_once():
-    """A generator serves as well as a list."""
+def test_generators_are_accepted():
+    """They are consumed once."""
     dealt = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
 
     assert dealt == {"x": [], "y": [B0, A1, A0]}
 
 
-def test_a_built_in_is_told_of_racks():
-    """Members in racks get what is near to them."""
+def test_built_ins_receive_racks():
+    """Range assigns near partitions."""
     pair = [SubscribedMember("x", frozenset("a"), rack="r2"), SubscribedMember("y", frozenset("a"), rack="r1")]
     racks = {A0: frozenset({"r1"}), A1: frozenset({"r2"})}
 
@@ -212,31 +212,31 @@ def test_a_built_in_is_told_of_racks():
         pytest.param({}, r"leaves a\[0\], a\[1\], b\[0\] unassigned", id="all left out"),
     ],
 )
-def test_what_is_no_assignment_is_refused(dealt, fault):
-    """The error names the strategy, what is wrong with it and where to look; nobody was given anything."""
+def test_invalid_assignment_is_refused(dealt, fault):
+    """The error names the strategy, what is wrong and what to do."""
     with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - correct your assignor"):
         checked_assignment(returning(dealt), PAIR, COUNTS, {})
 
 
-def test_a_long_list_of_what_was_left_out_is_cut():
-    """A thousand partitions are not all told."""
+def test_long_list_of_unassigned_partitions_is_cut():
+    """Three are named, the others counted."""
     with pytest.raises(RebalanceError, match=r"a\[0\], a\[1\], a\[2\] and 997 more unassigned"):
         checked_assignment(returning({}), PAIR, {"a": 1000}, {})
 
 
 def runs_out(members, partitions):
-    """Fails only when it is looked at."""
+    """Return generators that raise."""
     return {member.member_id: (partitions[topic] for topic in ["missing"]) for member in members}
 
 
 def raises(_members, _partitions):
-    """Fails at once."""
+    """Raise at once."""
     raise KeyError("missing")
 
 
 @pytest.mark.parametrize("broken", [raises, runs_out])
-def test_what_raises_is_told_as_the_strategys_mistake(broken):
-    """The user's own error is its cause."""
+def test_exception_of_a_strategy_is_a_rebalance_error(broken):
+    """The user's exception is its cause."""
     with pytest.raises(RebalanceError, match=f"'{broken.__name__}' raised KeyError: 'missing'") as caught:
         checked_assignment(strategy_of(broken), PAIR, COUNTS, {})
 
@@ -248,25 +248,25 @@ def test_what_raises_is_told_as_the_strategys_mistake(broken):
 OWNING = [SubscribedMember("x", frozenset("a"), owned=frozenset({A0, A1})), SubscribedMember("y", frozenset("a"))]
 
 
-def test_a_cooperative_strategy_may_leave_out_what_somebody_has():
-    """Its owner lets go of it first; the round after gives it."""
+def test_cooperative_strategy_may_leave_owned_partitions_unassigned():
+    """Their owner releases them; the next round assigns them."""
     assert checked_assignment(returning({"x": [A0]}, is_cooperative=True), OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
 
 
-def test_a_cooperative_strategy_may_not_leave_out_what_nobody_has():
-    """Nobody would let go of it, so no round would follow to give it."""
+def test_cooperative_strategy_must_assign_partitions_without_an_owner():
+    """No release would cause another round."""
     with pytest.raises(RebalanceError, match=r"leaves a\[2\] unassigned"):
         checked_assignment(returning({"x": [A0, A1]}, is_cooperative=True), OWNING, {"a": 3}, {})
 
 
-def test_an_eager_strategy_may_leave_out_nothing():
-    """All was given back before; what is left out would have no owner for good."""
+def test_eager_strategy_must_assign_all_partitions():
+    """An unassigned partition would have no owner."""
     with pytest.raises(RebalanceError, match=r"leaves a\[1\] unassigned"):
         checked_assignment(returning({"x": [A0]}), OWNING, {"a": 2}, {})
 
 
-def test_what_another_has_is_let_go_of_first():
-    """A cooperative strategy that moves a partition at once gets it moved in two rounds: never has it two owners."""
+def test_cooperative_moves_take_two_rounds():
+    """A partition never has two owners, even if the strategy moves it at once."""
     moves = returning({"x": [A0], "y": [A1]}, is_cooperative=True)
 
     assert checked_assignment(moves, OWNING, {"a": 2}, {}) == {"x": [A0], "y": []}
@@ -274,8 +274,8 @@ def test_what_another_has_is_let_go_of_first():
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_built_in_ones_pass(name):
-    """Whatever members want and claim, Kafka's own strategies deal what is an assignment."""
+def test_built_ins_return_valid_assignments(name):
+    """With any subscriptions and claims."""
     everything = [TopicPartition(topic, number) for topic in "ab" for number in range(4)]
     members = st.lists(
         st.tuples(
