@@ -1,4 +1,4 @@
-"""How full the commit metadata would be, asked once a slice."""
+"""Estimated size of the offset map, once a slice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = TopicPartition("t", 0)
 
 
 def started(progress, offsets):
-    """Deliver records at these offsets and start all of them."""
+    """Deliver and start records at these offsets."""
     lease = progress.deliver(records_at(offsets), offsets[-1] + 1)
     progress.start_all([record.offset for record in lease.take(len(offsets))])
     lease.close_if_done()
@@ -24,7 +24,7 @@ def started(progress, offsets):
 
 @pytest.fixture
 def ragged():
-    """Makes the progress of so many records, every other one finished, in no order that could be told in few words."""
+    """Return the progress of so many records, every other one finished in an incompressible order."""
 
     def make(count, progress=None):
         progress, chance = Progress(ONE, 0) if progress is None else progress, random.Random(3)
@@ -37,8 +37,8 @@ def ragged():
     return make
 
 
-def test_nothing_is_looked_at_where_nothing_is_unfinished():
-    """However many records have passed."""
+def test_no_map_is_encoded_without_unfinished_records():
+    """However many records were delivered."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     progress.skip(10**6)
@@ -46,8 +46,8 @@ def test_nothing_is_looked_at_where_nothing_is_unfinished():
     assert not fill.is_due(progress, 4_096)
 
 
-def test_a_stuck_record_alone_is_not_looked_at():
-    """One before any number of finished ones takes no room, so that no map is made to know it."""
+def test_no_map_is_encoded_for_one_stuck_record():
+    """It takes little space before any number of finished ones."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     started(progress, [0])
 
@@ -56,8 +56,8 @@ def test_a_stuck_record_alone_is_not_looked_at():
         assert not fill.is_due(progress, 4_096)
 
 
-def test_it_is_looked_at_now_and_then(ragged):
-    """When there may be too much, and again only when more was begun."""
+def test_map_is_encoded_when_it_may_be_large(ragged):
+    """And again only after more records were delivered."""
     fill, progress = OffsetMapSize(), Progress(ONE, 0)
     assert not fill.is_due(progress, 4_096)
     ragged(30_000, progress)
@@ -73,8 +73,8 @@ def test_it_is_looked_at_now_and_then(ragged):
     assert fill.is_due(progress, 4_096)
 
 
-def test_one_that_was_too_full_is_made_again_when_something_has_changed(ragged):
-    """Not before a pause is over, and not at all while nothing was finished."""
+def test_full_map_is_encoded_again_after_a_change(ragged):
+    """After a pause, and not at all while nothing has finished."""
     fill, progress = OffsetMapSize(), ragged(30_000)
     fill.measure(progress, 4_096, "", now=5.0)
 
@@ -84,8 +84,8 @@ def test_one_that_was_too_full_is_made_again_when_something_has_changed(ragged):
     assert fill.again_at(progress, 6.0) == 6.0
 
 
-def test_a_commit_looks_as_well():
-    """Whoever makes the map says how large it is."""
+def test_commit_updates_the_size():
+    """It encodes the map anyway."""
     fill = OffsetMapSize()
     fill.note_encoded(EncodedMetadata("", fill=0.8))
 
@@ -96,8 +96,8 @@ def test_a_commit_looks_as_well():
 
 @pytest.mark.parametrize("limit", [128, 1_024, 4_096])
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.95])
-def test_no_map_is_too_full_that_was_not_looked_at(limit, share):
-    """What costs next to nothing to know errs on one side only."""
+def test_estimate_never_misses_a_full_map(limit, share):
+    """It errs on the other side only."""
     fill, progress, chance = OffsetMapSize(), Progress(ONE, 0), random.Random(limit)
     started(progress, [0])
     for start in range(1, 40_000, 50):

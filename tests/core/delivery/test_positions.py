@@ -1,4 +1,4 @@
-"""Where each assigned partition stands."""
+"""Positions of assigned partitions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ONE, TWO, THREE = (TopicPartition("t", n) for n in range(3))
 
 @pytest.fixture
 def position():
-    """One that is assigned and of which nothing else is known."""
+    """Newly assigned position."""
     return Position(ONE, epoch=5)
 
 
-def test_nothing_is_known_at_first(position):
-    """No position is made up: what is not known is None, and there is nothing to commit."""
+def test_new_position_is_unknown(position):
+    """Offsets are None, and there is nothing to commit."""
     assert (position.fetched, position.delivered, position.finished, position.committed) == (None, None, None, None)
     assert not position.has_in_flight
     assert not position.is_dirty
 
 
-def test_a_beginning_is_fetched_handed_out_and_done_up_to_there(position):
-    """All offsets are those of the next record, and a new epoch begins."""
+def test_start_offset_sets_all_offsets(position):
+    """Fetched, delivered and finished; a new epoch begins."""
     position.reset("latest", 3)
     position.back_off(100.0)
 
@@ -43,8 +43,8 @@ def test_a_beginning_is_fetched_handed_out_and_done_up_to_there(position):
     assert not position.has_in_flight
 
 
-def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
-    """After ``latest`` on an empty partition, what comes while the consumer is down must not be skipped."""
+def test_start_offset_is_committed(position):
+    """After ``latest`` on an empty partition, records written while the consumer is down must not be skipped."""
     position.begin(7)
     assert position.is_dirty
 
@@ -52,8 +52,8 @@ def test_a_beginning_that_was_never_committed_is_to_be_committed(position):
     assert not position.is_dirty
 
 
-def test_what_has_delivered_and_not_done_is_in_hand(position):
-    """Only what is finished is to be committed."""
+def test_delivered_record_is_in_flight(position):
+    """Only finished offsets are committed."""
     position.begin(7)
     position.note_committed(7)
     (lease := position.deliver(records_at([7, 8]), 9, in_flight=InFlight.LAST)).take(2)
@@ -65,8 +65,8 @@ def test_what_has_delivered_and_not_done_is_in_hand(position):
     assert position.is_dirty
 
 
-def test_a_reset_forgets_where_it_was(position):
-    """Until a beginning is found there is no position, nothing in hand and nothing to commit."""
+def test_reset_ends_the_epoch(position):
+    """Until a start is found there is no position and nothing in flight or to commit."""
     position.begin(7)
     position.preferred_read_replica = 3
     position.deliver(records_at([7, 8]), 9)
@@ -80,8 +80,8 @@ def test_a_reset_forgets_where_it_was(position):
     assert not position.is_dirty
 
 
-def test_what_is_refused_is_looked_for_no_more(position):
-    """It is the user's to say where to begin, until he does or somebody looks anew."""
+def test_refused_reset_waits_for_a_seek(position):
+    """Until a seek or another reset."""
     position.reset("none", 9)
 
     position.refuse()
@@ -94,8 +94,8 @@ def test_what_is_refused_is_looked_for_no_more(position):
     assert not position.is_refused
 
 
-def test_each_beginning_has_a_progress_of_its_own(position):
-    """What is finished after a seek or a reset under the progress of before counts for nothing; a map goes with it."""
+def test_each_epoch_has_its_own_progress(position):
+    """Finishing in an older one changes nothing; an offset map belongs to its epoch."""
     position.begin(7, known=OffsetMap(7, 9, (7,)))
     before = position.progress
     assert position.offset_map == OffsetMap(7, 9, (7,))
@@ -109,7 +109,7 @@ def test_each_beginning_has_a_progress_of_its_own(position):
 
 
 def test_offsets_without_records_are_skipped(position):
-    """They are finished when nothing before them is in flight; never backwards."""
+    """They are finished if no record before them is in flight; never backwards."""
     position.skip(9, 1)
     assert position.delivered is None
     position.begin(7)
@@ -125,7 +125,7 @@ def test_offsets_without_records_are_skipped(position):
 
 
 def test_failures_in_a_row_are_counted(position):
-    """Each moves the next attempt."""
+    """Each delays the next attempt."""
     position.back_off(10.0)
     position.back_off(12.0)
 
@@ -135,8 +135,8 @@ def test_failures_in_a_row_are_counted(position):
 # ---- all of them -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_stays_as_it_is():
-    """Adding what is assigned already touches nothing of it; removing what is not there is no error."""
+def test_adding_an_assigned_partition_changes_nothing():
+    """Removing an unknown one is no error."""
     positions = Positions()
     (one,) = positions.add([ONE])
     one.begin(7)
@@ -151,8 +151,8 @@ def test_what_is_there_stays_as_it_is():
     assert (len(positions), list(positions), TWO in positions, THREE in positions) == (2, [one, two], True, False)
 
 
-def test_what_is_removed_is_gone():
-    """Given back and assigned again, a partition begins with nothing of before."""
+def test_removed_partition_is_forgotten():
+    """When it is assigned again, it starts empty."""
     positions = Positions()
     (before,) = positions.add([ONE])
     before.begin(7)
@@ -166,8 +166,8 @@ def test_what_is_removed_is_gone():
 
 
 @given(st.lists(st.sampled_from(["add", "remove", "begin", "reset"]), max_size=30))
-def test_no_epoch_comes_twice(steps):
-    """Whatever was fetched or committed under an epoch is never taken for what came under another."""
+def test_epochs_are_unique(steps):
+    """Over assignments, seeks and resets."""
     positions, seen = Positions(), set()
 
     for step in steps:

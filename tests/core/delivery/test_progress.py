@@ -1,4 +1,4 @@
-"""How far a commit may go while records start and finish in any order."""
+"""Progress of a partition while records start and finish in any order."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ ONE = TopicPartition("t", 0)
 
 @pytest.fixture
 def progress() -> Progress:
-    """The progress of a partition that is read from 10 on."""
+    """Progress of a partition read from offset 10 on."""
     return Progress(ONE, 10)
 
 
 def delivered(
     progress: Progress, *offsets: int, end: int | None = None, in_flight: InFlight = InFlight.NOTHING
 ) -> Lease:
-    """A lease of records at these offsets."""
+    """Return a lease of records at these offsets."""
     return progress.deliver(records_at(offsets, ONE), offsets[-1] + 1 if end is None else end, in_flight)
 
 
 def take(lease: Lease, count: int) -> list[int]:
-    """Take records from the cursor, as whoever runs them does."""
+    """Take records from the cursor, as a worker does."""
     return [record.offset for record in islice(lease.left, count)]
 
 
 def start(progress: Progress, lease: Lease, count: int) -> None:
-    """Take records, whose handlers then suspend."""
+    """Take records whose handlers suspend."""
     for offset in take(lease, count):
         progress.start(offset)
     lease.close_if_done()
 
 
-def test_at_the_beginning_all_is_finished(progress):
-    """What lies before the first record may be committed."""
+def test_offsets_before_the_first_record_are_finished(progress):
+    """They may be committed."""
     assert (progress.finished, progress.delivered, progress.next_offset, progress.started) == (10, 10, 10, 0)
     assert progress.offset_map() is None
     assert not progress.has_in_flight
 
 
-def test_what_was_not_taken_is_not_finished(progress):
-    """A commit waits before the cursor of a lease, and follows it."""
+def test_records_that_were_not_taken_are_unfinished(progress):
+    """The finished offset follows the cursor of the lease."""
     lease = delivered(progress, 10, 11, 14, end=20)
 
     assert (progress.finished, progress.delivered, progress.next_offset) == (10, 20, 10)
@@ -62,8 +62,8 @@ def test_what_was_not_taken_is_not_finished(progress):
     assert progress.offset_map() is None
 
 
-def test_a_commit_waits_for_the_lowest_record_in_flight(progress):
-    """Records behind it may finish in any order."""
+def test_commit_waits_for_the_lowest_record_in_flight(progress):
+    """Records after it may finish in any order."""
     start(progress, delivered(progress, 10, 11, 12), 3)
 
     assert progress.has_in_flight
@@ -75,7 +75,7 @@ def test_a_commit_waits_for_the_lowest_record_in_flight(progress):
 
 
 def test_only_a_record_in_flight_can_be_finished(progress):
-    """A record that is finished already, was never delivered or is of another epoch is not finished again."""
+    """Not one that is finished, was never delivered, or is of another epoch."""
     start(progress, delivered(progress, 10, 11), 2)
 
     assert progress.finish(11)
@@ -85,8 +85,8 @@ def test_only_a_record_in_flight_can_be_finished(progress):
     assert progress.finished == 10
 
 
-def test_one_handler_may_be_ahead_of_another(progress):
-    """Handlers that share a partition have a lease each; no commit passes the one that is behind."""
+def test_commit_waits_for_the_slowest_of_shared_leases(progress):
+    """Handlers that share a partition have a lease each."""
     whole = delivered(progress, 10, 11, 12, 13, end=15)
     records = list(whole.left)
     behind, ahead = whole.share([[records[0], records[3]], records[1:3]])
@@ -101,8 +101,8 @@ def test_one_handler_may_be_ahead_of_another(progress):
     assert (progress.finished, progress.offset_map()) == (15, None)
 
 
-def test_records_that_no_handler_takes_are_finished(progress):
-    """A lease that is shared among nobody ends with its last record."""
+def test_records_without_a_handler_are_finished(progress):
+    """A lease shared among none ends with its last record."""
     lease = delivered(progress, 10, 11, end=14)
     list(lease.left)
     assert lease.share([]) == []
@@ -110,8 +110,8 @@ def test_records_that_no_handler_takes_are_finished(progress):
     assert (progress.finished, progress.has_in_flight) == (14, False)
 
 
-def test_a_part_of_a_lease_is_a_lease(progress):
-    """What is split off is started by itself; the rest waits."""
+def test_split_lease_is_started_separately(progress):
+    """The rest waits."""
     whole = delivered(progress, 10, 11, 12, end=20)
     part = whole.split(2)
 
@@ -125,8 +125,8 @@ def test_a_part_of_a_lease_is_a_lease(progress):
     assert (rest.end, progress.finished) == (20, 20)
 
 
-def test_a_record_taken_last_is_in_hand(progress):
-    """A user who polls record by record has finished the one before when the next is taken."""
+def test_record_taken_last_is_in_flight(progress):
+    """A polling user finishes it by taking the next."""
     lease = delivered(progress, 10, 12, end=15, in_flight=InFlight.LAST)
     assert not progress.has_in_flight
 
@@ -138,8 +138,8 @@ def test_a_record_taken_last_is_in_hand(progress):
     assert (progress.finished, progress.has_in_flight) == (15, False)
 
 
-def test_a_batch_is_in_hand_as_a_whole(progress):
-    """It is finished when the user says so, or up to the record that is acknowledged."""
+def test_batch_is_in_flight_as_a_whole(progress):
+    """Until the user finishes it, or up to the acknowledged record."""
     lease = delivered(progress, 10, 11, 12, 13, in_flight=InFlight.LAST)
     batch = lease.take(3)
 
@@ -153,8 +153,8 @@ def test_a_batch_is_in_hand_as_a_whole(progress):
     assert progress.finished == 14
 
 
-def test_of_a_batch_some_records_may_be_left(progress):
-    """What of it is finished behind them is said in the map; then they are finished, or left to the next owner."""
+def test_records_of_a_batch_may_stay_in_flight(progress):
+    """The map has the others; then they are finished, or left to the next owner."""
     lease = delivered(progress, 10, 11, 12, 13, 14)
     lease.take_all()
     assert (progress.finished, progress.offset_map()) == (10, None)
@@ -168,7 +168,7 @@ def test_of_a_batch_some_records_may_be_left(progress):
 
 
 def test_batches_may_finish_in_any_order(progress):
-    """One that is taken out from among others is finished behind them, and the map says so."""
+    """One taken out from among others is in the map when it is finished."""
     whole = delivered(progress, 10, 11, 12, 13, 14)
     records = whole.records
     first = whole.take_out(records[1:3], [records[0], *records[3:]])
@@ -182,8 +182,8 @@ def test_batches_may_finish_in_any_order(progress):
     assert (progress.finished, progress.offset_map(), whole.unstarted) == (13, None, 13)
 
 
-def test_records_that_were_sent_to_another_process_are_finished_by_its_word(progress):
-    """It says through which offset they are; what it gives back will be delivered again."""
+def test_records_in_another_process_are_finished_by_its_reports(progress):
+    """It reports the finished offset; records it gives back are delivered again."""
     for lease in (delivered(progress, 10, 11), delivered(progress, 12, 13, end=20), delivered(progress, 20, 21)):
         lease.send_away()
 
@@ -196,8 +196,8 @@ def test_records_that_were_sent_to_another_process_are_finished_by_its_word(prog
     assert progress.finished == 13
 
 
-def test_records_that_are_given_back_are_delivered_again(progress):
-    """Nothing is left of them: a commit waits before them."""
+def test_records_given_back_are_delivered_again(progress):
+    """A commit waits before them."""
     lease = delivered(progress, 10, 11, 14, end=20)
     take(lease, 1)
 
@@ -208,8 +208,8 @@ def test_records_that_are_given_back_are_delivered_again(progress):
     assert progress.finished == 20
 
 
-def test_no_commit_passes_what_is_abandoned(progress):
-    """The next owner runs it; what is finished behind it is said in the map."""
+def test_commit_does_not_pass_abandoned_records(progress):
+    """The next owner runs them; the map has the records finished after them."""
     start(progress, delivered(progress, 10, 11, 12), 3)
     progress.abandon(11)
 
@@ -222,8 +222,8 @@ def test_no_commit_passes_what_is_abandoned(progress):
     assert not progress.has_in_flight
 
 
-def test_what_has_not_started_can_be_left_to_the_next_owner(progress):
-    """Of each such record no commit and no map says that it is finished."""
+def test_unstarted_records_can_be_abandoned(progress):
+    """Neither a commit nor a map counts them as finished."""
     lease = delivered(progress, 10, 11, 12, 14, end=16)
     start(progress, lease, 1)
     lease.abandon_left()
@@ -233,8 +233,8 @@ def test_what_has_not_started_can_be_left_to_the_next_owner(progress):
     assert progress.offset_map() == OffsetMap(11, 16, (11, 12, 14))
 
 
-def test_offsets_without_records_are_not_waited_for(progress):
-    """Compaction, control records and aborted transactions leave gaps, before a record or behind it."""
+def test_commit_passes_offsets_without_records(progress):
+    """Compaction, control records and aborted transactions leave gaps."""
     lease = delivered(progress, 14, 20, end=30)
     start(progress, lease, 2)
     progress.skip(35)
@@ -247,8 +247,8 @@ def test_offsets_without_records_are_not_waited_for(progress):
     assert (progress.finished, progress.delivered) == (35, 35)
 
 
-def test_what_a_transaction_holds_is_in_flight_until_it_is_committed(progress):
-    """Finished or not; what may be committed with it is known all the same."""
+def test_held_records_are_in_flight_until_released(progress):
+    """For a transaction; the offset that it may commit is known."""
     progress.hold()
     assert not progress.has_in_flight
     take(delivered(progress, 10, 11), 2)
@@ -262,8 +262,8 @@ def test_what_a_transaction_holds_is_in_flight_until_it_is_committed(progress):
     assert (progress.finished, progress.has_in_flight) == (12, False)
 
 
-def test_the_map_says_what_is_finished_behind_the_commit(progress):
-    """Up to the highest finished record and not further; None where there is nothing to say."""
+def test_map_has_the_offsets_finished_after_the_commit(progress):
+    """Up to the highest finished record; None if there are none."""
     start(progress, delivered(progress, 10, 11, 12, 13, 14), 5)
     assert progress.offset_map() is None
 
@@ -277,8 +277,8 @@ def test_the_map_says_what_is_finished_behind_the_commit(progress):
     assert (progress.finished, progress.offset_map()) == (14, None)
 
 
-def test_what_an_earlier_owner_had_finished_is_not_forgotten():
-    """A partition that changes hands again soon takes with it what it brought."""
+def test_map_of_an_earlier_owner_is_kept():
+    """If the partition moves again soon, its map is still complete."""
     progress = Progress(ONE, 10, OffsetMap(10, 20, (10, 12, 15)))
     assert progress.offset_map() == OffsetMap(10, 20, (10, 12, 15))
 
@@ -294,7 +294,7 @@ def test_what_an_earlier_owner_had_finished_is_not_forgotten():
     assert (progress.finished, progress.offset_map()) == (20, None)
 
 
-def test_it_tells_how_it_stands(progress):
+def test_repr_shows_the_offsets(progress):
     """For logs and debuggers."""
     lease = delivered(progress, 12)
     assert repr(lease) == "<Lease t[0] lowest=12 end=13>"
@@ -304,8 +304,8 @@ def test_it_tells_how_it_stands(progress):
 
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "any"])
-def test_ten_thousand_records_in_flight_are_no_burden(order):
-    """To ask what is finished after each record costs the same, in whichever order they finish."""
+def test_finished_is_cheap_with_many_records_in_flight(order):
+    """After each of ten thousand records, in any order."""
     offsets = list(range(10_000))
     progress = Progress(ONE, 0)
     start(progress, delivered(progress, *offsets), 10_000)
@@ -322,8 +322,8 @@ def test_ten_thousand_records_in_flight_are_no_burden(order):
     assert took_s < 1
 
 
-def test_stuck_records_let_any_number_pass():
-    """Memory is for what is in flight, not for what went by."""
+def test_memory_is_bounded_while_records_are_stuck():
+    """By the records in flight, not by those that finished."""
     stuck = [1_009 * number for number in range(20)]
     progress = Progress(ONE, 0)
     for first in range(0, stuck[-1] + 1, 500):
@@ -344,7 +344,7 @@ def test_stuck_records_let_any_number_pass():
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
 def test_records_may_start_in_any_order(offsets):
-    """When several share the records of a partition, one may be behind the other."""
+    """When several share the records of a partition."""
     progress = Progress(ONE, 0)
     take(delivered(progress, *sorted(offsets)), len(offsets))
     for offset in offsets:

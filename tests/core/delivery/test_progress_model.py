@@ -1,4 +1,4 @@
-"""Progress against a model of it: a list of records, each in one state; and proof that the model finds a fault."""
+"""Progress against a model, a list of records with one state each, and proof that the model finds faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAITING, IN_FLIGHT, FINISHED, ABANDONED = "waiting", "in flight", "finished", "a
 
 @dataclass(eq=False)
 class Held:
-    """A lease, and the records of it that the model knows to be taken and in hand."""
+    """Lease with the records that the model knows to be taken and in flight."""
 
     lease: Lease
     is_polled: bool
@@ -37,7 +37,7 @@ class Held:
 
 
 class Model(RuleBasedStateMachine):
-    """A partition whose records are delivered, started, finished, abandoned, given back and committed."""
+    """Partition whose records are delivered, started, finished, abandoned, given back and committed."""
 
     @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40))
     def begin_log(self, gaps):
@@ -294,8 +294,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_model_finds_a_planted_fault(monkeypatch, fault):
-    """A model that cannot fail proves nothing: each of these defects breaks one of its invariants."""
+def test_model_finds_planted_faults(monkeypatch, fault):
+    """Each of these defects breaks an invariant; a model that cannot fail proves nothing."""
     owner, name, planted = FAULTS[fault]
     monkeypatch.setattr(owner, name, planted)
 
@@ -309,7 +309,7 @@ def test_the_model_finds_a_planted_fault(monkeypatch, fault):
                 derandomize=True,
                 database=None,
                 print_blob=False,
-                # Nobody reads the example: it need not be made small.
+                # The example is not printed, so it need not be minimal.
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
             ),

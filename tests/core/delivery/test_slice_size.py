@@ -1,4 +1,4 @@
-"""How many records to decode at once."""
+"""Number of records to decode at once."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from hypothesis import strategies as st
 from tailrace.core.delivery.slice_size import FIRST_SLICE, MAX_HOLD_S, is_too_long, next_slice
 
 
-def test_a_quick_handler_gets_longer_slices():
-    """Twice as long each time, up to the longest."""
+def test_fast_handler_gets_longer_slices():
+    """Twice as long each time, up to the limit."""
     assert next_slice(FIRST_SLICE, 0.0, 2_000) == 2 * FIRST_SLICE
     assert next_slice(100, MAX_HOLD_S / 1_000, 2_000) == 200
     assert next_slice(1_500, 0.000_01, 2_000) == 2_000
 
 
-def test_a_slow_handler_gets_what_fits():
-    """A slice that took ten times too long is a tenth as long the next time."""
+def test_slow_handler_gets_shorter_slices():
+    """After a slice that took ten times too long, a tenth."""
     assert next_slice(1_000, 10 * MAX_HOLD_S, 2_000) == 100
     assert next_slice(16, 1_000.0, 2_000) == 1
 
 
 @given(st.integers(1, 5_000), st.floats(0, 1e6), st.integers(1, 5_000))
-def test_a_slice_has_bounds(size, took_s, longest):
-    """At least one record, at most the longest, at most twice the one before."""
+def test_slice_size_is_bounded(size, took_s, longest):
+    """At least one record, at most the limit, at most twice the last one."""
     found = next_slice(size, took_s, longest)
 
     assert 1 <= found <= max(1, min(longest, 2 * size))
 
 
 @given(st.floats(1e-6, 0.1))
-def test_slices_settle_where_they_should(record_s):
-    """With a handler of constant speed, slices come to take what they should, or are one record long."""
+def test_slices_settle_at_the_target_time(record_s):
+    """With a handler of constant speed; or at one record."""
     size = FIRST_SLICE
     for _ in range(30):
         size = next_slice(size, size * record_s, 100_000)
@@ -40,7 +40,7 @@ def test_slices_settle_where_they_should(record_s):
     assert (size + 1) * record_s > MAX_HOLD_S * 0.99
 
 
-def test_when_others_should_have_a_turn():
-    """After the time that a slice may take."""
+def test_loop_gets_a_turn_after_the_target_time():
+    """Other tasks run then."""
     assert not is_too_long(MAX_HOLD_S * 0.9)
     assert is_too_long(MAX_HOLD_S)

@@ -1,4 +1,4 @@
-"""Owners of one partition that come and go: what each runs follows from what the one before had committed."""
+"""Successive owners of a partition: the records each one runs follow from the commits of the last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = TopicPartition("t", 0)
 
 
 class Owners(RuleBasedStateMachine):
-    """A log with gaps, a broker that keeps the last commit, and owners that die at any moment."""
+    """Log with gaps, a broker that keeps the last commit, and owners that die at any moment."""
 
     @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40), room=st.sampled_from([0, 60, 90, 4_096]))
     def begin_log(self, gaps, room):

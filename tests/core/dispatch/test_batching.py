@@ -1,4 +1,4 @@
-"""Batching: what makes a batch full, when it is due, what it takes from which partition, and what stays in order."""
+"""Batch assembly: full and due batches, room, and order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = (TopicPartition("t", number) for number in range(3))
 
 @pytest.fixture
 def leases():
-    """Delivers the records."""
+    """Delivery of the records."""
     return Leases()
 
 
@@ -39,8 +39,8 @@ def places(batch):
     return None if batch is None else [(one.partition, one.offset) for one in batch.records]
 
 
-def test_a_batch_is_due_when_it_is_full(leases):
-    """Not before max_records are there; what is more waits for the next one."""
+def test_batch_is_due_when_full(leases):
+    """Not before there are max_records; the rest waits for the next one."""
     pool = batching()
     pool.add(leases.of(some(A, 9)), 0.0)
     early = pool.take(0.0)
@@ -53,8 +53,8 @@ def test_a_batch_is_due_when_it_is_full(leases):
     assert (pool.waiting, next(leases.unstarted(A))) == (3, 10)
 
 
-def test_a_batch_is_due_when_its_first_record_has_waited(leases):
-    """max_wait_ms counts from when the first record of the batch was handed in, not the last."""
+def test_batch_is_due_when_its_first_record_has_waited(leases):
+    """max_wait_ms counts from adding the first record, not the last."""
     pool = batching()
     pool.add(leases.of(some(A, 1)), 5.0)
     pool.add(leases.of(some(A, 1, 1)), 5.9)
@@ -66,8 +66,8 @@ def test_a_batch_is_due_when_its_first_record_has_waited(leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_hurried_waits_for_no_more(order_by, leases):
-    """What is gathered is due at once, what is behind a batch when that is finished; what comes later waits as ever."""
+def test_hurried_records_are_due_at_once(order_by, leases):
+    """Or when the running batch before them is finished; later ones wait as usual."""
     pool = batching(order_by)
     pool.add(leases.of([record(A, 0, b"a")]), 0.0)
     pool.hurry()
@@ -85,8 +85,8 @@ def test_what_is_hurried_waits_for_no_more(order_by, leases):
     assert pool.take(0.0) is None
 
 
-def test_a_batch_is_full_by_bytes(leases):
-    """Keys, values and headers count; a batch is not larger than max_bytes, unless it is a single record."""
+def test_batch_is_full_by_bytes(leases):
+    """Keys, values and headers count; only a single record may exceed max_bytes."""
     pool = batching(max_bytes=10)
     big = record(A, 3, key=b"k", value=b"12345678", headers=(("name", b"value"), ("none", None)))
     pool.add(leases.of([*some(A, 3, value=b"1234"), big, *some(A, 1, 4)]), 0.0)
@@ -100,8 +100,8 @@ def test_a_batch_is_full_by_bytes(leases):
     assert places(pool.take(1.0)) == [(0, 4)]
 
 
-def test_by_partition_the_next_batch_waits_for_the_one_before(leases):
-    """Batches of one partition come one after the other, those of others run beside them."""
+def test_by_partition_batches_run_one_at_a_time(leases):
+    """Batches of other partitions run meanwhile."""
     pool = batching()
     pool.add(leases.of(some(A, 10)), 0.0)
     pool.add(leases.of(some(B, 10)), 0.0)
@@ -115,8 +115,8 @@ def test_by_partition_the_next_batch_waits_for_the_one_before(leases):
     assert places(pool.take(0.0))[0] == (0, 10)
 
 
-def test_without_order_batches_mix_partitions_and_run_side_by_side(leases):
-    """A batch is filled from whatever partition there is, and waits for no other."""
+def test_without_order_batches_mix_partitions_and_overlap(leases):
+    """A batch takes records of any partition and waits for no other."""
     pool = batching("none")
     pool.add(leases.of(some(A, 6)), 0.0)
     pool.add(leases.of(some(B, 6)), 0.0)
@@ -129,8 +129,8 @@ def test_without_order_batches_mix_partitions_and_run_side_by_side(leases):
     assert [(one.partition, one.lowest) for one in second.leases] == [(B, 4), (A, 6)]
 
 
-def test_by_key_no_two_batches_share_a_key(leases):
-    """What has a key of a batch that runs stays behind, in order; the others do not wait for it."""
+def test_by_key_running_batches_share_no_key(leases):
+    """Records with the key of a running batch wait, in order; others do not wait for them."""
     pool = batching("key", max_records=2, max_wait_ms=0)
     keys = [b"a", b"b", b"a", b"c", b"b", b"d"]
     pool.add(leases.of([record(A, n, key=key) for n, key in enumerate(keys)]), 0.0)
@@ -141,8 +141,8 @@ def test_by_key_no_two_batches_share_a_key(leases):
     assert places(pool.take(0.0)) == [(0, 2), (0, 4)]
 
 
-def test_by_key_what_is_done_of_a_batch_frees_its_keys(leases):
-    """A batch of which one record is tried again holds up that key only."""
+def test_by_key_finished_records_free_their_keys(leases):
+    """A batch with one record to retry blocks only that key."""
     pool = batching("key", max_records=2, max_wait_ms=0)
     pool.add(leases.of([record(A, 0, key=b"a"), record(A, 1, key=b"b")]), 0.0)
     batch = pool.take(0.0)
@@ -155,8 +155,8 @@ def test_by_key_what_is_done_of_a_batch_frees_its_keys(leases):
     assert leases.progress(A).finished == 0
 
 
-def test_records_without_a_key_are_of_one_key(leases):
-    """As in lanes: they keep their order among themselves."""
+def test_records_without_a_key_share_one(leases):
+    """As in lanes, they keep their order."""
     pool = batching("key", max_records=1)
     pool.add(leases.of(some(A, 2)), 0.0)
 
@@ -164,8 +164,8 @@ def test_records_without_a_key_are_of_one_key(leases):
     assert pool.take(9.0) is None
 
 
-def test_room_is_for_one_batch_of_a_partition(leases):
-    """A partition gets room up to a full batch, also behind one that runs; so slices need not be cut."""
+def test_room_is_for_one_batch_per_partition(leases):
+    """Also after one that runs, so that slices need not be split."""
     pool = batching()
     free = pool.room_of(A)
     pool.add(leases.of(some(A, 4)), 0.0)
@@ -177,8 +177,8 @@ def test_room_is_for_one_batch_of_a_partition(leases):
     assert (free, partly, full, pool.room_of(A)) == (10, 6, 0, 10)
 
 
-def test_what_is_crowded_goes_before_its_time(leases):
-    """When no more may be gathered the oldest batch is due as it is: many slow partitions never stand still."""
+def test_oldest_batch_is_due_when_the_window_is_full(leases):
+    """Many slow partitions never stall."""
     pool = batching(window=12)
     for number, partition in enumerate((A, B, C)):
         pool.add(leases.of(some(partition, pool.room_of(partition) // 2 or 1)), float(number))
@@ -192,8 +192,8 @@ def test_what_is_crowded_goes_before_its_time(leases):
     assert crowded.room_of(C) == 6
 
 
-def test_partitions_that_are_busy_take_no_room_from_others(leases):
-    """What is gathered behind batches that run is counted apart, and bounded too."""
+def test_busy_partitions_take_no_room_from_others(leases):
+    """Records after running batches have a limit of their own."""
     pool = batching(window=20, ahead=15)
     for partition in (A, B):
         pool.add(leases.of(some(partition, 10)), 0.0)
@@ -203,15 +203,15 @@ def test_partitions_that_are_busy_take_no_room_from_others(leases):
     assert (pool.waiting, pool.room_of(A), pool.room_of(B), pool.room_of(C)) == (15, 0, 0, 10)
 
 
-def test_a_batch_larger_than_the_window_is_filled():
-    """max_records may be more than max_queued_records: a batch can always be full."""
+def test_batch_larger_than_the_window_is_filled():
+    """max_records may exceed max_queued_records."""
     pool = batching(window=5, max_records=10)
 
     assert pool.room_of(A) == 10
 
 
 def read_on(pool, partition, leases, *, key=None):
-    """Gather and begin whatever there is room for; the batches that were begun."""
+    """Add records and start batches while there is room; return the batches."""
     offset, begun = 0, []
     while room := pool.room_of(partition):
         pool.add(leases.of([record(partition, offset + n, key) for n in range(room)]), 0.0)
@@ -221,8 +221,8 @@ def read_on(pool, partition, leases, *, key=None):
     return begun
 
 
-def test_hot_keys_of_some_partitions_do_not_stop_the_others(leases):
-    """Each of them may hold twice what is left; then those that hold nothing go on record by record."""
+def test_hot_keys_do_not_stop_other_partitions(leases):
+    """Each of their partitions may hold twice what is left; then those that hold nothing continue record by record."""
     pool = batching("key", window=40)
     rooms, waiting = [], []
     for partition in (A, B, *(TopicPartition("t", number) for number in range(3, 7))):
@@ -236,7 +236,7 @@ def test_hot_keys_of_some_partitions_do_not_stop_the_others(leases):
 
 
 def run_one_by_one(pool, partition, leases):
-    """There is room for one record at a time, and none is in another's way."""
+    """Check that there is room for one record at a time, and run some."""
     for offset in range(9):
         assert pool.room_of(partition) == 1
         pool.add(leases.of(some(partition, 1, offset)), 0.0)
@@ -244,8 +244,8 @@ def run_one_by_one(pool, partition, leases):
 
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
-def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
-    """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
+def test_failed_records_take_room_until_finished(order_by, leases):
+    """If all fail, each partition stops at twice what is left of the window, and a healthy one continues."""
     full = []
     pool = batching(order_by, window=30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
     failing = []
@@ -276,8 +276,8 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_dropped_is_forgotten(order_by, leases):
-    """Nothing of a partition that is released comes later; what runs goes on, and others stay."""
+def test_dropped_records_are_forgotten(order_by, leases):
+    """Running batches continue, and other partitions keep theirs."""
     pool = batching(order_by, max_records=2)
     pool.add(leases.of(some(A, 2, key=b"a")), 0.0)
     pool.add(leases.of(some(B, 1, key=b"b")), 0.0)
@@ -295,7 +295,7 @@ def test_what_is_dropped_is_forgotten(order_by, leases):
 
 
 class World:
-    """A batching, what should be in it, and what runs."""
+    """Batch assembler with a model of its records."""
 
     def __init__(self, order_by, max_bytes):
         self.order_by, self.max_bytes = order_by, max_bytes
@@ -381,8 +381,8 @@ class World:
         max_size=60,
     ),
 )
-def test_everything_comes_once_and_in_order(order_by, max_bytes, steps):
-    """Whatever is gathered, taken, finished and dropped in any order: nothing twice, lost, swapped or too many."""
+def test_records_are_batched_once_and_in_order(order_by, max_bytes, steps):
+    """In any order of adding, taking, finishing and dropping: none twice, lost or out of order, and never too many."""
     world = World(order_by, max_bytes)
     for name, partition, amount in steps:
         getattr(world, name)(partition, amount)

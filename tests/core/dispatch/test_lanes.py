@@ -1,4 +1,4 @@
-"""Who runs next: records of one lane in order and one at a time, all others whenever a worker is free."""
+"""Lanes: records of one lane run in order and one at a time, others whenever a worker is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTITIONS = (P, Q, R)
 
 
 def records(partition: TopicPartition, keys: str, first: int = 0) -> list[Record]:
-    """One for each letter; ``-`` has no key, ``.`` an empty one."""
+    """Return a record for each letter; ``-`` has no key, ``.`` an empty one."""
     key_of = {"-": None, ".": b""}
     return [
         Record(*partition, first + place, key_of.get(letter, letter.encode()), None, 0)
@@ -24,7 +24,7 @@ def records(partition: TopicPartition, keys: str, first: int = 0) -> list[Record
 
 
 def start(lanes):
-    """Take a record that suspends; which it is, and the work."""
+    """Take a record that suspends; return where it is, and its work."""
     work = lanes.take()
     lanes.suspended(work)
     return where(work), work
@@ -36,27 +36,27 @@ def where(work):
 
 @pytest.fixture
 def leases():
-    """Delivers the records."""
+    """Delivery of the records."""
     return Leases()
 
 
 @pytest.fixture
 def by_key():
-    """Lanes of keys, with room for eight."""
+    """Lanes by key with a window of eight."""
     return Lanes("key", 8)
 
 
 @pytest.fixture
 def by_partition():
-    """Lanes of partitions, with room for eight."""
+    """Lanes by partition with a window of eight."""
     return Lanes("partition", 8)
 
 
 # ---- by key ----------------------------------------------------------------------------------------------------
 
 
-def test_what_never_suspends_runs_in_order(by_key, leases):
-    """One record after the other, of one slice after the other; nothing is kept of them."""
+def test_records_that_never_suspend_run_in_order(by_key, leases):
+    """Slice after slice, and nothing is tracked."""
     by_key.add(leases.of(records(P, "aba")))
     by_key.add(leases.of(records(Q, "a")))
 
@@ -73,8 +73,8 @@ def test_partitions_take_turns(by_key, leases):
     assert [where(by_key.take()) for _ in range(3)] == [(P, 0), (Q, 0), (P, 1)]
 
 
-def test_a_record_waits_for_the_one_before_it_in_its_lane(by_key, leases):
-    """Others pass it; when its turn comes it is served first."""
+def test_record_waits_for_the_last_of_its_lane(by_key, leases):
+    """Others pass it; when its turn comes it is taken first."""
     by_key.add(leases.of(records(P, "abacb")))
     first, a = start(by_key)
     second, b = start(by_key)
@@ -90,8 +90,8 @@ def test_a_record_waits_for_the_one_before_it_in_its_lane(by_key, leases):
     assert where(by_key.take()) == (P, 2)
 
 
-def test_a_lane_goes_on_one_by_one(by_key, leases):
-    """What was parked holds its lane in its turn, whether it suspends or not."""
+def test_parked_records_run_one_at_a_time(by_key, leases):
+    """Each holds its lane, whether it suspends or not."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
 
@@ -107,7 +107,7 @@ def test_a_lane_goes_on_one_by_one(by_key, leases):
 
 
 def test_lanes_of_partitions_do_not_mix(by_key, leases):
-    """One key in two partitions, or in two topics, is two lanes."""
+    """One key in two partitions or topics is two lanes."""
     for partition in PARTITIONS:
         by_key.add(leases.of(records(partition, "a")))
 
@@ -115,7 +115,7 @@ def test_lanes_of_partitions_do_not_mix(by_key, leases):
 
 
 def test_records_without_a_key_share_a_lane(by_key, leases):
-    """Those of one partition; an empty key is a key."""
+    """Within a partition; an empty key is a key."""
     by_key.add(leases.of(records(P, "-.-")))
     by_key.add(leases.of(records(Q, "-")))
 
@@ -124,8 +124,8 @@ def test_records_without_a_key_share_a_lane(by_key, leases):
     assert by_key.parked_of(P, None) == 1
 
 
-def test_what_is_parked_is_in_flight(by_key, leases):
-    """No commit passes it, and what runs behind it is finished all the same."""
+def test_parked_records_are_in_flight(by_key, leases):
+    """No commit passes them; records after them are finished when they are run."""
     by_key.add(leases.of(records(P, "aab")))
     start(by_key)
     while by_key.take() is not None:
@@ -135,8 +135,8 @@ def test_what_is_parked_is_in_flight(by_key, leases):
     assert leases.progress(P).finished == 0
 
 
-def test_a_record_taken_last_is_in_hand(by_key, leases):
-    """Until the next is taken, or the worker rests: a commit in between does not pass it."""
+def test_record_taken_last_is_in_flight(by_key, leases):
+    """Until the next is taken or the worker rests, no commit passes it."""
     by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     assert leases.progress(P).finished == 0
@@ -146,8 +146,8 @@ def test_a_record_taken_last_is_in_hand(by_key, leases):
     assert leases.progress(P).finished == 2
 
 
-def test_work_carries_the_lease_of_its_slice(by_key, leases):
-    """Also through the free run and the queue of a lane."""
+def test_work_has_the_lease_of_its_slice(by_key, leases):
+    """Also when run freely or from a lane's queue."""
     one, two = leases.of(records(P, "abab")), leases.of(records(P, "a", 4))
     by_key.add(one)
     by_key.add(two)
@@ -160,11 +160,11 @@ def test_work_carries_the_lease_of_its_slice(by_key, leases):
     assert [where(work := by_key.take()), work.lease] == [(P, 4), two]
 
 
-# ---- what one lane may take up ---------------------------------------------------------------------------------
+# ---- limits of one lane ----------------------------------------------------------------------------------------
 
 
-def test_a_poisoned_key_holds_up_nobody_at_first(by_key, leases):
-    """Until its lane fills half the window; then its partition gets no more, and the others do."""
+def test_poisoned_key_blocks_its_partition_at_half_the_window(by_key, leases):
+    """Until then its partition is read on, and other partitions always are."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, poisoned = start(by_key)
     assert by_key.take() is None
@@ -180,8 +180,8 @@ def test_a_poisoned_key_holds_up_nobody_at_first(by_key, leases):
 
 
 @pytest.mark.parametrize("order_by", ["key", "none"])
-def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
-    """All fails: each partition stops at twice what is left of the window, and one that is well goes on."""
+def test_failed_records_take_room_until_finished(order_by, leases):
+    """If all fail, each partition stops at twice what is left of the window, and a healthy one continues."""
     full = []
     lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
     begun = {one: [] for one in PARTITIONS}
@@ -214,8 +214,8 @@ def test_what_failed_takes_its_place_until_it_is_done_with(order_by, leases):
     assert (lanes.failing, lanes.room_of(P), lanes.room_of(well)) == (0, 20, 20)
 
 
-def test_by_partition_what_failed_takes_no_room(leases):
-    """There is one of each partition at most, and it stands in the way of its own alone."""
+def test_by_partition_failed_records_take_no_room(leases):
+    """There is one per partition at most, and it blocks only its own."""
     lanes = Lanes("partition", 1)
     for partition in PARTITIONS:
         lanes.add(leases.of(records(partition, "a")))
@@ -225,8 +225,8 @@ def test_by_partition_what_failed_takes_no_room(leases):
     assert lanes.room_of(TopicPartition("r", 1)) == 1
 
 
-def test_a_lane_may_be_more_than_full(by_key, leases):
-    """A slice that was wanted is parked as a whole; more is wanted when the lane is below its limit again."""
+def test_lane_may_exceed_its_limit(by_key, leases):
+    """A slice is parked as a whole; more is accepted when the lane is below its limit again."""
     by_key.add(leases.of(records(P, "aaaa")))
     _, work = start(by_key)
     assert by_key.take() is None
@@ -242,8 +242,8 @@ def test_a_lane_may_be_more_than_full(by_key, leases):
     assert wanted == {6: False, 5: False, 4: False, 3: True, 2: True, 1: True}
 
 
-def test_a_full_window_is_full_for_all(by_key, leases):
-    """Each may hold twice what is left, so that one alone never fills it; then those that hold nothing get one each."""
+def test_window_is_shared_by_partitions(by_key, leases):
+    """Each may hold twice what is left; then those that hold nothing get one record each."""
     partitions = (*PARTITIONS, TopicPartition("r", 1))
     for partition in partitions:
         by_key.add(leases.of(records(partition, "a")))
@@ -260,8 +260,8 @@ def test_a_full_window_is_full_for_all(by_key, leases):
     assert not any(map(by_key.room_of, partitions))
 
 
-def test_a_partition_that_lags_is_not_crowded_out(leases):
-    """Partitions that are read at one pace come to hold alike, whoever was there first."""
+def test_lagging_partition_is_not_crowded_out(leases):
+    """Partitions read at one rate come to hold alike, whichever came first."""
     lanes, most = Lanes("key", 90), 0
     names = [TopicPartition("t", number) for number in range(3)]
     offsets = dict.fromkeys(names, 0)
@@ -280,8 +280,8 @@ def test_a_partition_that_lags_is_not_crowded_out(leases):
     assert max(held) - min(held) <= 15
 
 
-def test_a_partition_that_waits_wants_no_more(by_partition, leases):
-    """While one of its records is suspended, or some are left, more would only wait; there is always room for one."""
+def test_waiting_partition_has_no_room(by_partition, leases):
+    """While a record is suspended or some are left; another partition always has room for one."""
     assert by_partition.room_of(P) == 4
     by_partition.add(leases.of(records(P, "cab")))
     assert by_partition.room_of(P) == 0
@@ -302,8 +302,8 @@ def test_a_partition_that_waits_wants_no_more(by_partition, leases):
     assert by_partition.room_of(P) == 1
 
 
-def test_a_partition_that_others_read_too_does_not_wait_as_a_whole(leases):
-    """What they want of it is behind what waits here, so more is taken while a record runs, until the lane is full."""
+def test_shared_partition_does_not_wait_as_a_whole(leases):
+    """Other handlers' records follow, so it accepts more until its lane is full."""
     full = []
     lanes = Lanes("partition", 8, is_shared=True, on_full=lambda work, waiting: full.append((where(work), waiting)))
     lanes.add(leases.of(records(P, "a")))
@@ -331,8 +331,8 @@ def test_a_partition_that_others_read_too_does_not_wait_as_a_whole(leases):
 # ---- by partition, and in any order ----------------------------------------------------------------------------
 
 
-def test_a_partition_waits_as_a_whole(by_partition, leases):
-    """Its slice is set aside while a record of it is suspended, and goes on where it was."""
+def test_partition_waits_as_a_whole(by_partition, leases):
+    """Its slice waits while a record of it is suspended, and continues afterwards."""
     by_partition.add(leases.of(records(P, "abc")))
     by_partition.add(leases.of(records(P, "d", 3)))
     by_partition.add(leases.of(records(Q, "a")))
@@ -347,8 +347,8 @@ def test_a_partition_waits_as_a_whole(by_partition, leases):
     assert [where(by_partition.take()) for _ in range(4)] == [(P, 1), (P, 2), (P, 3), None]
 
 
-def test_a_partition_goes_on_before_others_begin(by_partition, leases):
-    """Whoever finishes a record of it finds the next one, however many wait for their turn."""
+def test_partition_continues_before_others_start(by_partition, leases):
+    """The worker that finishes a record finds the next one of its partition."""
     for partition in PARTITIONS:
         by_partition.add(leases.of(records(partition, "ab")))
     _, work = start(by_partition)
@@ -358,8 +358,8 @@ def test_a_partition_goes_on_before_others_begin(by_partition, leases):
     assert where(by_partition.take()) == (P, 1)
 
 
-def test_without_order_nothing_waits(leases):
-    """Whoever is free takes the next record, whatever its key."""
+def test_without_order_no_record_waits(leases):
+    """Any free worker takes the next record."""
     lanes = Lanes("none", 8)
     lanes.add(leases.of(records(P, "aaa")))
 
@@ -376,8 +376,8 @@ def test_without_order_nothing_waits(leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_a_free_run_needs_no_asking(order_by, leases):
-    """The rest of the slice, one after the other, as long as nothing suspends."""
+def test_free_yields_the_rest_of_the_slice(order_by, leases):
+    """As long as no record suspends."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "aba")))
 
@@ -387,8 +387,8 @@ def test_a_free_run_needs_no_asking(order_by, leases):
     assert lanes.take() is None
 
 
-def test_a_free_run_ends_with_a_suspension(by_key, leases):
-    """From then on a record may have to wait, until all that was begun is finished."""
+def test_free_is_empty_after_a_suspension(by_key, leases):
+    """Records may have to wait until all started ones are finished."""
     by_key.add(leases.of(records(P, "aabca")))
     by_key.take()
     for record in by_key.free:
@@ -402,8 +402,8 @@ def test_a_free_run_ends_with_a_suspension(by_key, leases):
     assert [record.offset for record in by_key.free] == [3, 4]
 
 
-def test_what_is_ready_goes_before_a_free_run(by_key, leases):
-    """A record whose turn has come does not wait for a whole slice."""
+def test_ready_records_come_before_free_ones(by_key, leases):
+    """A parked record whose turn has come does not wait for a whole slice."""
     by_key.add(leases.of(records(P, "aa")))
     by_key.add(leases.of(records(Q, "abc")))
     _, work = start(by_key)
@@ -415,12 +415,12 @@ def test_what_is_ready_goes_before_a_free_run(by_key, leases):
     assert where(by_key.take()) == (P, 1)
 
 
-# ---- letting go ------------------------------------------------------------------------------------------------
+# ---- dropping --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-def test_what_is_dropped_is_forgotten(order_by, leases):
-    """All that waits of that partition, wherever it waits; what runs may finish; the others notice nothing."""
+def test_dropped_partition_is_forgotten(order_by, leases):
+    """All its waiting records; running ones may finish, other partitions are not affected."""
     lanes = Lanes(order_by, 30)
     for partition in (P, Q):
         lanes.add(leases.of(records(partition, "aab")))
@@ -439,8 +439,8 @@ def test_what_is_dropped_is_forgotten(order_by, leases):
     assert lanes.take() is None
 
 
-def test_what_was_ready_is_dropped_too(by_key, leases):
-    """A record whose turn has come and that nobody took is not run, and its lane is free."""
+def test_ready_records_are_dropped(by_key, leases):
+    """A parked record whose turn has come is not run, and its lane is free."""
     by_key.add(leases.of(records(P, "aaa")))
     _, work = start(by_key)
     assert by_key.take() is None
@@ -454,8 +454,8 @@ def test_what_was_ready_is_dropped_too(by_key, leases):
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key"])
-def test_lanes_do_not_overlap_when_a_partition_comes_back(order_by, leases):
-    """What still runs of an earlier time holds its lane: read again after a seek, a key waits for itself."""
+def test_lanes_do_not_overlap_after_a_drop(order_by, leases):
+    """A record that still runs holds its lane: after a seek, its key waits."""
     lanes = Lanes(order_by, 8)
     lanes.add(leases.of(records(P, "a")))
     _, work = start(lanes)
@@ -468,8 +468,8 @@ def test_lanes_do_not_overlap_when_a_partition_comes_back(order_by, leases):
     assert where(lanes.take()) == (P, 0)
 
 
-def test_a_record_may_drop_its_own_partition(by_key, leases):
-    """A handler that unsubscribes before it suspends: it is begun, and its lane is busy."""
+def test_handler_may_drop_its_own_partition(by_key, leases):
+    """By unsubscribing before it suspends: its record is started and its lane busy."""
     by_key.add(leases.of(records(P, "abc")))
     by_key.take()
     record = next(by_key.free)
@@ -483,8 +483,8 @@ def test_a_record_may_drop_its_own_partition(by_key, leases):
     assert where(by_key.take()) == (P, 0)
 
 
-def test_finishing_what_holds_no_lane_is_harmless(by_key, leases):
-    """A record that never suspended may be said to be finished; one that is finished twice frees nobody's lane."""
+def test_finishing_a_record_without_a_lane_is_harmless(by_key, leases):
+    """One that never suspended, or one finished twice, frees no other record's lane."""
     by_key.add(leases.of(records(P, "aaa")))
     by_key.finished(by_key.take())
     _, work = start(by_key)
@@ -498,8 +498,8 @@ def test_finishing_what_holds_no_lane_is_harmless(by_key, leases):
     assert by_key.take() is None
 
 
-def test_a_lane_is_never_handed_out_twice(by_key, leases):
-    """Whoever takes the next record before it is told that one suspended is at fault, and is told."""
+def test_lane_of_a_suspended_record_cannot_be_taken(by_key, leases):
+    """Taking another record before ``suspended`` is called is an error of the caller."""
     by_key.add(leases.of(records(P, "aa")))
     first, second = by_key.take(), by_key.take()
     by_key.suspended(first)
@@ -512,7 +512,7 @@ def test_a_lane_is_never_handed_out_twice(by_key, leases):
 
 
 class Running(RuleBasedStateMachine):
-    """The same said with lists: what waits, in order, and what runs; and a progress beside it that has to agree."""
+    """Model with plain lists of waiting and running records, and the progress that has to agree."""
 
     @initialize(
         order_by=st.sampled_from(["partition", "key", "none"]), window=st.integers(1, 9), is_shared=st.booleans()
@@ -531,7 +531,7 @@ class Running(RuleBasedStateMachine):
         return record.topic_partition, lanes[self.lanes.order_by]
 
     def is_runnable(self, record):
-        """No earlier one of its lane is unfinished."""
+        """Return True if no earlier record of its lane is unfinished."""
         lane = self.lane_of(record)
         first = next(one for one in self.waiting if self.lane_of(one) == lane)
         return first is record and not any(self.lane_of(work.record) == lane for work in self.running)
@@ -546,7 +546,7 @@ class Running(RuleBasedStateMachine):
         self.running.append(work)
 
     def note_parked(self):
-        """What waits and is in flight waits behind another record of its lane."""
+        """Note waiting records in flight, which are parked behind another of their lane."""
         for record in self.waiting:
             if record.offset in self.leases.progress(record.topic_partition)._offsets.in_flight:
                 self.were_parked.add((record.topic_partition, record.offset))
@@ -646,7 +646,7 @@ class Running(RuleBasedStateMachine):
             assert self.leases.progress(partition).finished == min(unfinished, default=self.offsets[partition])
 
     def teardown(self):
-        """In the end everything is run, in the order of its lane."""
+        """Run everything to the end, in the order of each lane."""
         if not hasattr(self, "lanes"):
             return
         while self.waiting or self.running:
@@ -661,4 +661,6 @@ class Running(RuleBasedStateMachine):
 
 
 TestRunning = Running.TestCase
-TestRunning.__doc__ = "Whatever is handed in, suspends, finishes and is dropped: lanes keep order, and nobody idles."
+TestRunning.__doc__ = (
+    "In any sequence of adding, suspending, finishing and dropping, lanes keep order and no worker idles."
+)

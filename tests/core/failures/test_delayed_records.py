@@ -1,4 +1,4 @@
-"""Records of retry topics wait until they are due, each partition in its order, and no clock can hold one for ever."""
+"""Records of retry topics wait until they are due, in order within a partition, whatever the clocks show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def put(shelf: DelayedRecords, partition: TopicPartition, *due: tuple[int, float]) -> Lease:
-    """Offsets and when each is due."""
+    """Add records by offset, with their due times."""
     records = records_at([offset for offset, _ in due], partition)
     lease = Progress(partition, 0).deliver(records, records[-1].offset + 1)
     shelf.put(lease, [at for _, at in due])
@@ -43,14 +43,14 @@ def offsets(lease: Lease | None) -> list[int]:
         (1, "1ms"),
     ],
 )
-def test_a_delay_has_a_name(delay_ms, name):
-    """In the largest unit that leaves no rest."""
+def test_delay_name_has_the_largest_exact_unit(delay_ms, name):
+    """Such as 10m for 600,000 ms."""
     assert delay_name(delay_ms) == name
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
-def test_no_two_delays_share_a_name(one, other):
-    """So no two retry topics are one, and each name is one a topic may have."""
+def test_delay_names_are_unique_and_legal(one, other):
+    """Each delay has a retry topic of its own."""
     assert (delay_name(one) == delay_name(other)) is (one == other)
     assert re.fullmatch(r"[0-9]+(ms|s|m|h)", delay_name(one))
 
@@ -61,16 +61,16 @@ def test_no_two_delays_share_a_name(one, other):
         (10_000, 5_000, 6_000, 4_000),
         (10_000, 5_000, 10_000, 0),
         (10_000, 5_000, 99_000, 0),
-        # nobody says when: by the record's own time
+        # no due time: by the record's timestamp
         (None, 5_000, 6_000, 4_000),
-        # the writer's clock is ahead of ours
+        # the writer's clock is ahead of this one
         (10_000_000, 9_995_000, 6_000, 5_000),
-        # ours is ahead of the writer's
+        # this clock is ahead of the writer's
         (10_000, 5_000, 60_000, 0),
     ],
 )
-def test_a_record_waits_until_it_is_due(due_at_ms, written_at_ms, now_ms, left_ms):
-    """As whoever wrote it said; and no longer than the topic's delay, whatever clocks say."""
+def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
+    """But never longer than the topic's delay, whatever the clocks show."""
     assert wait_ms(due_at_ms, written_at_ms=written_at_ms, delay_ms=5_000, now_ms=now_ms) == left_ms
 
 
@@ -81,7 +81,7 @@ def test_a_record_waits_until_it_is_due(due_at_ms, written_at_ms, now_ms, left_m
         (5, (5, 60), 0),
         (60, (5, 60), 1),
         (60, (60, 5), 0),
-        # delays that the handler had once
+        # delays that the handler no longer has
         (10, (5, 60), 0),
         (1, (5, 60), None),
         (99, (5, 60), 1),
@@ -89,16 +89,16 @@ def test_a_record_waits_until_it_is_due(due_at_ms, written_at_ms, now_ms, left_m
         (None, (), None),
     ],
 )
-def test_a_record_goes_on_from_where_it_came(delay_ms, retry_topics, hop):
-    """By its place in the handler's list; when its delay is no more there, with the next that is longer."""
+def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_topics, hop):
+    """If the handler has dropped that delay, with the first longer one."""
     assert hop_of(delay_ms, retry_topics) == hop
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_leaves_before_it_is_due():
-    """What is due leaves in order; the rest stays, and it is known when to look again."""
+def test_records_leave_when_due():
+    """In order; the next due time is known."""
     shelf = DelayedRecords()
     lease = put(shelf, T0, (3, 1.0), (4, 2.0), (7, 2.0), (8, 5.0))
 
@@ -108,8 +108,8 @@ def test_nothing_leaves_before_it_is_due():
     assert (shelf.due(2.0), shelf.next_at(2.0), lease.unstarted) == ([], 5.0, 8)
 
 
-def test_the_first_holds_up_the_others_of_its_partition_alone():
-    """Order within a partition stands above due times, as a clock that jumps may have confused them."""
+def test_first_record_holds_up_only_its_partition():
+    """Order within a partition comes before due times, which a clock that jumps may have mixed up."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 9.0), (1, 1.0))
     put(shelf, T1, (0, 1.0))
@@ -119,8 +119,8 @@ def test_the_first_holds_up_the_others_of_its_partition_alone():
     assert offsets(shelf.take(T0, 9.0, 10)) == [0, 1]
 
 
-def test_what_has_no_room_is_no_reason_to_look_again():
-    """A record that is due and has no room waits for room, and not for a time that is over: nothing spins."""
+def test_due_record_without_room_sets_no_timer():
+    """It waits for room, so nothing spins."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0), (1, 1.0))
 
@@ -130,8 +130,8 @@ def test_what_has_no_room_is_no_reason_to_look_again():
     assert T0 in shelf
 
 
-def test_what_is_empty_is_gone():
-    """A partition may be read on when the last of its slice has left."""
+def test_partition_is_forgotten_after_its_last_record():
+    """It may be read again then."""
     shelf = DelayedRecords()
     put(shelf, T0, (0, 1.0))
 
@@ -140,8 +140,8 @@ def test_what_is_empty_is_gone():
     assert len(shelf) == 0
 
 
-def test_what_is_held_counts_as_not_done():
-    """No commit passes it, until it leaves and is handled."""
+def test_held_records_are_unfinished():
+    """No commit passes them until they are handled."""
     shelf = DelayedRecords()
     lease = put(shelf, T0, (5, 1.0), (6, 1.0))
 

@@ -1,4 +1,4 @@
-"""How often records have failed: counted on while their transactions are taken back, forgotten when they are done."""
+"""Failure counts: kept over aborted transactions, forgotten when records are committed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
 HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def test_failures_and_outages_are_counted_apart():
-    """What says nothing of the record uses up none of its attempts, and makes the pauses longer by itself."""
+def test_failures_and_outages_are_counted_separately():
+    """An outage uses up no attempt; both lengthen the pauses."""
     setbacks = FailureCounts()
     setbacks.failed(HERE, 7, is_outage=True)
     setbacks.failed(HERE, 7, is_outage=False)
@@ -20,8 +20,8 @@ def test_failures_and_outages_are_counted_apart():
     assert setbacks.failed(HERE, 8, is_outage=False) == setbacks.failed(THERE, 7, is_outage=False) == FailureCount(1, 0)
 
 
-def test_what_is_committed_is_forgotten_and_what_is_behind_it_is_not():
-    """So no more is remembered than has failed and is not done with."""
+def test_commit_forgets_the_records_before_it():
+    """Only failed, unfinished records are remembered."""
     setbacks = FailureCounts()
     for partition, offset in ((HERE, 7), (HERE, 9), (THERE, 7)):
         setbacks.failed(partition, offset, is_outage=False)
@@ -37,8 +37,8 @@ def test_what_is_committed_is_forgotten_and_what_is_behind_it_is_not():
     assert setbacks.final_error(HERE, 9) is setbacks.final_error(THERE, 7) is None
 
 
-def test_a_partition_that_comes_back_begins_anew():
-    """Its records were another's meanwhile, who counts for itself."""
+def test_revoked_partition_is_forgotten():
+    """Another member counts its failures."""
     setbacks = FailureCounts()
     setbacks.failed(HERE, 7, is_outage=False)
     setbacks.forget(HERE)

@@ -1,4 +1,4 @@
-"""The bounded buffer: shares, turns, and the books about bytes."""
+"""Fetch buffer: shares, turns, and counts of bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C = (TopicPartition(name, 0) for name in "abc")
 
 @pytest.fixture
 def buffer():
-    """An empty one for ninety bytes."""
+    """Empty buffer of ninety bytes."""
     return FetchBuffer(90)
 
 
@@ -24,8 +24,8 @@ def anything(_partition):
     return True
 
 
-def test_first_in_first_out(buffer):
-    """Of one partition, chunks come in the order in which they were put."""
+def test_chunks_of_a_partition_are_in_order(buffer):
+    """First in, first out."""
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
@@ -38,15 +38,15 @@ def test_first_in_first_out(buffer):
 
 
 def test_partitions_take_turns(buffer):
-    """No partition is read twice while another that may be read waits."""
+    """No partition is read twice while another readable one waits."""
     for partition in (A, B, C):
         buffer.put(partition, "chunk", 1)
 
     assert [buffer.next_partition(anything) for _ in range(5)] == [A, B, C, A, B]
 
 
-def test_who_may_not_be_read_is_passed_over(buffer):
-    """A paused partition waits without holding up the others; when none may be read there is none."""
+def test_unreadable_partitions_are_skipped(buffer):
+    """A paused partition does not block the others; if none is readable, there is none."""
     for partition in (A, B, C):
         buffer.put(partition, "chunk", 1)
 
@@ -55,8 +55,8 @@ def test_who_may_not_be_read_is_passed_over(buffer):
     assert FetchBuffer(1).next_partition(anything) is None
 
 
-def test_bytes_are_accounted_for(buffer):
-    """What is held, what one partition holds, and what was ever taken out."""
+def test_bytes_are_counted(buffer):
+    """In total, by partition, and taken so far."""
     buffer.put(A, "one", 10)
     buffer.put(B, "two", 20)
 
@@ -65,8 +65,8 @@ def test_bytes_are_accounted_for(buffer):
     assert (buffer.held_bytes, buffer.bytes_of(B), buffer.free_bytes, buffer.taken_bytes) == (10, 0, 80, 20)
 
 
-def test_room_is_reserved_before_it_is_filled(buffer):
-    """A fetch under way has its room; when it is over, whatever it brought, the room is free or held."""
+def test_fetch_in_flight_has_reserved_space(buffer):
+    """Afterwards the space is free or filled."""
     buffer.reserve("fetch", 50)
     assert (buffer.free_bytes, buffer.reserved_bytes) == (40, 50)
 
@@ -78,23 +78,23 @@ def test_room_is_reserved_before_it_is_filled(buffer):
     assert buffer.free_bytes == 60
 
 
-def test_a_fetch_reserves_once(buffer):
-    """Another reservation of the same fetch takes the place of the one before."""
+def test_second_reservation_replaces_the_first(buffer):
+    """Of the same fetch."""
     buffer.reserve("fetch", 50)
     buffer.reserve("fetch", 20)
 
     assert buffer.reserved_bytes == 20
 
 
-def test_an_overrun_leaves_no_room(buffer):
-    """The protocol may bring more than was asked for; then there is no room, and not less than none."""
+def test_overrun_leaves_no_free_space(buffer):
+    """The protocol may bring more than was requested; the free space is never negative."""
     buffer.put(A, "large", 200)
 
     assert buffer.free_bytes == 0
     assert buffer.room_of(A, 3) == 0
 
 
-def test_a_partition_uses_up_its_own_share_alone(buffer):
+def test_partition_uses_only_its_share(buffer):
     """Each of three may hold a third, however much the others hold."""
     buffer.put(A, "slow", 30)
 
@@ -102,8 +102,8 @@ def test_a_partition_uses_up_its_own_share_alone(buffer):
     assert buffer.share_of(0) == 90
 
 
-def test_what_is_put_back_comes_first_again(buffer):
-    """Its bytes were accounted for when it was taken."""
+def test_chunk_that_is_put_back_comes_first(buffer):
+    """Its bytes were counted when it was taken."""
     buffer.put(A, "two", 10)
 
     buffer.put_back(A, "one")
@@ -116,8 +116,8 @@ def test_what_is_put_back_comes_first_again(buffer):
     assert buffer.next_partition(lambda one: one == B) == B
 
 
-def test_what_is_dropped_is_gone(buffer):
-    """All of it, and its turn; it was not read, so it was not taken. Dropping nothing is no error."""
+def test_dropped_partition_is_forgotten(buffer):
+    """With its turn; its bytes do not count as taken. Dropping an unknown partition is no error."""
     buffer.put(A, "one", 10)
     buffer.put(A, "two", 10)
 
@@ -129,8 +129,8 @@ def test_what_is_dropped_is_gone(buffer):
     assert buffer.next_partition(anything) is None
 
 
-def test_no_more_is_cut_than_was_too_much(buffer):
-    """Where so much has to be left: with less, a partition would have room for just what was cut."""
+def test_cut_keeps_at_least_so_many_bytes(buffer):
+    """Otherwise the partition would have space for just what was dropped."""
     for chunk, size in (("one", 5), ("two", 60), ("three", 10), ("marker", 0)):
         buffer.put(A, chunk, size)
 
@@ -142,8 +142,8 @@ def test_no_more_is_cut_than_was_too_much(buffer):
     assert buffer.cut(A, 40) == "one"
 
 
-def test_what_was_read_ahead_may_be_cut(buffer):
-    """The newest chunks, as many as it takes, but never the oldest, which may be half read; it was not read."""
+def test_newest_chunks_are_cut(buffer):
+    """As many as necessary, but never the oldest, which may be partly read; their bytes do not count as taken."""
     for chunk, size in (("one", 40), ("two", 20), ("three", 10)):
         buffer.put(A, chunk, size)
 
@@ -161,7 +161,7 @@ PARTITIONS = st.sampled_from([A, B, C])
 
 
 class Buffering(RuleBasedStateMachine):
-    """The same said with plain lists."""
+    """Model of the buffer with plain lists."""
 
     @initialize()
     def begin(self):

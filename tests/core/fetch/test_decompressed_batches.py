@@ -1,4 +1,4 @@
-"""How much of the batches of all partitions may be decompressed at a time."""
+"""Bound of the decompressed batches of all partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT = 100
 
 @dataclass
 class Batch:
-    """A batch that takes so many bytes when it is decompressed."""
+    """Batch of so many bytes when decompressed."""
 
     plain_bytes: int
     is_decompressing: bool = False
@@ -28,7 +28,7 @@ def place(number: int) -> TopicPartition:
 
 
 def held(*batches: Batch):
-    """A buffer with these batches, one a partition, all of them decompressed."""
+    """Return a buffer with these batches, one per partition, all decompressed."""
     buffer: FetchBuffer[Batch] = FetchBuffer(LIMIT)
     decompressed = DecompressedBatches(buffer)
     for number, batch in enumerate(batches):
@@ -45,14 +45,14 @@ def nobody(_: TopicPartition) -> bool:
     return False
 
 
-def test_there_is_room_until_they_take_the_limit():
-    """A batch of any size may begin while the others take less."""
+def test_batches_may_be_decompressed_below_the_limit():
+    """A batch of any size may be decompressed while the others take less."""
     assert held(Batch(60), Batch(39))[1].has_room(everyone)
     assert not held(Batch(60), Batch(40))[1].has_room(everyone)
 
 
-def test_what_is_used_up_makes_room():
-    """Whether its partition has other batches then or is gone."""
+def test_consumed_batch_makes_room():
+    """Whether its partition has other batches or is gone."""
     buffer, decompressed = held(Batch(60), Batch(60))
     assert not decompressed.has_room(everyone)
     buffer.put(place(0), Batch(0), 1)
@@ -63,15 +63,15 @@ def test_what_is_used_up_makes_room():
     assert decompressed.has_room(everyone)
 
 
-def test_records_that_were_put_back_before_a_batch_do_not_hide_it():
-    """It takes its bytes still."""
+def test_batch_after_records_that_were_put_back_is_counted():
+    """It still takes its bytes."""
     buffer, decompressed = held(Batch(100))
     buffer.put_back(place(0), Batch(0))
     assert not decompressed.has_room(everyone)
 
 
-def test_what_nobody_reads_is_compressed_again():
-    """The oldest first and no more than makes room; never while somebody reads one of them, which makes room, too."""
+def test_unread_batches_are_compressed_again():
+    """Oldest first and only as many as necessary; none while another of them is being read, which makes room, too."""
     first, second = Batch(60), Batch(60)
     _, decompressed = held(first, second)
     assert not decompressed.has_room(lambda partition: partition == place(1))
@@ -80,16 +80,16 @@ def test_what_nobody_reads_is_compressed_again():
     assert (first.plain_bytes, second.plain_bytes) == (0, 60)
 
 
-def test_what_has_an_error_makes_room():
-    """Nothing is read from it any more, however often its error is raised."""
+def test_batch_with_an_error_makes_room():
+    """No record is read from it any more."""
     broken = Batch(200, has_error=True)
     _, decompressed = held(broken)
     assert decompressed.has_room(everyone)
     assert broken.plain_bytes == 0
 
 
-def test_two_are_decompressed_by_threads_at_a_time():
-    """Their sizes are not known before; a third one begins when one of them has ended, dropped or not."""
+def test_threads_decompress_two_batches_at_a_time():
+    """Their sizes are unknown before; a third starts when one has ended, dropped or not."""
     under_way = Batch(0, is_decompressing=True)
     buffer, decompressed = held(under_way, Batch(0, is_decompressing=True))
     assert not decompressed.has_room(everyone)

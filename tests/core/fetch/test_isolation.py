@@ -1,4 +1,4 @@
-"""Which batches a reader may see."""
+"""Visibility of fetched batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.protocol.fetch import AbortedTransaction
 
 @dataclass(frozen=True)
 class Header:
-    """All that is known of a batch."""
+    """Header of a batch."""
 
     base_offset: int
     count: int = 1
@@ -33,7 +33,7 @@ class Header:
 
 
 def offsets(batches, aborted) -> list[int]:
-    """Where the batches begin that may be seen."""
+    """Return the base offsets of the visible batches."""
     return [batch.base_offset for batch, is_visible in visible(batches, aborted) if is_visible]
 
 
@@ -48,29 +48,29 @@ TAKEN_BACK = [
 ]
 
 
-def test_what_was_taken_back_is_not_seen():
-    """From the transaction's first offset to its marker, that producer's records and no others."""
+def test_aborted_records_are_not_visible():
+    """That producer's records from the transaction's first offset to its marker, and no others."""
     assert offsets(TAKEN_BACK, [AbortedTransaction(7, 0)]) == [2, 5, 7]
 
 
-def test_markers_are_never_seen():
-    """With ``read_uncommitted``, too: all records, and no markers."""
+def test_control_batches_are_never_visible():
+    """``read_uncommitted`` delivers all records, but no markers."""
     assert offsets(TAKEN_BACK, None) == [0, 2, 3, 5, 7]
     assert offsets(TAKEN_BACK, []) == [0, 2, 3, 5, 7]
 
 
-def test_every_batch_comes_out_in_order():
-    """What is not seen is passed over, not lost: positions move past it."""
+def test_every_batch_is_yielded_in_order():
+    """Invisible ones are yielded, too, so that positions move past them."""
     assert [batch for batch, _ in visible(TAKEN_BACK, [AbortedTransaction(7, 0)])] == TAKEN_BACK
 
 
-def test_a_transaction_that_began_before_the_fetch():
-    """Reading may begin in the middle of one."""
+def test_transaction_that_began_before_the_fetch():
+    """A fetch may begin in the middle of a transaction."""
     assert offsets(TAKEN_BACK[2:], [AbortedTransaction(7, 0)]) == [5, 7]
 
 
-def test_a_producer_that_takes_back_twice():
-    """What it committed in between is seen; the list may be in any order."""
+def test_producer_that_aborts_twice():
+    """Records committed in between are visible; the broker's list may be in any order."""
     batches = [
         Header(0, producer_id=7),
         Header(1, producer_id=7, marks="abort"),
@@ -84,8 +84,8 @@ def test_a_producer_that_takes_back_twice():
     assert offsets(batches, [AbortedTransaction(7, 4), AbortedTransaction(7, 0)]) == [2, 6]
 
 
-def test_a_commit_ends_nobody_elses_transaction():
-    """A marker ends its own producer's transaction only."""
+def test_marker_ends_only_its_producers_transaction():
+    """Transactions of other producers continue."""
     batches = [
         Header(0, producer_id=7),
         Header(1, producer_id=8, marks="abort"),
@@ -100,8 +100,8 @@ STEPS = st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["write",
 
 
 @given(STEPS, st.data())
-def test_read_committed_sees_what_was_committed(steps, data):
-    """Of any history of transactions, from any offset on: what was not taken back, and nothing else."""
+def test_read_committed_delivers_exactly_committed_records(steps, data):
+    """For any history of transactions, from any offset on."""
     batches, open_since, aborted, taken_back = [], {}, [], set()
     for offset, (producer, what) in enumerate(steps):
         match what:
@@ -116,7 +116,7 @@ def test_read_committed_sees_what_was_committed(steps, data):
                 if what == "abort" and mine:
                     aborted.append((AbortedTransaction(producer, mine[0]), offset))
                     taken_back.update(mine)
-    # A broker sends no further than the first transaction that is open still.
+    # A broker sends only records before the first open transaction.
     stable = min((offsets_[0] for offsets_ in open_since.values()), default=len(batches))
     start = data.draw(st.integers(0, stable))
 

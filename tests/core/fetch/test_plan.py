@@ -1,4 +1,4 @@
-"""What to fetch from which broker, and how long a broker may hold it."""
+"""Fetch plans, and how long a broker may hold a fetch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ LIMITS = FetchLimits(max_bytes=10_000, partition_max_bytes=100, max_wait_s=0.5)
 
 
 def topology(*leaders: int) -> ClusterMetadata:
-    """Four brokers, and one topic whose partitions three of them have; broker 3 has lost its copies."""
+    """Return metadata of four brokers and a topic with partitions on three of them; the replicas of broker 3 are
+    offline.
+    """
     partitions = tuple(PartitionMetadata(0, n, leader, 5, (1, 2, 3), (1, 2), (3,)) for n, leader in enumerate(leaders))
     brokers = tuple(BrokerMetadata(n, f"host{n}", 9092) for n in (1, 2, 3, 4))
     return ClusterMetadata().updated(
@@ -46,7 +48,7 @@ def topology(*leaders: int) -> ClusterMetadata:
 
 
 def ready(*partitions: TopicPartition) -> Positions:
-    """Positions of which nothing stands in the way."""
+    """Return positions that can be fetched."""
     positions = Positions()
     for position in positions.add(partitions):
         position.begin(7)
@@ -61,8 +63,8 @@ def plan(positions, *, node_id=1, leaders=(1, 1, 1), buffer=None, limits=LIMITS)
 # ---- which -----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_broker_leads_is_fetched_from_it():
-    """By topic, id and offset, with the leader's epoch, and no more than one partition may bring."""
+def test_partitions_are_fetched_from_their_leader():
+    """By topic, id and offset, with the leader epoch, within the partition limit."""
     found = plan(ready(A, B), leaders=(1, 2))
 
     assert found.partitions == {A: FetchPartition(0, 7, 100, "t", TOPIC_ID, current_leader_epoch=5)}
@@ -72,16 +74,16 @@ def test_what_a_broker_leads_is_fetched_from_it():
     assert found.retry_at is None
 
 
-def test_epochs_go_with_a_plan():
-    """So that an answer that comes after a seek is told from one that still counts."""
+def test_plan_carries_epochs():
+    """They show whether an answer was sent before a seek."""
     positions = ready(A, B)
     positions.get(B).is_paused = True
 
     assert plan(positions).epochs == {A: positions.get(A).epoch}
 
 
-def test_what_is_added_to_a_fetch_under_way_is_told_apart():
-    """A partition that was sought or resumed since is asked for by itself; one that only goes on is not."""
+def test_partitions_added_during_a_fetch_are_distinguished():
+    """Those sought or resumed since are fetched separately; others are in flight."""
     positions = ready(A, B, C)
     sought, resumed, other = positions.of([A, B, C])
     resumed.is_paused = True
@@ -99,8 +101,8 @@ def test_what_is_added_to_a_fetch_under_way_is_told_apart():
     assert not plan(positions).added_to(plan(positions)).partitions
 
 
-def test_an_answer_counts_for_the_offset_that_was_asked_for():
-    """Not after a seek, not after another broker has answered, and not for what was not asked for at all."""
+def test_answer_counts_only_for_the_requested_offset():
+    """Not after a seek, after another broker's answer, or for a partition that was not requested."""
     positions = ready(A, B, C)
     a, b, c = positions
     c.is_paused = True
@@ -124,8 +126,8 @@ def test_an_answer_counts_for_the_offset_that_was_asked_for():
     ],
     ids=["no beginning", "callbacks not through", "paused", "about to be released"],
 )
-def test_what_is_not_ready_is_left_out(hinder):
-    """Its broker is not idle for that: the partition may be ready at any moment. It is no lack of room either."""
+def test_partition_that_is_not_ready_is_left_out(hinder):
+    """Its broker is not idle, because it may become ready; nor does it lack room."""
     positions = ready(A, B)
     hinder(positions.get(A))
 
@@ -141,8 +143,8 @@ def test_what_is_not_ready_is_left_out(hinder):
 @pytest.mark.parametrize(
     ("fetched_topic_id", "is_remade"), [(None, False), (TOPIC_ID, False), (UUID(int=0), False), (UUID(int=9), True)]
 )
-def test_what_was_made_anew_is_left_out_and_told(fetched_topic_id, is_remade):
-    """Its offsets mean other records now; who has not fetched yet, or from a broker without ids, cannot know."""
+def test_recreated_topic_is_left_out_and_reported(fetched_topic_id, is_remade):
+    """Its offsets mean other records; before a first fetch, or without topic ids, that is unknown."""
     positions = ready(A, B)
     positions.get(A).fetched_topic_id = fetched_topic_id
 
@@ -152,8 +154,8 @@ def test_what_was_made_anew_is_left_out_and_told(fetched_topic_id, is_remade):
     assert not made.lacks_room
 
 
-def test_a_new_beginning_knows_no_log():
-    """Where the user or the policy has it begin is of the topic as it is."""
+def test_new_start_belongs_to_the_current_topic():
+    """The user or the reset policy chose it for the topic as it is."""
     positions = ready(A, B)
     for position in positions:
         position.fetched_topic_id = UUID(int=9)
@@ -164,8 +166,8 @@ def test_a_new_beginning_knows_no_log():
     assert {position.fetched_topic_id for position in positions} == {None}
 
 
-def test_a_pause_after_a_failure_is_kept():
-    """The plan says when the first of those that wait may be asked for again."""
+def test_backoff_of_a_partition_is_kept():
+    """The plan has the end of the earliest one."""
     positions = ready(A, B, C)
     positions.get(A).back_off(NOW + 5)
     positions.get(B).back_off(NOW + 3)
@@ -178,8 +180,8 @@ def test_a_pause_after_a_failure_is_kept():
     assert plan(positions).partitions.keys() == {B, C}
 
 
-def test_a_broker_that_has_none_of_ours_is_idle():
-    """Its loop may end."""
+def test_broker_without_our_partitions_is_idle():
+    """Its fetch loop may end."""
     assert plan(ready(A), node_id=2).is_idle
     assert plan(Positions()).is_idle
 
@@ -187,8 +189,8 @@ def test_a_broker_that_has_none_of_ours_is_idle():
 # ---- from where ------------------------------------------------------------------------------------------------
 
 
-def test_a_nearer_replica_is_read_while_its_leader_says_so():
-    """For as long as the leader's word is good, and only if the replica is there (KIP-392)."""
+def test_preferred_read_replica_is_used_until_it_expires():
+    """Only if the replica is in the cluster and not offline (KIP-392)."""
     positions = ready(A)
     position = positions.get(A)
     position.preferred_read_replica, position.preferred_read_replica_until = 2, NOW + 1
@@ -205,8 +207,8 @@ def test_a_nearer_replica_is_read_while_its_leader_says_so():
     assert source_of(position, topology(1), NOW) == 1, "it has no copy any more"
 
 
-def test_a_leaders_word_is_good_for_some_time():
-    """It is known when the first of them has to be asked again; what has no nearer replica has no such time."""
+def test_sources_change_at_the_first_expiry():
+    """Partitions without a preferred replica have none."""
     positions = ready(A, B, C)
     a, b, c = positions
     assert sources_change_at(positions, NOW) is None
@@ -221,15 +223,15 @@ def test_a_leaders_word_is_good_for_some_time():
 
 
 @given(st.integers(1, 9), st.text(), st.integers(0, 999))
-def test_each_partition_goes_by_one_connection(of, topic, number):
-    """Of so many to a broker, exactly the one that it is said to go by."""
+def test_each_partition_uses_one_connection(of, topic, number):
+    """Exactly the one that ``slot_of`` returns."""
     partition = TopicPartition(topic, number)
 
     assert [n for n in range(of) if FetcherSlot(n, of).has(partition)] == [slot_of(partition, of)]
 
 
-def test_without_a_leader_there_is_no_source():
-    """A partition that nobody leads, or that is not known, is fetched from nobody."""
+def test_partition_without_a_leader_has_no_source():
+    """Nor has an unknown partition."""
     (position,) = ready(A)
 
     assert source_of(position, topology(-1), NOW) is None
@@ -239,8 +241,8 @@ def test_without_a_leader_there_is_no_source():
 # ---- how much --------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_fetches_what_its_share_has_room_for():
-    """Three partitions share 300 bytes: who holds 40 asks for 60, and the slow one leaves the others their share."""
+def test_fetch_size_is_the_rest_of_the_share():
+    """Three partitions share 300 bytes: one that holds 40 fetches 60; a slow one leaves the others their shares."""
     buffer = FetchBuffer(300)
     buffer.put(A, "chunk", 40)
     buffer.put(B, "chunk", 100)
@@ -251,8 +253,8 @@ def test_a_partition_fetches_what_its_share_has_room_for():
     assert found.lacks_room
 
 
-def test_crumbs_are_not_asked_for():
-    """Less than half a share is not worth a request: the broker would send a batch at a time."""
+def test_small_rest_of_a_share_is_not_fetched():
+    """Below half a share the broker would send one batch at a time."""
     buffer = FetchBuffer(100)
     buffer.put(A, "chunk", 51)
     assert plan(ready(A), buffer=buffer).partitions == {}
@@ -263,13 +265,13 @@ def test_crumbs_are_not_asked_for():
     assert plan(ready(A), buffer=buffer).partitions[A].partition_max_bytes == 50
 
 
-def test_a_small_fetch_is_no_crumb():
-    """Where all of one fetch may be less than a partition may bring, that much is worth a request."""
+def test_small_fetch_limit_is_fetched():
+    """Where ``fetch_max_bytes`` is below the partition limit."""
     assert plan(ready(A), limits=replace(LIMITS, max_bytes=60)).max_bytes == 60
 
 
-def test_who_holds_more_than_its_share_is_told():
-    """A paused one had the whole budget, and another comes: there is no room for it before something is forgotten."""
+def test_partitions_above_their_share_are_reported():
+    """After a paused one filled the buffer, another gets no room until chunks are dropped."""
     buffer, positions = FetchBuffer(300), ready(A)
     buffer.put(A, "chunk", 300)
     assert plan(positions, buffer=buffer).overdrawn == ()
@@ -290,8 +292,8 @@ def test_who_holds_more_than_its_share_is_told():
     assert plan(positions, buffer=buffer).overdrawn == ()
 
 
-def test_the_whole_fetch_has_bounds():
-    """What the option says, what the partitions may bring, and what nobody else has reserved."""
+def test_size_of_a_fetch_is_bounded():
+    """By the option, the partition limits, and the space that is not reserved."""
     buffer = FetchBuffer(10_000)
     assert plan(ready(A, B, C)).max_bytes == 300
     assert plan(ready(A, B, C), limits=replace(LIMITS, max_bytes=150)).max_bytes == 150
@@ -311,8 +313,8 @@ def test_the_whole_fetch_has_bounds():
     st.integers(1, 400),
     st.integers(1, 1_000),
 )
-def test_no_plan_asks_for_more_than_there_is_room(size, held, reserved, partition_max, most):
-    """The budget is never overdrawn by asking, whatever is held and reserved; and what is asked is worth it."""
+def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max, most):
+    """Whatever is held and reserved; and no fetch is too small."""
     buffer = FetchBuffer(size)
     for partition, holds in zip((A, B, C), held, strict=True):
         buffer.put(partition, "chunk", holds)
@@ -329,8 +331,8 @@ def test_no_plan_asks_for_more_than_there_is_room(size, held, reserved, partitio
     assert found.lacks_room == (found.partitions.keys() != {A, B, C})
 
 
-def test_an_empty_buffer_always_has_room_for_somebody():
-    """However many partitions and however small the budget, fetching begins."""
+def test_empty_buffer_has_room_for_a_fetch():
+    """However many partitions and however small the buffer."""
     partitions = [TopicPartition("t", n) for n in range(300)]
 
     found = plan(ready(*partitions), leaders=(1,) * 300, buffer=FetchBuffer(1_000))
@@ -362,28 +364,28 @@ def test_an_empty_buffer_always_has_room_for_somebody():
         (999, FetchErrorAction.RAISE),
     ],
 )
-def test_what_a_partitions_error_means(code, verdict):
-    """Leadership that moved, a position that is not there, a pause, or the user's to know."""
+def test_reactions_to_partition_errors(code, verdict):
+    """Refresh metadata, reset, back off, or raise."""
     assert FETCH_REACTIONS.reaction_to(code) is verdict
 
 
-def test_what_kafka_calls_retriable_is_never_refused():
-    """No error that another try may heal is put before the user."""
+def test_retriable_errors_are_never_raised():
+    """Another attempt may succeed."""
     assert FetchErrorAction.RAISE not in {FETCH_REACTIONS.reaction_to(code) for code in RETRIABLE}
 
 
 # ---- how long a broker may hold a fetch ------------------------------------------------------------------------
 
 
-def test_a_fetch_of_all_is_held_as_long_as_the_option_says():
-    """Nothing was left out, so nothing is missed."""
+def test_fetch_of_all_partitions_is_held_for_the_full_wait():
+    """No partition was left out."""
     patience = FetchWait(0.5)
 
     assert [patience.wait_s(lacks_room=False, taken_bytes=0) for _ in range(3)] == [0.5, 0.5, 0.5]
 
 
-def test_patience_grows_while_nobody_takes():
-    """A fetch that leaves partitions out for lack of room is short, and doubles while the buffer stays full."""
+def test_hold_grows_while_the_buffer_is_full():
+    """A fetch that leaves partitions out is held for a short time, which doubles."""
     patience = FetchWait(0.5)
 
     waits = [patience.wait_s(lacks_room=True, taken_bytes=10) for _ in range(7)]
@@ -391,8 +393,8 @@ def test_patience_grows_while_nobody_takes():
     assert waits == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5])
 
 
-def test_patience_begins_anew_when_somebody_takes():
-    """Room was made, so it may be made again soon; and after a fetch of all as well."""
+def test_hold_is_short_again_after_a_chunk_is_taken():
+    """And after a fetch of all partitions."""
     patience = FetchWait(0.5)
     patience.wait_s(lacks_room=True, taken_bytes=10)
     patience.wait_s(lacks_room=True, taken_bytes=10)
@@ -403,13 +405,13 @@ def test_patience_begins_anew_when_somebody_takes():
     assert patience.wait_s(lacks_room=True, taken_bytes=11) == 0.02
 
 
-def test_patience_is_never_longer_than_the_option():
-    """An option below the shortest wait holds."""
+def test_hold_never_exceeds_the_option():
+    """Even if the option is below the shortest hold."""
     assert FetchWait(0.005).wait_s(lacks_room=True, taken_bytes=0) == 0.005
 
 
-def test_a_fetch_of_added_partitions_is_held_for_long_after_one_without_records():
-    """For a short time at first and again after records; nothing is fetched when the other fetch ends as soon."""
+def test_fetch_of_added_partitions_is_held_long_after_an_empty_one():
+    """At first and after records it is short; none is sent if the other fetch ends as soon."""
     made, wait = plan(ready(A)), AddedWait()
 
     assert wait.wait_s(made, 5.0, 4.0) == 0.1
@@ -421,8 +423,8 @@ def test_a_fetch_of_added_partitions_is_held_for_long_after_one_without_records(
     assert wait.wait_s(made, 0.02, 4.0) == 0.02
 
 
-def test_a_partition_that_is_added_later_ends_the_long_hold():
-    """A seek after the last fetch makes the next hold short again."""
+def test_newly_added_partition_ends_the_long_hold():
+    """A seek makes the next hold short again."""
     positions, wait = ready(A), AddedWait()
     wait.answered(plan(positions), is_empty=True)
 

@@ -1,4 +1,4 @@
-"""Incremental fetches against what a broker remembers."""
+"""Fetch sessions against a model of the broker's."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def answer(session_id: int = 5, error_code: int = 0) -> FetchResponse:
 
 @pytest.fixture
 def session():
-    """One that the broker has answered once, with two partitions in it."""
+    """Session with two partitions after the first answer."""
     made = FetchSession()
     made.ask({A: asked(A), B: asked(B)})
     made.answered(answer())
     return made
 
 
-def test_the_first_request_names_everything():
-    """Epoch 0 asks for a session."""
+def test_first_request_is_full():
+    """Epoch 0 requests a session."""
     session = FetchSession()
 
     part = session.ask({A: asked(A), B: asked(B)})
@@ -46,8 +46,8 @@ def test_the_first_request_names_everything():
     assert part.forgotten == ()
 
 
-def test_the_next_one_names_what_changed(session):
-    """Positions that moved and nothing else; epochs count up from 1."""
+def test_next_request_names_only_changes(session):
+    """Epochs count up from 1."""
     part = session.ask({A: asked(A, 10), B: asked(B)})
     session.answered(answer())
 
@@ -58,8 +58,8 @@ def test_the_next_one_names_what_changed(session):
     assert (again.session_epoch, again.partitions, again.forgotten) == (2, (), ())
 
 
-def test_what_is_not_wanted_any_more_is_forgotten(session):
-    """A paused partition is not sent; when it is wanted again it is named again."""
+def test_partition_no_longer_fetched_is_forgotten(session):
+    """A paused partition is named again when it is resumed."""
     part = session.ask({B: asked(B)})
     session.answered(answer())
 
@@ -67,8 +67,8 @@ def test_what_is_not_wanted_any_more_is_forgotten(session):
     assert session.ask({A: asked(A), B: asked(B)}).partitions == (asked(A),)
 
 
-def test_a_topic_made_anew_begins_a_session_anew(session):
-    """A broker that goes by names would forget the new topic with the old one."""
+def test_recreated_topic_starts_a_new_session(session):
+    """A broker that identifies topics by name would forget the new one with the old."""
     part = session.ask({A: asked(A, topic_id=SECOND_ID), B: asked(B)})
 
     assert (part.session_id, part.session_epoch) == (5, 0)
@@ -76,8 +76,8 @@ def test_a_topic_made_anew_begins_a_session_anew(session):
     assert part.forgotten == ()
 
 
-def test_a_broker_that_keeps_no_session(session):
-    """Session 0 says that it has no room for one: each request names everything, and asks again."""
+def test_broker_without_sessions_gets_full_requests(session):
+    """Session id 0 means that its cache is full; each request asks again."""
     assert session.answered(answer(session_id=0))
 
     assert session.is_full
@@ -92,8 +92,8 @@ def test_a_broker_that_keeps_no_session(session):
         (ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 5),
     ],
 )
-def test_an_error_of_the_session_ends_it(session, code, session_id):
-    """The answer holds nothing; the next request is full, and ends the old session if there is one."""
+def test_session_error_ends_the_session(session, code, session_id):
+    """The answer holds nothing; the next request is full and ends the old session."""
     session.ask({A: asked(A)})
 
     assert not session.answered(answer(error_code=code))
@@ -103,16 +103,16 @@ def test_an_error_of_the_session_ends_it(session, code, session_id):
     assert (part.session_id, part.session_epoch, part.partitions) == (session_id, 0, (asked(A),))
 
 
-def test_another_error_is_no_matter_of_the_session(session):
-    """It is told to who asked; what the broker remembers is not relied on all the same."""
+def test_other_error_resets_the_session_and_is_returned(session):
+    """The caller handles it; the next request is full."""
     session.ask({A: asked(A)})
 
     assert session.answered(answer(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
     assert session.is_full
 
 
-def test_after_no_answer_everything_is_named(session):
-    """Nobody knows whether the broker took the request in."""
+def test_request_after_a_lost_answer_is_full(session):
+    """The broker's state is unknown."""
     session.ask({A: asked(A, 10)})
     session.lost()
 
@@ -121,8 +121,8 @@ def test_after_no_answer_everything_is_named(session):
     assert (part.session_id, part.session_epoch, part.partitions) == (5, 0, (asked(A, 10),))
 
 
-def test_epochs_begin_again_at_1():
-    """After two thousand million fetches; 0 and -1 mean something else."""
+def test_epochs_wrap_to_1():
+    """0 and -1 have other meanings."""
     session = FetchSession()
     session.ask({})
     session.answered(answer())
@@ -135,7 +135,7 @@ def test_epochs_begin_again_at_1():
 
 
 class Broker:
-    """What a broker keeps of fetch sessions (KIP-227), by topic name or by topic id."""
+    """Model of a broker's fetch sessions (KIP-227), by topic name or by topic id."""
 
     def __init__(self, *, by_id: bool) -> None:
         self._by_id = by_id
@@ -144,7 +144,7 @@ class Broker:
         self.remembers: dict[object, FetchPartition] = {}
 
     def fetch(self, part, *, has_room: bool) -> tuple[FetchResponse, list[FetchPartition]]:
-        """Its answer, and what it sends."""
+        """Return the answer, and the partitions it sends."""
         if part.session_epoch == 0:
             if part.session_id == self._session_id:
                 self.evict()
@@ -164,7 +164,7 @@ class Broker:
         return FetchResponse((), session_id=self._session_id), list(self.remembers.values())
 
     def evict(self) -> None:
-        """Others need the room."""
+        """Evict the session."""
         self._session_id, self._epoch, self.remembers = 0, 0, {}
 
     def _key(self, one: FetchPartition | ForgottenPartition) -> tuple[object, int]:
@@ -172,7 +172,7 @@ class Broker:
 
 
 class Fetching(RuleBasedStateMachine):
-    """Whatever is wanted, lost and evicted: a broker sends what is wanted and nothing else."""
+    """Any sequence of fetches, losses and evictions: the broker sends exactly the wanted partitions."""
 
     @initialize(by_id=st.booleans())
     def begin(self, by_id):

@@ -1,4 +1,4 @@
-"""What to commit, and what an answer to a commit is worth."""
+"""Content of commits, and the effect of their answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def finish(position, to):
-    """Deliver records up to ``to``, all of which are finished at once."""
+    """Deliver records up to ``to`` and finish them."""
     lease = position.deliver(records_at(range(position.delivered, to)), to)
     list(lease.left)
     lease.close_if_done()
 
 
 def start(position, *offsets):
-    """Deliver records, all of which are in flight."""
+    """Deliver records that stay in flight."""
     lease = position.deliver(records_at(offsets), offsets[-1] + 1)
     position.progress.start_all([record.offset for record in lease.take(len(offsets))])
     lease.close_if_done()
@@ -34,7 +34,7 @@ def start(position, *offsets):
 
 @pytest.fixture
 def positions():
-    """Two partitions; of the first, three records are done and one is in hand."""
+    """Two partitions; of the first, three records are finished and one is in flight."""
     made = Positions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
@@ -45,29 +45,29 @@ def positions():
     return made
 
 
-def test_what_is_done_is_committed(positions):
-    """The offset behind the last record that is done, and the epoch of its leader; what is in hand is not."""
+def test_finished_offsets_are_committed(positions):
+    """The offset after the last finished record with its leader epoch; not the record in flight."""
     snapshot = Commits(positions).snapshot()
 
     assert snapshot.offsets == {ONE: CommitOffset("t", 0, 13, leader_epoch=5)}
     assert snapshot
 
 
-def test_nothing_new_is_no_commit(positions):
-    """An empty snapshot is false, so no request goes out."""
+def test_nothing_new_is_an_empty_snapshot(positions):
+    """It is false, so no request is sent."""
     assert not Commits(positions).snapshot([TWO])
     assert not CommitSnapshot({}, {}, {})
 
 
-def test_some_partitions_may_be_committed_alone(positions):
-    """Those that are given back, and no others; one that is not assigned is passed over."""
+def test_some_partitions_may_be_committed(positions):
+    """Such as those to be revoked; one that is not assigned is ignored."""
     finish(positions.get(TWO), 5)
 
     assert Commits(positions).snapshot([TWO, TopicPartition("gone", 0)]).offsets.keys() == {TWO}
 
 
-def test_an_answer_says_what_is_committed(positions):
-    """Then there is nothing to commit until more is done."""
+def test_answer_sets_the_committed_offset(positions):
+    """Nothing is to be committed until more is finished."""
     commits = Commits(positions)
 
     commits.acknowledged(commits.snapshot(), [ONE])
@@ -78,8 +78,8 @@ def test_an_answer_says_what_is_committed(positions):
     assert commits.snapshot().offsets[ONE].offset == 14
 
 
-def test_only_what_the_broker_took_is_committed(positions):
-    """A partition that it refused is committed again."""
+def test_refused_partition_is_committed_again(positions):
+    """Only partitions that the broker stored count as committed."""
     finish(positions.get(TWO), 5)
     commits = Commits(positions)
 
@@ -89,8 +89,8 @@ def test_only_what_the_broker_took_is_committed(positions):
 
 
 @pytest.mark.parametrize("change", ["seek", "reset", "rebalance"])
-def test_a_late_answer_of_an_older_epoch_does_not_count(positions, change):
-    """After a seek, a reset or another assignment, an answer to what was sent before says nothing of now."""
+def test_answer_of_an_older_epoch_is_ignored(positions, change):
+    """After a seek, a reset or another assignment."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -107,8 +107,8 @@ def test_a_late_answer_of_an_older_epoch_does_not_count(positions, change):
     assert positions.get(ONE).committed is None
 
 
-def test_a_late_answer_for_a_partition_that_is_gone_is_dropped(positions):
-    """It is somebody else's already."""
+def test_answer_for_a_revoked_partition_is_ignored(positions):
+    """It may have another owner."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
@@ -118,8 +118,8 @@ def test_a_late_answer_for_a_partition_that_is_gone_is_dropped(positions):
     assert ONE not in positions
 
 
-def test_a_seek_backwards_is_to_be_committed(positions):
-    """Within an epoch a commit never goes back; the user's own seek begins another."""
+def test_seek_backwards_is_committed(positions):
+    """Within an epoch commits never go back; a seek begins another."""
     commits = Commits(positions)
     commits.acknowledged(commits.snapshot(), [ONE])
 
@@ -128,8 +128,8 @@ def test_a_seek_backwards_is_to_be_committed(positions):
     assert commits.snapshot().offsets[ONE].offset == 3
 
 
-def test_a_commit_of_the_users_choice_is_not_taken_back(positions):
-    """It may be of the record in hand, which is not done yet: nothing below it is committed, and no map of less."""
+def test_offset_chosen_by_the_user_is_not_taken_back(positions):
+    """It may be that of the record in flight: no lower offset is committed, and no map for one."""
     commits, one = Commits(positions), positions.get(ONE)
     one.begin(13)
     start(one, 13, 14, 15)
@@ -145,8 +145,8 @@ def test_a_commit_of_the_users_choice_is_not_taken_back(positions):
 
 
 @pytest.mark.parametrize("is_under_way", [False, True])
-def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
-    """A commit of before may be on its way, or may have come though its answer did not; the text beside it stays."""
+def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way):
+    """An older commit may be in flight or stored without an answer; the user's text is kept."""
     commits, one = Commits(positions), positions.get(ONE)
     commits.acknowledged(commits.chosen({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
     one.progress.finish_through(14)
@@ -164,8 +164,8 @@ def test_a_seek_to_what_is_committed_is_committed_anew(positions, is_under_way):
     assert not commits.snapshot()
 
 
-def test_behind_what_is_stuck_the_map_is_committed(positions):
-    """When nothing but the map has changed a commit is due, once; it says what is finished, and who says so."""
+def test_map_after_a_stuck_record_is_committed(positions):
+    """Once, when only the map has changed; it names the finished offsets and the writer."""
     commits, two = Commits(positions, writer="me"), positions.get(TWO)
     start(two, 0, 1, 2)
     assert not commits.snapshot([TWO])
@@ -179,8 +179,8 @@ def test_behind_what_is_stuck_the_map_is_committed(positions):
     assert not commits.snapshot([TWO])
 
 
-def test_a_map_that_does_not_fit_is_left_out(positions):
-    """The commit is made without it; that it was dropped is noted, and it is not tried again until it is another."""
+def test_map_that_does_not_fit_is_dropped(positions):
+    """The commit is made and the drop noted; it is not repeated until the map changes."""
     commits, two = Commits(positions, max_bytes=20), positions.get(TWO)
     start(two, 0, 1, 2)
     two.progress.finish(1)
@@ -193,8 +193,8 @@ def test_a_map_that_does_not_fit_is_left_out(positions):
     assert commits.without_map(snapshot.offsets[TWO], snapshot.notes[TWO]) is None
 
 
-def test_without_the_map_a_text_is_left(positions):
-    """For a broker that takes less metadata than we thought."""
+def test_commit_without_the_map_keeps_the_users_text(positions):
+    """For a broker that accepts less metadata than expected."""
     commits, two = Commits(positions), positions.get(TWO)
     start(two, 0, 1)
     two.progress.finish(1)
@@ -205,8 +205,8 @@ def test_without_the_map_a_text_is_left(positions):
     assert shorter == CommitOffset("t", 1, 0, metadata="mine")
 
 
-def test_a_chosen_offset_has_the_map_that_is_true_of_it(positions):
-    """None where it is not the one that we would commit, or not of our partition."""
+def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
+    """And the partition is assigned."""
     commits, two, gone = Commits(positions), positions.get(TWO), TopicPartition("gone", 0)
     start(two, 0, 1)
     two.progress.finish(1)
@@ -218,7 +218,7 @@ def test_a_chosen_offset_has_the_map_that_is_true_of_it(positions):
 
 
 class Committing(RuleBasedStateMachine):
-    """One partition, a reader, and a broker that stores commits, one at a time, answering sooner or later or never."""
+    """One partition, a reader, and a broker that stores commits in turn and answers at any time or never."""
 
     @initialize()
     def begin(self):
@@ -298,8 +298,8 @@ TestCommitting.__doc__ = "What is done is committed in the end, and no commit go
 # ---- when ------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_due_after_each_interval():
-    """Any commit begins the interval anew."""
+def test_commit_is_due_after_each_interval():
+    """Any commit restarts the interval."""
     clock = CommitClock(5.0)
     assert not clock.is_due(1_000)
 
@@ -310,7 +310,7 @@ def test_a_commit_is_due_after_each_interval():
     assert not clock.is_due(105)
 
 
-def test_without_an_interval_none_is_due():
+def test_no_commit_is_due_without_an_interval():
     """Automatic commits are off."""
     clock = CommitClock(None)
     clock.restart(100)
@@ -319,8 +319,8 @@ def test_without_an_interval_none_is_due():
     assert not clock.is_due(1e9)
 
 
-def test_a_commit_is_due_after_so_many_records():
-    """By number alone, or beside the interval: whichever is first, and each commit begins both anew."""
+def test_commit_is_due_after_so_many_records():
+    """Alone or with an interval, whichever comes first; each commit restarts both."""
     by_number, both = CommitClock(None, 100), CommitClock(5.0, 100)
     for clock in (by_number, both):
         clock.restart(10.0, finished=40)
@@ -330,8 +330,8 @@ def test_a_commit_is_due_after_so_many_records():
     assert [both.is_due(14.0, 139), both.is_due(15.0, 41), both.is_due(11.0, 140)] == [False, True, True]
 
 
-def test_a_text_that_was_left_out_is_not_remembered():
-    """The broker has stored the offset alone, so that is what the position knows."""
+def test_text_that_was_left_out_is_not_remembered():
+    """The broker stored the offset alone."""
     positions = Positions()
     commits = Commits(positions)
     (position,) = positions.add([TopicPartition("t", 0)])

@@ -1,4 +1,4 @@
-"""Where to begin: what has to be asked, what the answers come to, how a number is spread, how partitions are named."""
+"""Start points, seeks, partition specs, and meters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
-    """The place, when the leader of a log from ``first`` to ``end`` is asked until nothing is left to ask."""
+    """Resolve a start point in a log from ``first`` to ``end``, as its leader answers."""
     known = {}
     while (question := start.next_timestamp(known)) is not None:
         offset = {EARLIEST: first, LATEST: end}.get(question, at_time)
@@ -40,13 +40,13 @@ def answer(start: StartPoint, first: int, end: int, at_time: int = -1) -> int:
     ],
     ids=str,
 )
-def test_a_start_becomes_an_offset(start, place):
-    """From either end, by number or by time; a time behind the last record is the end."""
+def test_start_point_is_resolved_to_an_offset(start, place):
+    """From either end, by number or by time; a time after the last record is the end."""
     assert answer(start, 10, 100) == place
 
 
-def test_a_time_is_the_first_record_that_is_not_older():
-    """One question is enough where there is such a record."""
+def test_time_is_the_first_record_not_older():
+    """One request suffices if there is such a record."""
     start = StartPoint(StartFrom.TIME, 1_000)
 
     assert start.next_timestamp({}) == 1_000
@@ -56,14 +56,14 @@ def test_a_time_is_the_first_record_that_is_not_older():
 @given(
     st.integers(0, 1_000), st.integers(0, 1_000), st.integers(-3_000, 3_000), st.sampled_from(["earliest", "latest"])
 )
-def test_no_start_leads_out_of_the_log(first, length, shift, whence):
+def test_start_point_stays_within_the_log(first, length, shift, whence):
     """However far it is shifted."""
     assert first <= answer(StartPoint(StartFrom(whence), shift=shift), first, first + length) <= first + length
 
 
 @given(st.integers(-10_000, 10_000), st.integers(1, 50))
-def test_a_total_is_spread_evenly(total, parts):
-    """Nothing is lost, no two shares differ by more than one, and the larger ones come first."""
+def test_total_is_spread_evenly(total, parts):
+    """Shares differ by one at most, and the larger ones come first."""
     shares = shares_of(total, parts)
 
     assert (sum(shares), len(shares)) == (total, parts)
@@ -71,8 +71,8 @@ def test_a_total_is_spread_evenly(total, parts):
     assert [abs(one) for one in shares] == sorted(map(abs, shares), reverse=True)
 
 
-def test_seeks_count_from_where_they_are_told():
-    """An offset, an end, the position; together or spread."""
+def test_seek_targets():
+    """An offset, an end, or the position; each partition by itself or spread."""
     now = {ONE: 20, TWO: 3}
 
     assert seeks(now, 7, "offset", spread=False) == {ONE: 7, TWO: 7}
@@ -87,14 +87,14 @@ def test_seeks_count_from_where_they_are_told():
 
 
 @pytest.mark.parametrize("offset", [True, 1.5, "7", None, 1 << 63])
-def test_a_seek_to_what_is_no_number_is_refused(offset):
-    """Nothing but whole numbers of 63 bits."""
+def test_seek_offset_must_be_an_integer(offset):
+    """Of 63 bits."""
     with pytest.raises(ConfigurationError, match="must be an integer"):
         seeks({ONE: 0}, offset, "offset", spread=False)
 
 
-def test_partitions_are_named_in_many_forms():
-    """What comes out is the same, in order; a place of their own wins over the default."""
+def test_partition_specs_in_all_forms():
+    """In order; a start of their own comes before the default."""
     given_forms = ["a", ("b", 1), ("c", 2, 5), {"d": 0}, {"e": [0, 1]}, {("f", 1): 9}, [ONE], ["g", "h"], ["i", 2]]
 
     assert partition_specs(given_forms, None, lambda place: place) == [
@@ -115,14 +115,14 @@ def test_partitions_are_named_in_many_forms():
 @pytest.mark.parametrize(
     "form", ["", 5, None, (), ("a",), ("a", "b"), ("a", -1), ("a", True), {5: 0}, {"a": "b"}, ("a", 1 << 31)]
 )
-def test_what_names_no_partition_is_refused(form):
-    """Each wrong form is an error that shows the right ones."""
+def test_invalid_partition_spec_is_refused(form):
+    """The error shows the valid forms."""
     with pytest.raises(ConfigurationError):
         partition_specs([form], None, lambda place: place)
 
 
-def test_a_meter_forgets_what_is_long_ago():
-    """Rates, means and maxima are of the last half minute; totals stay."""
+def test_meter_covers_the_last_half_minute():
+    """Rates, means and maxima do; totals are kept."""
     meter = Meter(0.0)
     for second in range(10):
         meter.note(float(second), 5.0)

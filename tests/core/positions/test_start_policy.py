@@ -1,4 +1,4 @@
-"""Where reading of a partition begins: by the user's choice, a committed offset, or the reset policy."""
+"""Start of a partition: the user's choice, the committed offset, or the reset policy."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def topology(topic_id: UUID = OLD_ID, partitions: int = 1) -> ClusterMetadata:
 
 
 def subscribed(reset: StartPoint, whole: frozenset[str] = frozenset()) -> StartPolicy:
-    """A policy of a consumer that subscribed to the topic when it had one partition."""
+    """Return the policy of a consumer that subscribed to the topic when it had one partition."""
     policy = StartPolicy(reset, whole)
     policy.note_topics(topology().topics)
     return policy
 
 
-def test_a_committed_offset_comes_before_the_reset_policy():
-    """Whether the partition is assigned by the group or by the user."""
+def test_committed_offset_comes_before_the_reset_policy():
+    """For partitions assigned by the group or by the user."""
     policy = subscribed(LATEST)
 
     assert policy.of_subscribed(ONE, topology(), COMMITTED) == COMMITTED
     assert policy.of_chosen(None, COMMITTED) == COMMITTED
 
 
-def test_without_a_committed_offset_the_reset_policy_decides():
-    """For partitions that existed when their topic was subscribed to, and for those that the user assigns."""
+def test_reset_policy_decides_without_a_committed_offset():
+    """For partitions that existed at the subscription, and for those assigned by the user."""
     policy = subscribed(LATEST)
 
     assert policy.of_subscribed(ONE, topology()) == LATEST
@@ -48,13 +48,13 @@ def test_without_a_committed_offset_the_reset_policy_decides():
 
 
 @pytest.mark.parametrize("wished", [0, 12, EARLIEST, HOUR_AGO], ids=str)
-def test_a_place_that_the_user_names_comes_first(wished):
-    """Offset 0 is a place as well."""
+def test_start_of_the_user_comes_first(wished):
+    """Offset 0, too."""
     assert subscribed(LATEST).of_chosen(wished, COMMITTED) == wished
 
 
 def test_reset_offset_on_start_comes_before_a_committed_offset():
-    """The option is about the group's offsets, of partitions added since the subscription, too."""
+    """For partitions added since the subscription, too."""
     policy = subscribed(LATEST)
 
     for partition in (ONE, ADDED):
@@ -62,7 +62,7 @@ def test_reset_offset_on_start_comes_before_a_committed_offset():
 
 
 @pytest.mark.parametrize(("reset", "start"), [(LATEST, EARLIEST), (EARLIEST, EARLIEST), (NONE, NONE), (HOUR_AGO,) * 2])
-def test_what_is_added_after_the_subscription_is_not_read_from_its_end(reset, start):
+def test_added_partition_is_not_read_from_its_end(reset, start):
     """Records of an added partition or a recreated topic were written while the consumer was subscribed."""
     policy = subscribed(reset)
 
@@ -71,8 +71,8 @@ def test_what_is_added_after_the_subscription_is_not_read_from_its_end(reset, st
     assert policy.of_added(ONE) == start
 
 
-def test_topics_that_are_read_whole_ignore_the_reset_policy():
-    """A group reads the records it sends to itself from the first one; what it has committed of them counts."""
+def test_topics_read_whole_ignore_the_reset_policy():
+    """A group reads the records it sends to itself from the first one, or from its committed offset."""
     policy = subscribed(LATEST, frozenset({"orders"}))
 
     assert policy.of_subscribed(ONE, topology()) == EARLIEST
@@ -80,8 +80,8 @@ def test_topics_that_are_read_whole_ignore_the_reset_policy():
     assert policy.of_reset(ONE) == EARLIEST
 
 
-def test_an_offset_committed_for_a_deleted_topic_is_not_one_of_the_recreated_topic():
-    """Only the offset that this member committed is known to be of the deleted topic."""
+def test_offset_of_a_deleted_topic_is_not_used_for_the_recreated_one():
+    """Only the offset that this member committed is known to belong to the deleted topic."""
     policy, recreated = subscribed(LATEST), topology(NEW_ID)
 
     assert policy.of_subscribed(ONE, recreated, COMMITTED, (OLD_ID, COMMITTED.offset)) == EARLIEST
@@ -90,11 +90,11 @@ def test_an_offset_committed_for_a_deleted_topic_is_not_one_of_the_recreated_top
     assert policy.of_subscribed(ONE, recreated, COMMITTED) == COMMITTED
 
 
-def test_a_position_that_the_log_lost_is_reset_by_the_policy():
-    """With "latest", too: the option names where to go on, and the partition is not new."""
+def test_position_out_of_range_is_reset_by_the_policy():
+    """With "latest", too: the partition is not a new one."""
     assert subscribed(LATEST).of_reset(ADDED) == LATEST
 
 
-def test_before_a_subscription_no_partition_counts_as_added():
-    """Nothing is known of the topics then."""
+def test_no_partition_counts_as_added_before_a_subscription():
+    """The topics are unknown then."""
     assert StartPolicy(LATEST).of_subscribed(ADDED, topology(partitions=2)) == LATEST

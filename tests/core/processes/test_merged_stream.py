@@ -1,4 +1,4 @@
-"""What several processes read, as one stream: order, what is done, and what each process is told."""
+"""Stream merged from several processes: order, finished records, and reports to the processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def record(partition: int, offset: int) -> Record:
 
 
 class Readers:
-    """An intake, and what its processes were told."""
+    """Merged stream with the reports to its processes."""
 
     def __init__(self) -> None:
         self.done: dict[tuple[int, int], int] = {}
@@ -35,7 +35,7 @@ class Readers:
         )
 
     def next(self) -> Record | None:
-        """As a consumer takes them."""
+        """Take the next record, as a consumer does."""
         for one in self.intake.polled.slice:
             return one
         self.intake.finish()
@@ -44,8 +44,8 @@ class Readers:
         return self.next()
 
 
-def test_a_record_is_done_when_the_next_is_asked_for():
-    """What is in hand is not done, all before it is; past the last it is done up to where the partition goes on."""
+def test_record_is_finished_when_the_next_is_taken():
+    """After the last one, the finished offset is where the partition continues."""
     readers = Readers()
     readers.put(0, 0, 3, behind=7)
     readers.next()
@@ -60,8 +60,8 @@ def test_a_record_is_done_when_the_next_is_asked_for():
     assert readers.released[0, 0] == 3
 
 
-def test_a_batch_is_done_as_a_whole():
-    """Not before the next call."""
+def test_batch_is_finished_by_the_next_call():
+    """As a whole."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 3)
@@ -75,8 +75,8 @@ def test_a_batch_is_done_as_a_whole():
     assert readers.done == {(0, 0): 3, (0, 1): 2}
 
 
-def test_a_batch_is_done_when_a_single_record_is_asked_for():
-    """All of it, of whatever partitions, also when that record is of a slice that the batch has begun."""
+def test_batch_is_finished_when_a_single_record_is_taken():
+    """In all its partitions, even if that record is of a slice that the batch has begun."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(1, 0, 4)
@@ -89,8 +89,8 @@ def test_a_batch_is_done_when_a_single_record_is_asked_for():
     assert readers.intake.acknowledge(batch[0]) is False
 
 
-def test_what_is_anothers_is_not_in_hand():
-    """Who says that a record is done whose partition has gone is told that this does not count."""
+def test_record_of_an_ended_lease_is_not_in_flight():
+    """``acknowledge`` returns False for it."""
     readers = Readers()
     readers.put(0, 0, 3)
     record_in_hand = readers.next()
@@ -100,8 +100,8 @@ def test_what_is_anothers_is_not_in_hand():
     assert readers.intake.acknowledge(record_in_hand) is False
 
 
-def test_what_is_halted_is_not_handed_out():
-    """The process is told from where on somebody else may; what is in hand is still done when it is done."""
+def test_halted_lease_delivers_no_records():
+    """The process learns from which offset on; records in flight can still be finished."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.put(0, 3, 3)
@@ -117,8 +117,8 @@ def test_what_is_halted_is_not_handed_out():
     assert readers.released[0, 0] == 6
 
 
-def test_of_a_lease_that_is_over_nothing_counts():
-    """The next process of the partition begins a lease of its own."""
+def test_ended_lease_is_ignored():
+    """The next process of the partition has a lease of its own."""
     readers = Readers()
     readers.put(0, 0, 3)
     readers.next()
@@ -131,8 +131,8 @@ def test_of_a_lease_that_is_over_nothing_counts():
     assert (0, 0) not in readers.done
 
 
-def test_a_word_ahead_of_the_next_record():
-    """ack() says it of what is in hand, once, and of nothing else."""
+def test_acknowledge_finishes_a_record_in_flight_once():
+    """And no other record."""
     readers = Readers()
     readers.put(0, 0, 3)
     first = readers.next()
@@ -145,7 +145,7 @@ def test_a_word_ahead_of_the_next_record():
 
 
 class Stream(RuleBasedStateMachine):
-    """Whatever comes and is taken: in order, each once, and never done before it was handed out."""
+    """Any sequence of arrivals and takes: records in order, each once, and none finished before its delivery."""
 
     def __init__(self) -> None:
         super().__init__()

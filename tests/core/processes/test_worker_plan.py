@@ -1,4 +1,4 @@
-"""Several processes: how many, what each has, when one is started again."""
+"""Worker processes: number, partitions, names, and pauses before restarts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tailrace.records import Record, TopicPartition
 
 
 def test_pauses_grow_while_a_worker_dies_early():
-    """Each death soon after the start doubles the pause, up to the longest."""
+    """Each death soon after the start doubles the pause, up to the limit."""
     restarts = Restarts(Backoff(1.0, 5.0), well_after_s=60)
     pauses = []
     for now in range(0, 50, 10):
@@ -41,8 +41,8 @@ def test_pauses_grow_while_a_worker_dies_early():
     assert pauses == [1, 2, 4, 5, 5]
 
 
-def test_who_has_run_well_begins_with_the_first_pause():
-    """A death after a long life says nothing of the next start."""
+def test_pause_after_a_long_run_is_the_first():
+    """A death after a long run does not predict the next one."""
     restarts = Restarts(Backoff(1.0, 5.0), well_after_s=60)
     for now in (0, 10, 20):
         restarts.started(now)
@@ -54,8 +54,8 @@ def test_who_has_run_well_begins_with_the_first_pause():
     assert restarts.died(90, 0.5) == 1
 
 
-def test_one_death_is_no_illness():
-    """Only who dies again and again is unwell."""
+def test_single_death_is_not_unwell():
+    """Only repeated early deaths are."""
     restarts = Restarts()
     restarts.started(0)
     restarts.died(1, 0)
@@ -67,14 +67,14 @@ def test_one_death_is_no_illness():
     ("partitions", "workers", "per_worker", "count"),
     [(6, 3, None, 3), (6, 10, None, 6), (6, 5, 4, 2), (6, 1, 6, 1), (6, 1, 1, 6), (1, 4, None, 1)],
 )
-def test_how_many_workers(partitions, workers, per_worker, count):
-    """Never more than partitions; partitions_per_worker goes before workers."""
+def test_number_of_workers(partitions, workers, per_worker, count):
+    """Never more than partitions; partitions_per_worker comes before workers."""
     assert workers_for(partitions, workers, per_worker) == count
 
 
 @given(st.integers(1, 50), st.integers(1, 20))
-def test_partitions_are_dealt_evenly(count, workers):
-    """Each partition once, and no two workers differ by more than one."""
+def test_partitions_are_assigned_evenly(count, workers):
+    """Each once, and workers differ by one at most."""
     partitions = [TopicPartition("t", number) for number in range(count)]
     shares = assign_in_turn(partitions, workers)
 
@@ -82,8 +82,8 @@ def test_partitions_are_dealt_evenly(count, workers):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_names_of_members():
-    """One's own template stands if it tells workers apart; without one, the name is of the pool's life."""
+def test_instance_ids_of_workers_differ():
+    """A template is accepted if it does; the default is unique to the pool's life."""
     assert member_name(None, 2, "7.1") == "{hostname}-7.1-{worker}"
     assert member_name("a-{worker}", 2, "7.1") == "a-{worker}"
     assert member_name("a", 1, "7.1") == "a"
@@ -92,15 +92,15 @@ def test_names_of_members():
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "2", True, None])
-def test_counts(count):
-    """A number of things is a whole number, one or more."""
+def test_count_must_be_a_positive_integer(count):
+    """The error names the argument."""
     with pytest.raises(ConfigurationError, match="workers"):
         check_count("workers", count)
 
 
 @pytest.mark.parametrize("headers", [(), (("a", b"1"), ("a", None), ("", b""))])
-def test_records_come_over_as_they_are(headers):
-    """What is read in one process is what is handed out in another, to the last null."""
+def test_records_are_encoded_without_loss(headers):
+    """Null keys and values, headers, and the largest offsets."""
     records = [
         Record("t", 3, 5, None, b"", -1, headers),
         Record("t", 3, 2**62, b"", None, 2**62),
@@ -125,13 +125,13 @@ def test_records_come_over_as_they_are(headers):
         (None, False),
     ],
 )
-def test_what_ends_by_itself_is_an_outage(error, passes):
-    """A coordinator that is away is waited for as a broker is; who is refused is told."""
+def test_temporary_errors_are_outages(error, passes):
+    """An unreachable broker or coordinator; a refusal is not."""
     assert is_outage(error) is passes
 
 
-def test_names_of_transactions():
-    """Workers tell each other's apart, or each would end the other's."""
+def test_transactional_ids_of_workers_differ():
+    """Workers with one id would fence each other."""
     for good in ("{group}-{worker}", "{pid}", "{instance}", None):
         check_transactional_id(good, 2)
     check_transactional_id("{group}-{hostname}", 1)
