@@ -42,7 +42,7 @@ class MemberView:
         return [
             one
             for one in self._engine.positions
-            if one.is_anew and one.progress is not None and one.is_fetchable and not one.is_halted
+            if one.has_stale_commit and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
     def passed(self) -> list[Position]:
@@ -50,7 +50,7 @@ class MemberView:
         return [
             one
             for one in self._engine.positions
-            if not one.is_anew and one.is_fetchable and not one.is_halted
+            if not one.has_stale_commit and one.is_fetchable and not one.is_halted
             if one.delivered is not None and one.committed is not None and one.delivered > one.committed
         ]
 

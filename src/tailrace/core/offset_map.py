@@ -134,7 +134,7 @@ class OffsetMap:
             leader_epoch=self.leader_epoch,
         )
 
-    def of_log(self, topic_id: UUID | None, leader_epoch: int) -> OffsetMap:
+    def bind_to_log(self, topic_id: UUID | None, leader_epoch: int) -> OffsetMap:
         """Bind the map to the log that its offsets belong to, and return it."""
         self.topic_id, self.leader_epoch = topic_id, leader_epoch
         return self
@@ -227,7 +227,7 @@ def decode_metadata(text: str, offset: int) -> DecodedMetadata:
         return DecodedMetadata(problem="the commit metadata is damaged: the checksum does not match")
     try:
         writer, user_text = _plain(parts[0]), _plain(parts[3])
-        found = _unpacked(parts[2]).of_log(*_log_of(parts[1])) if parts[2] else None
+        found = _unpacked(parts[2]).bind_to_log(*_log_of(parts[1])) if parts[2] else None
     except ValueError as error:
         return DecodedMetadata(problem=f"the commit metadata cannot be decoded: {error}")
     if found is not None and found.base != offset:

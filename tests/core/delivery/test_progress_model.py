@@ -227,7 +227,7 @@ class Model(RuleBasedStateMachine):
             return
         at = self.position
         assert at.finished <= at.delivered <= at.fetched
-        assert at.is_anew or at.committed <= at.finished
+        assert at.has_stale_commit or at.committed <= at.finished
         assert (at.fetched, at.delivered) == (self.fetched, self.delivered)
 
     @invariant()
@@ -272,11 +272,11 @@ def _begin_in_the_same_epoch(self: Position, offset: int, *_: object) -> None:
     if self.progress is None:
         self.progress = Progress(self.partition, offset)
     self.progress.delivered = self.progress.fetched = self.progress._started_to = offset
-    self.is_anew = True
+    self.has_stale_commit = True
 
 
 def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> None:
-    self.committed, self.is_anew = offset + 1, False
+    self.committed, self.has_stale_commit = offset + 1, False
 
 
 FAULTS = {

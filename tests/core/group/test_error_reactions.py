@@ -13,8 +13,8 @@ from tailrace.core.group.events import (
     GroupEvent,
     MemberLost,
     MembershipFailed,
-    NotNow,
     RebalanceCalled,
+    RetryLater,
 )
 from tailrace.core.group.kip848 import member as kip848
 from tailrace.core.group.kip848 import states as kip848_states
@@ -30,7 +30,7 @@ from tailrace.errors import (
 )
 
 EVENTS = {
-    GroupReaction.RETRY: NotNow,
+    GroupReaction.RETRY: RetryLater,
     GroupReaction.FIND_COORDINATOR: CoordinatorGone,
     GroupReaction.REJOIN: RebalanceCalled,
     GroupReaction.REJOIN_WITH_SAME_ID: GenerationLost,
@@ -84,7 +84,7 @@ def test_join_refused_by_a_rebalance_is_repeated():
 def test_commit_refused_by_a_rebalance_is_repeated():
     """Kept partitions can be committed in the next generation."""
     assert REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT) is GroupReaction.RETRY
-    assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT), NotNow)
+    assert isinstance(event_of(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.COMMIT), RetryLater)
 
 
 @pytest.mark.parametrize("asked", GroupRequestKind)
@@ -125,7 +125,7 @@ def test_overrides_come_first():
         REACTIONS.reaction_to(ErrorCode.REBALANCE_IN_PROGRESS, GroupRequestKind.JOIN, overrides) is GroupReaction.FAIL
     )
     assert REACTIONS.reaction_to(999, GroupRequestKind.SYNC, overrides) is GroupReaction.RETRY
-    assert isinstance(event_of(999, GroupRequestKind.SYNC, overrides), NotNow)
+    assert isinstance(event_of(999, GroupRequestKind.SYNC, overrides), RetryLater)
     assert (
         REACTIONS.reaction_to(ErrorCode.NOT_COORDINATOR, GroupRequestKind.SYNC, overrides)
         is GroupReaction.FIND_COORDINATOR

@@ -11,8 +11,8 @@ from tailrace.core.group.events import (
     JoinedAsFollower,
     LeaveAnswered,
     MembershipFailed,
-    NotNow,
     RebalanceCalled,
+    RetryLater,
     Synced,
 )
 from tailrace.core.group.join_limit import JoinLimit
@@ -25,10 +25,10 @@ JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
 def test_failures_beyond_the_limit_fail_the_membership():
     """With two retries, the third failure in a row is an error that names the option and the last reason."""
     limit = JoinLimit(2)
-    first, second = limit.after(JOIN, NotNow("loading")), limit.after(SYNC, CoordinatorGone("moved"))
-    third = limit.after(JOIN, NotNow("loading still"))
+    first, second = limit.after(JOIN, RetryLater("loading")), limit.after(SYNC, CoordinatorGone("moved"))
+    third = limit.after(JOIN, RetryLater("loading still"))
 
-    assert (first, second) == (NotNow("loading"), CoordinatorGone("moved"))
+    assert (first, second) == (RetryLater("loading"), CoordinatorGone("moved"))
     assert isinstance(third, MembershipFailed)
     with pytest.raises(RebalanceError, match=r"3 attempts.*loading still.*rebalance_max_retries"):
         raise third.error
@@ -37,11 +37,11 @@ def test_failures_beyond_the_limit_fail_the_membership():
 def test_successful_round_resets_the_count():
     """Only a sync with an assignment is a success, not a join."""
     limit, joined, synced = JoinLimit(1), JoinedAsFollower("m", 1, "range"), Synced(MemberAssignment(()))
-    limit.after(JOIN, NotNow("x"))
+    limit.after(JOIN, RetryLater("x"))
     assert limit.after(JOIN, joined) is joined
     assert limit.after(SYNC, synced) is synced
-    assert limit.after(SYNC, NotNow("x")) == NotNow("x")
-    assert isinstance(limit.after(SYNC, NotNow("x")), MembershipFailed)
+    assert limit.after(SYNC, RetryLater("x")) == RetryLater("x")
+    assert isinstance(limit.after(SYNC, RetryLater("x")), MembershipFailed)
 
 
 def test_repeated_rebalance_is_joined_after_a_pause():
@@ -49,7 +49,7 @@ def test_repeated_rebalance_is_joined_after_a_pause():
     limit = JoinLimit(None)
 
     assert limit.after(SYNC, RebalanceCalled()) == RebalanceCalled()
-    assert {type(limit.after(SYNC, RebalanceCalled())) for _ in range(100)} == {NotNow}
+    assert {type(limit.after(SYNC, RebalanceCalled())) for _ in range(100)} == {RetryLater}
 
 
 def test_other_requests_are_not_counted():
@@ -57,4 +57,4 @@ def test_other_requests_are_not_counted():
     limit = JoinLimit(0)
 
     assert limit.after(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()
-    assert limit.after(SendLeave(Identity(), ""), NotNow("x")) == NotNow("x")
+    assert limit.after(SendLeave(Identity(), ""), RetryLater("x")) == RetryLater("x")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tailrace.core.group.effects import (
     Effect,
+    FindTopicNames,
     ForgetCoordinator,
-    NameTopics,
     Release,
     SendGroupHeartbeat,
     SendLeave,
@@ -35,7 +35,7 @@ from tailrace.core.group.events import (
     StartMembership,
     StopMembership,
     TakenOver,
-    TopicsNamed,
+    TopicNamesFound,
 )
 from tailrace.core.group.kip848.member import Kip848Member
 from tailrace.core.group.kip848.states import OVER, Kip848State
@@ -297,7 +297,7 @@ class World(RandomSteps):
         first: dict[tuple[Consumer, bool], Letter] = {}
         for letter in self.letters:
             if letter.answer is None:
-                first.setdefault((letter.sender, isinstance(letter.effect, NameTopics)), letter)
+                first.setdefault((letter.sender, isinstance(letter.effect, FindTopicNames)), letter)
         return list(first.values())
 
     @property
@@ -351,8 +351,8 @@ class World(RandomSteps):
             case SendLeave(me):
                 (self.coordinator.step_away if me.generation == WILL_BE_BACK else self.coordinator.leave)(me.member_id)
                 letter.answer = LeaveAnswered()
-            case NameTopics(topic_ids):
-                letter.answer = TopicsNamed({one: self.known[one] for one in topic_ids & self.known.keys()})
+            case FindTopicNames(topic_ids):
+                letter.answer = TopicNamesFound({one: self.known[one] for one in topic_ids & self.known.keys()})
 
     def heartbeat(self, me: Identity, effect: SendGroupHeartbeat, topics, owned) -> GroupEvent:
         answer = self.coordinator.heartbeat(

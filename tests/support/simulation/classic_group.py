@@ -28,25 +28,25 @@ from tailrace.core.group.effects import (
 )
 from tailrace.core.group.error_reactions import GroupRequestKind, event_of
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
+    HeartbeatOutcome,
     Identity,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
-    MemberIdGiven,
+    MemberIdAssigned,
     MemberLost,
     MembershipFailed,
     PartitionsChanged,
     PartitionsFound,
+    PollingResumed,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
-    Returned,
-    Stalled,
     StartMembership,
     StopMembership,
     Synced,
@@ -60,7 +60,7 @@ from tests.support.simulation.classic_coordinator import Answer, Coordinator
 
 LOST = CoordinatorGone("the connection broke")
 FAULT = MembershipFailed(RebalanceError("the callback raised"))
-UNREAD = Stalled(RebalanceError("the application does not poll"))
+UNREAD = PollingStalled(RebalanceError("the application does not poll"))
 
 AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembership, FindPartitions, SendSync)
 """All that a member still does when it was stopped: give back, say good-bye, and play its part until then."""
@@ -202,7 +202,7 @@ class World:
 
     def resume(self, consumer: Consumer) -> None:
         """Somebody does again."""
-        self.tell(consumer, Returned())
+        self.tell(consumer, PollingResumed())
 
     def refresh(self) -> None:
         """Everybody sees the cluster as it is."""
@@ -274,7 +274,7 @@ class World:
             sender.beats.remove(effect.identity)
             if isinstance(event, HeartbeatAnswered | RebalanceCalled):
                 self._heard(letter)
-            self.tell(sender, Beat(effect.identity, event))
+            self.tell(sender, HeartbeatOutcome(effect.identity, event))
         elif isinstance(effect, Commit):
             # Anything else is a reason to commit again, and none to do anything else.
             if isinstance(event, GenerationLost | MemberLost) and sender.machine.is_current(effect.identity):
@@ -367,7 +367,7 @@ def event_for(answer: Answer) -> GroupEvent:
     """What an answer means to the one who asked."""
     effect = answer.token.effect
     if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-        return MemberIdGiven(answer.member_id)
+        return MemberIdAssigned(answer.member_id)
     if answer.error_code:
         return event_of(answer.error_code, ASKED[type(effect)])
     if isinstance(effect, SendJoin):

@@ -78,8 +78,8 @@ class TransactionDelivery:
         if (come := await self._coming.wait(self._source.next_slice(room), until)) is None:
             return None
         position, lease = come
-        if position.is_anew or self._deferred_records.may_hold_back(position.partition):
-            self._has_moved |= position.is_anew
+        if position.has_stale_commit or self._deferred_records.may_hold_back(position.partition):
+            self._has_moved |= position.has_stale_commit
             rests[position.partition] = UndeliveredRecords(position, lease)
             return self._next_rest(room_of)
         self._took(position, lease)

@@ -70,7 +70,7 @@ class UndeliveredRecords:
     def may_go(self) -> bool:
         """True if the partition is neither halted nor paused nor sought since, and its start offset is committed."""
         at = self.position
-        return self.lease.is_current and not (at.is_halted or at.is_paused or at.is_anew)
+        return self.lease.is_current and not (at.is_halted or at.is_paused or at.has_stale_commit)
 
 
 class TransactionPartitions:
@@ -216,7 +216,7 @@ class TransactionPartitions:
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """True if a commit of ``offsets`` would change something."""
         return bool(self._passed) or any(
-            share.position.is_anew
+            share.position.has_stale_commit
             or share.position.committed != offsets[share.position.partition].offset
             or (share.metadata or "") != offsets[share.position.partition].metadata
             for share in self
@@ -271,7 +271,7 @@ class TransactionPartitions:
         if share.is_current:
             offset, offset_map = share.progress.lowest, share.progress.offset_map()
             if offset_map is not None:
-                offset_map = offset_map.of_log(share.position.topic_id, share.position.delivered_epoch)
+                offset_map = offset_map.bind_to_log(share.position.topic_id, share.position.delivered_epoch)
             encoded = encode_metadata(offset_map, "", self._metadata_bytes)
             metadata, share.map_fill = encoded.text, encoded.fill
         return OffsetAndMetadata(offset, metadata, None if share.leader_epoch < 0 else share.leader_epoch)

@@ -49,7 +49,7 @@ class FinishedCounter:
 
     def look(self) -> None:
         """Call ``on_due`` if so many are finished."""
-        if self._due_at is None or self._polled.begun + (self._delivered_to_sink or 0) < self._due_at:
+        if self._due_at is None or self._polled.added + (self._delivered_to_sink or 0) < self._due_at:
             return
         if self._due_at <= self.finished:
             self.on_due()

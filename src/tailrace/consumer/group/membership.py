@@ -23,8 +23,8 @@ from tailrace.core.group.effects import (
     EmitGroupEvent,
     FailMembership,
     FindPartitions,
+    FindTopicNames,
     ForgetCoordinator,
-    NameTopics,
     Release,
     SendGroupHeartbeat,
     SendHeartbeat,
@@ -34,13 +34,13 @@ from tailrace.core.group.effects import (
     TakeOver,
 )
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GroupEvent,
+    HeartbeatOutcome,
     Identity,
     MembershipFailed,
-    NotNow,
     Released,
+    RetryLater,
     StartMembership,
     TakenOver,
 )
@@ -158,7 +158,7 @@ class MembershipLoop:
 
     def _perform(self, effect: Effect, tasks: TaskGroup) -> None:
         match effect:
-            case SendJoin() | SendSync() | SendGroupHeartbeat() | FindPartitions() | NameTopics() | SendLeave():
+            case SendJoin() | SendSync() | SendGroupHeartbeat() | FindPartitions() | FindTopicNames() | SendLeave():
                 tasks.start_soon(self._request, effect)
             case SendHeartbeat():
                 tasks.start_soon(self._send_heartbeat, effect)
@@ -188,7 +188,7 @@ class MembershipLoop:
         event = await self._requests.outcome(effect)
         if self._machine.is_current(effect.identity):
             self._report_failure(effect, event)
-        self.receive(Beat(effect.identity, event))
+        self.receive(HeartbeatOutcome(effect.identity, event))
 
     async def _call_owner(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
         with scope:
@@ -206,7 +206,7 @@ class MembershipLoop:
         failures = 0
         while True:
             event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
-            if not isinstance(event, CoordinatorGone | NotNow):
+            if not isinstance(event, CoordinatorGone | RetryLater):
                 return event
             # Heartbeats succeed, so the group does not rebalance: nothing else would begin this takeover again.
             self._report_failure(effect, event)
@@ -231,7 +231,7 @@ class MembershipLoop:
             self._observer.emit(RebalanceStarted(self._group_id, reason))
 
     def _report_failure(self, effect: Effect, event: GroupEvent) -> None:
-        if isinstance(event, CoordinatorGone | NotNow):
+        if isinstance(event, CoordinatorGone | RetryLater):
             request = type(effect).__name__.removeprefix("Send")
             self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "trying again"))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.core.group.events import GroupEvent, Returned, Stalled
+from tailrace.core.group.events import GroupEvent, PollingResumed, PollingStalled
 from tailrace.core.group.poll_interval import PollIntervalClock
 from tailrace.errors import RebalanceError
 
@@ -26,8 +26,8 @@ async def run_poll_interval_check(reader: Reader, limit_s: float, tell: Callable
     while True:
         clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)
         if clock.is_stuck:
-            tell(Stalled(RebalanceError(_LEFT.format(limit_s))))
+            tell(PollingStalled(RebalanceError(_LEFT.format(limit_s))))
             await reader.asked.wait(clock.next_at(loop.time()))
         else:
-            tell(Returned())
+            tell(PollingResumed())
             await anyio.sleep_until(clock.next_at(loop.time()))

@@ -20,7 +20,7 @@ from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.group.consumer_protocol import ConsumerProtocol, MemberProtocol
 from tailrace.core.group.effects import (
     FindPartitions,
-    NameTopics,
+    FindTopicNames,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
@@ -35,12 +35,12 @@ from tailrace.core.group.events import (
     HeartbeatAnswered,
     InstanceReleased,
     LeaveAnswered,
-    MemberIdGiven,
+    MemberIdAssigned,
     MembershipFailed,
-    NotNow,
     PartitionsFound,
+    RetryLater,
     SessionKnown,
-    TopicsNamed,
+    TopicNamesFound,
 )
 from tailrace.core.group.join_limit import JoinLimit
 from tailrace.core.group.kip848.states import STATIC_LEAVE_EPOCH
@@ -65,7 +65,9 @@ from tailrace.protocol.metadata import FindCoordinatorRequest
 
 __all__ = ["GroupRequests", "Question", "outcome_of"]
 
-Question: TypeAlias = SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | NameTopics
+Question: TypeAlias = (
+    SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | FindTopicNames
+)
 
 ResponseT = TypeVar("ResponseT")
 
@@ -104,7 +106,7 @@ class GroupRequests:
         began_at = asyncio.get_running_loop().time()
         event = self._limit.after(question, await outcome_of(self._ask(question)))
         # An id to join with is half an answer: the join is measured when it is one.
-        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdGiven):
+        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
             self._observer.emit(GroupRequestCompleted(self._group_id, what, took_s))
@@ -139,7 +141,7 @@ class GroupRequests:
                 return await self._leave(question)
             case FindPartitions():
                 return await self._find_partitions(question)
-            case NameTopics():
+            case FindTopicNames():
                 return await self._name_topics(question)
             case _:
                 assert_never(question)
@@ -166,7 +168,7 @@ class GroupRequests:
     async def _ask_to_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
         answer = await self._send_held(coordinator, request, timeout_s)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            return MemberIdGiven(answer.member_id)
+            return MemberIdAssigned(answer.member_id)
         if answer.error_code:
             return self._reactions.event_of(answer.error_code, GroupRequestKind.JOIN)
         try:
@@ -306,14 +308,14 @@ class GroupRequests:
             )
         return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
 
-    async def _name_topics(self, effect: NameTopics) -> GroupEvent:
+    async def _name_topics(self, effect: FindTopicNames) -> GroupEvent:
         names = self._known(effect)
         if len(names) < len(effect.topic_ids):
             await self._cluster.refresh()
             names = self._known(effect)
-        return TopicsNamed(names)
+        return TopicNamesFound(names)
 
-    def _known(self, effect: NameTopics) -> Mapping[UUID, str]:
+    def _known(self, effect: FindTopicNames) -> Mapping[UUID, str]:
         topics = self._cluster.topology.topics.values()
         return {topic.topic_id: topic.name for topic in topics if topic.topic_id in effect.topic_ids}
 
@@ -332,7 +334,7 @@ class GroupRequests:
             self._observer.emit(
                 GroupRequestFailed(self._group_id, "Leave", why, "if need be, the session ends by itself")
             )
-            if not isinstance(event, CoordinatorGone | NotNow):
+            if not isinstance(event, CoordinatorGone | RetryLater):
                 break
             self._cluster.forget_coordinator(self._group_id, why)
         return LeaveAnswered()
@@ -363,6 +365,6 @@ async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
     except (BrokerConnectionError, MalformedMessageError) as error:
         return CoordinatorGone(str(error))
     except BrokerError as error:
-        return NotNow(str(error)) if error.retriable else MembershipFailed(error)
+        return RetryLater(str(error)) if error.retriable else MembershipFailed(error)
     except TailraceError as error:
         return MembershipFailed(error)

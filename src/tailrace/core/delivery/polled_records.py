@@ -19,7 +19,7 @@ class PolledRecords:
         slice: iterator from which the user takes records one by one; empty while a batch is in flight, so that the next
             poll calls ``finish`` first.
         current: lease from which records are taken.
-        begun: number of records in all leases so far, without those given back or dropped.
+        added: number of records in all leases so far, without those returned or dropped untaken.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PolledRecords:
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
         """Exhausted leases with records in flight, as part of a batch."""
-        self.begun = 0
+        self.added = 0
 
     @property
     def left(self) -> int:
@@ -37,7 +37,7 @@ class PolledRecords:
     @property
     def taken(self) -> int:
         """Number of records taken so far."""
-        return self.begun - self.left
+        return self.added - self.left
 
     @property
     def count_in_flight(self) -> int:
@@ -59,7 +59,7 @@ class PolledRecords:
         if self.current is not None and self.current.lowest is not None:
             self._used_up.append(self.current)
         self.current, self.slice = lease, lease.left
-        self.begun += lease.count
+        self.added += lease.count
 
     def take(self, count: int) -> list[Record]:
         """Take up to ``count`` records of the current lease for a batch."""
@@ -73,7 +73,7 @@ class PolledRecords:
         if lease is None or not lease.count:
             return None
         rest = lease.give_back()
-        self.begun -= len(rest)
+        self.added -= len(rest)
         self.slice = _NONE
         return lease, rest
 
@@ -88,7 +88,7 @@ class PolledRecords:
     def _drop(self, is_gone: Callable[[Lease], bool]) -> None:
         self._used_up = [lease for lease in self._used_up if not is_gone(lease)]
         if self.current is not None and is_gone(self.current):
-            self.begun -= self.current.count
+            self.added -= self.current.count
             self.current, self.slice = None, _NONE
 
     def close(self) -> None:

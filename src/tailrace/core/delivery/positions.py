@@ -37,7 +37,7 @@ class Position:
     """The user's metadata of that offset."""
     committed_map: OffsetMap | None = None
     """Offset map committed with that offset."""
-    is_anew: bool = True
+    has_stale_commit: bool = True
     """True if that commit is older than the epoch, so that a commit is due at any offset."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
     """Share of the commit metadata that the offset map takes."""
@@ -120,7 +120,7 @@ class Position:
         finished = self.finished
         if finished is None:
             return False
-        return self.is_anew or self.committed is None or finished > self.committed
+        return self.has_stale_commit or self.committed is None or finished > self.committed
 
     @property
     def offset_map(self) -> OffsetMap | None:
@@ -128,7 +128,7 @@ class Position:
         if self.progress is None or (found := self.progress.offset_map()) is None:
             return None
         if self.progress.known is None:
-            found.of_log(self.topic_id, self.delivered_epoch)
+            found.bind_to_log(self.topic_id, self.delivered_epoch)
         return found
 
     @property
@@ -143,7 +143,7 @@ class Position:
         self.end_epoch()
         self.progress, self.map_fill = Progress(self.partition, offset, known), OffsetMapSize()
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
-        self.is_anew = True
+        self.has_stale_commit = True
         self.reset_to = self.reset_from = self.fetched_topic_id = None
         self.is_refused = False
         self.failures, self.retry_at = 0, 0.0
@@ -209,7 +209,7 @@ class Position:
     def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
         """Note an offset that the broker has stored in this epoch."""
         self.committed, self.committed_metadata, self.committed_map = offset, user_text, offset_map
-        self.is_anew = False
+        self.has_stale_commit = False
 
     def back_off(self, until: float) -> None:
         """Fetch nothing before ``until``."""

@@ -60,7 +60,7 @@ class Lease:
     def __repr__(self) -> str:
         return f"<Lease {self.partition} lowest={self.lowest} end={self.end}>"
 
-    # ---- how it stands -----------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def partition(self) -> TopicPartition:
@@ -395,7 +395,7 @@ class Progress:
             self._offsets.abandon(offset)
         self._started_to = max(self._started_to, end)
 
-    # ---- how it stands -----------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def started(self) -> int:
@@ -464,7 +464,7 @@ class Progress:
         # Not expanded: a map may cover many more offsets than are in flight here.
         rest = (offset for offset in known.unfinished_from(end) if offset not in not_finished)
         unfinished = merge(sorted(offset for offset in not_finished if offset < limit), rest)
-        return OffsetMap(finished, limit, unfinished).of_log(known.topic_id, known.leader_epoch)
+        return OffsetMap(finished, limit, unfinished).bind_to_log(known.topic_id, known.leader_epoch)
 
     def _finished_to(self) -> int:
         """Return the offset from which no record is finished."""

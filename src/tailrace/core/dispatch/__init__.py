@@ -1,1 +1,1 @@
-"""Which record or batch a handler receives next."""
+"""Order of records and batches of a handler: lanes, batch assembly."""

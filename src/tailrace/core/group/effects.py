@@ -20,8 +20,8 @@ __all__ = [
     "EmitGroupEvent",
     "FailMembership",
     "FindPartitions",
+    "FindTopicNames",
     "ForgetCoordinator",
-    "NameTopics",
     "Partitions",
     "Release",
     "SendGroupHeartbeat",
@@ -82,7 +82,7 @@ class SendGroupHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class NameTopics:
+class FindTopicNames:
     """Request for the names of topic ids."""
 
     topic_ids: frozenset[UUID]
@@ -153,7 +153,7 @@ Effect: TypeAlias = (
     | SendGroupHeartbeat
     | SendLeave
     | FindPartitions
-    | NameTopics
+    | FindTopicNames
     | TakeOver
     | Release
     | ForgetCoordinator

@@ -16,8 +16,8 @@ from tailrace.core.group.events import (
     GroupEvent,
     MemberLost,
     MembershipFailed,
-    NotNow,
     RebalanceCalled,
+    RetryLater,
 )
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
@@ -95,7 +95,7 @@ def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, Group
     reason = f"{request}: {name_of(code)}"
     match REACTIONS.reaction_to(code, request, overrides):
         case GroupReaction.RETRY:
-            return NotNow(reason)
+            return RetryLater(reason)
         case GroupReaction.FIND_COORDINATOR:
             return CoordinatorGone(reason)
         case GroupReaction.REJOIN:

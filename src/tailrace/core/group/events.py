@@ -14,37 +14,37 @@ from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscripti
 from tailrace.records import TopicPartition
 
 __all__ = [
-    "Beat",
     "CoordinatorGone",
     "GenerationLost",
     "GroupEvent",
     "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
+    "HeartbeatOutcome",
     "Identity",
     "InstanceReleased",
     "JoinDue",
     "JoinedAsFollower",
     "JoinedAsLeader",
     "LeaveAnswered",
-    "MemberIdGiven",
+    "MemberIdAssigned",
     "MemberLost",
     "MembershipFailed",
-    "NotNow",
     "PartitionsChanged",
     "PartitionsFound",
+    "PollingResumed",
+    "PollingStalled",
     "RebalanceCalled",
     "Released",
     "Resubscribed",
-    "Returned",
+    "RetryLater",
     "SessionKnown",
     "SessionOver",
-    "Stalled",
     "StartMembership",
     "StopDue",
     "StopMembership",
     "Synced",
     "TakenOver",
-    "TopicsNamed",
+    "TopicNamesFound",
 ]
 
 
@@ -85,7 +85,7 @@ class JoinDue(GroupEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberIdGiven(GroupEvent):
+class MemberIdAssigned(GroupEvent):
     """The coordinator assigned a member id to join with (KIP-394)."""
 
     member_id: str
@@ -152,7 +152,7 @@ class HeartbeatAnswered(GroupEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat(GroupEvent):
+class HeartbeatOutcome(GroupEvent):
     """Outcome of one heartbeat, with the identity it was sent as."""
 
     identity: Identity
@@ -176,7 +176,7 @@ class InstanceReleased(GroupEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicsNamed(GroupEvent):
+class TopicNamesFound(GroupEvent):
     """Topic names by id, from cluster metadata; ids that are not in the metadata are left out."""
 
     names: Mapping[UUID, str]
@@ -202,8 +202,8 @@ class RebalanceCalled(GroupEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class NotNow(GroupEvent):
-    """The coordinator cannot answer yet; the request can be repeated."""
+class RetryLater(GroupEvent):
+    """The coordinator refused a request that can be repeated after a pause."""
 
     reason: str
 
@@ -244,14 +244,14 @@ class MembershipFailed(GroupEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled(GroupEvent):
+class PollingStalled(GroupEvent):
     """The application has not polled for ``max_poll_interval_ms`` (KIP-62)."""
 
     error: TailraceError
 
 
 @dataclass(frozen=True, slots=True)
-class Returned(GroupEvent):
+class PollingResumed(GroupEvent):
     """The application polls again."""
 
 

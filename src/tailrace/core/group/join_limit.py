@@ -10,10 +10,10 @@ from tailrace.core.group.events import (
     GroupEvent,
     JoinedAsFollower,
     JoinedAsLeader,
-    MemberIdGiven,
+    MemberIdAssigned,
     MembershipFailed,
-    NotNow,
     RebalanceCalled,
+    RetryLater,
     Synced,
 )
 from tailrace.errors import RebalanceError
@@ -39,7 +39,7 @@ class JoinLimit:
             case Synced():
                 self._failures = 0
                 return event
-            case JoinedAsFollower() | JoinedAsLeader() | MemberIdGiven() | MembershipFailed():
+            case JoinedAsFollower() | JoinedAsLeader() | MemberIdAssigned() | MembershipFailed():
                 return event
         self._failures += 1
         reason = str(getattr(event, "reason", event))
@@ -52,5 +52,5 @@ class JoinLimit:
             )
         if isinstance(event, RebalanceCalled) and self._failures > 1:
             # Another member's join may have come in between once; after the second time, pause before the next join.
-            return NotNow(reason)
+            return RetryLater(reason)
         return event

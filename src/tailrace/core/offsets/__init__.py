@@ -1,1 +1,1 @@
-"""When and what to commit."""
+"""Commits: content and schedule."""

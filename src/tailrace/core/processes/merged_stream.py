@@ -1,4 +1,4 @@
-"""One stream of the records that several processes read.
+"""Merged stream of the records that several processes read.
 
 Each process has a lease of each of its partitions; messages about a lease that is over are ignored. Slices are
 delivered in the order of their arrival, so each partition is in order.

@@ -18,25 +18,25 @@ from tailrace.core.group.effects import (
     TakeOver,
 )
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
+    HeartbeatOutcome,
     Identity,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
     MemberLost,
     MembershipFailed,
-    NotNow,
     PartitionsChanged,
     PartitionsFound,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
+    RetryLater,
     SessionOver,
-    Stalled,
     StartMembership,
     StopMembership,
     Synced,
@@ -89,7 +89,7 @@ FROM: dict[ClassicState, tuple[ClassicState | None, GroupEvent | None]] = {
     ClassicState.TAKING_OVER: (ClassicState.SYNCING, given(0, 1, 2)),
     ClassicState.RELEASING: (ClassicState.SYNCING, given(0)),
     ClassicState.STABLE: (ClassicState.TAKING_OVER, TakenOver()),
-    ClassicState.STEPPING_AWAY: (ClassicState.STABLE, EVENTS[Stalled]),
+    ClassicState.STEPPING_AWAY: (ClassicState.STABLE, EVENTS[PollingStalled]),
     ClassicState.AWAY: (ClassicState.STEPPING_AWAY, Released()),
     ClassicState.CLOSING: (ClassicState.STABLE, StopMembership()),
     ClassicState.LEAVING: (ClassicState.CLOSING, Released()),
@@ -181,7 +181,7 @@ def check_event(state, event, is_ready):
     before = state_of(one)
     rule = TABLE.get((state, type(event)))
 
-    if isinstance(event, Beat) or state in OVER:
+    if isinstance(event, HeartbeatOutcome) or state in OVER:
         assert told(one, event) == []
         assert one.state is state
     elif isinstance(event, TakenOver) and state in REJOINING and is_ready:
@@ -309,7 +309,7 @@ def test_rebalance_during_a_rebalance_releases_nothing():
 
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
-@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 def test_failed_join_releases_nothing(state, event):
     """It is repeated after a pause with the same claim."""
     one = owner_in(state)
@@ -452,7 +452,7 @@ def test_unsubscribed_topics_are_released_before_the_join(is_ready):
 def test_topics_unsubscribed_during_a_pause_are_released_before_the_join():
     """A join that is repeated after a pause does not claim them."""
     one = lead_to(with_two_topics(), ClassicState.JOINING)
-    told(one, NotNow("loading"))
+    told(one, RetryLater("loading"))
 
     told(one, Resubscribed(frozenset("t")))
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
@@ -533,13 +533,13 @@ def test_joining_member_without_partitions_has_no_session(state):
     assert one.next_deadline() == (NOW if state is ClassicState.WAITING else None)
 
 
-@pytest.mark.parametrize("outcome", [CoordinatorGone("moved"), NotNow("loading")])
+@pytest.mark.parametrize("outcome", [CoordinatorGone("moved"), RetryLater("loading")])
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
 def test_heartbeat_failed_during_a_join_is_repeated_soon(state, outcome):
     """The join is not affected, and the session goes on counting."""
     one = owner_in(state)
 
-    effects = told(one, Beat(one.identity, outcome), now=NOW + 1)
+    effects = told(one, HeartbeatOutcome(one.identity, outcome), now=NOW + 1)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(outcome, CoordinatorGone) else [])
     assert one.state is state
@@ -555,7 +555,7 @@ def test_rebalance_answer_during_a_join_extends_the_session(outcome):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    assert told(one, Beat(ME, outcome), now=NOW + 4) == []
+    assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert one.state is ClassicState.JOINING
     assert one.heartbeat_age_s(NOW + 5) == 2
@@ -570,7 +570,7 @@ def test_membership_errors_of_a_heartbeat_are_left_to_the_join(outcome):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    assert told(one, Beat(ME, outcome), now=NOW + 4) == []
+    assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert one.state is ClassicState.JOINING
     assert one.owned == MINE
@@ -584,7 +584,7 @@ def test_late_answer_to_a_join_does_not_extend_the_session():
     """The group counts the session from sending the answer, and may have reassigned the partitions."""
     one = owner_in(ClassicState.JOINING)
     one.handle_timer(NOW + 3)
-    told(one, Beat(ME, RebalanceCalled()), now=NOW + 4)
+    told(one, HeartbeatOutcome(ME, RebalanceCalled()), now=NOW + 4)
 
     told(one, JoinedAsFollower("me", 8, COOPERATIVE), now=NOW + 12)
     assert one.heartbeat_age_s(NOW + 12) == 9
@@ -605,7 +605,7 @@ def test_heartbeat_of_the_previous_generation_is_ignored():
     before = state_of(one)
 
     for outcome in (HeartbeatAnswered(), *LOST, FENCED, CoordinatorGone("moved")):
-        assert told(one, Beat(ME, outcome), now=NOW + 4) == []
+        assert told(one, HeartbeatOutcome(ME, outcome), now=NOW + 4) == []
 
     assert state_of(one) == before
 
@@ -637,7 +637,7 @@ def test_membership_lost_during_a_join_is_reported_once(state, lost):
     (release,) = told(one, lost)
     assert release == Release(owned, is_lost=True, is_last=False, reason="late")
     assert not one.is_current(me)
-    assert told(one, Beat(me, lost)) == []
+    assert told(one, HeartbeatOutcome(me, lost)) == []
 
     told(one, Released())
     join = join_of(one)
@@ -686,7 +686,7 @@ def test_join_answered_after_a_stop_is_left():
 
     one.handle_timer(NOW + 3)
     assert effects_of(one) == [SendHeartbeat(ME, SESSION_S / 3)]
-    (release,) = told(one, Beat(ME, GenerationLost("late")), now=NOW + 3)
+    (release,) = told(one, HeartbeatOutcome(ME, GenerationLost("late")), now=NOW + 3)
     assert release == Release(MINE, is_lost=True, is_last=True, reason="the membership was lost")
 
     assert told(one, Released()) == [SendLeave(Identity("me", -1), "the consumer stops")]
@@ -734,7 +734,7 @@ def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
 
     one.handle_timer(NOW + INTERVAL_S)
     assert effects_of(one) == [SendHeartbeat(me, SESSION_S / 3)]
-    assert told(one, Beat(me, HeartbeatAnswered()), now=NOW + INTERVAL_S) == []
+    assert told(one, HeartbeatOutcome(me, HeartbeatAnswered()), now=NOW + INTERVAL_S) == []
     assert one.next_deadline() == NOW + PATIENCE_S
     one.handle_timer(NOW + PATIENCE_S)
 
@@ -744,7 +744,7 @@ def test_stop_waits_for_a_rebalance_only_until_the_limit(state):
 
 
 @pytest.mark.parametrize("state", [*MOVING])
-@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved"), RebalanceCalled()], ids=str)
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved"), RebalanceCalled()], ids=str)
 def test_stopping_member_does_not_join_again(state, event):
     """If the rebalance fails or starts again, the group may accept commits, so the member releases."""
     one = stopping_in(state)

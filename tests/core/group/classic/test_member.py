@@ -23,26 +23,26 @@ from tailrace.core.group.effects import (
     TakeOver,
 )
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
+    HeartbeatOutcome,
     Identity,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
-    MemberIdGiven,
+    MemberIdAssigned,
     MemberLost,
-    NotNow,
     PartitionsChanged,
     PartitionsFound,
+    PollingResumed,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
-    Returned,
+    RetryLater,
     SessionOver,
-    Stalled,
     StartMembership,
     StopMembership,
     Synced,
@@ -88,7 +88,7 @@ def member_in(state: ClassicState, **changes) -> ClassicMember:
         one.receive(EVENTS[JoinedAsLeader], NOW)
     elif state in {ClassicState.STEPPING_AWAY, ClassicState.AWAY}:
         one = member_in(ClassicState.STABLE, **changes)
-        one.receive(EVENTS[Stalled], NOW)
+        one.receive(EVENTS[PollingStalled], NOW)
         if state is ClassicState.AWAY:
             one.receive(Released(), NOW)
     else:
@@ -123,7 +123,7 @@ def check_event(state, event):
     one = member_in(state)
     before = state_of(one)
 
-    if isinstance(event, Beat) or state in OVER:
+    if isinstance(event, HeartbeatOutcome) or state in OVER:
         assert told(one, event) == []
         assert one.state is state
     elif isinstance(event, TakenOver) and state in REJOINING:
@@ -155,7 +155,7 @@ def test_every_state_can_be_left(state):
         elif one.state is ClassicState.LEAVING:
             effects = told(one, LeaveAnswered())
         elif one.state is ClassicState.JOINING:
-            effects = told(one, MemberIdGiven("late"))
+            effects = told(one, MemberIdAssigned("late"))
 
     assert one.state in OVER
     assert one.is_over
@@ -217,7 +217,7 @@ def test_member_joins_at_once_with_the_id_it_was_given():
     """KIP-394: the coordinator assigns the id for the next join."""
     one = member_in(ClassicState.JOINING)
 
-    (join,) = told(one, MemberIdGiven("me"))
+    (join,) = told(one, MemberIdAssigned("me"))
 
     assert join.member_id == "me"
     assert one.state is ClassicState.JOINING
@@ -352,7 +352,7 @@ def test_pauses_between_joins_grow(state):
     pauses = []
 
     for _ in range(6):
-        assert told(one, NotNow("loading")) == []
+        assert told(one, RetryLater("loading")) == []
         assert one.state is ClassicState.WAITING
         pauses.append(one.next_deadline() - NOW)
         one.handle_timer(one.next_deadline())
@@ -364,7 +364,7 @@ def test_pauses_between_joins_grow(state):
 def test_early_timer_call_sends_no_join():
     """The pause before a join is kept."""
     one = member_in(ClassicState.JOINING)
-    told(one, NotNow("loading"))
+    told(one, RetryLater("loading"))
 
     one.handle_timer(NOW + 0.09)
 
@@ -376,14 +376,14 @@ def test_successful_join_resets_the_backoff():
     """The next pause is the first one again."""
     one = member_in(ClassicState.JOINING)
     for _ in range(3):
-        told(one, NotNow("loading"))
+        told(one, RetryLater("loading"))
         one.handle_timer(NOW + 100)
         effects_of(one)
     told(one, JoinedAsFollower("me", 7, "range"), Synced(ASSIGNMENT), TakenOver(), RebalanceCalled(), Released())
     one.handle_timer(NOW)
     effects_of(one)
 
-    told(one, NotNow("loading"))
+    told(one, RetryLater("loading"))
 
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
 
@@ -452,7 +452,7 @@ def test_heartbeats_keep_the_interval():
         one.handle_timer(now)
         assert isinstance(effects_of(one)[0], SendHeartbeat)
         sent_at.append(now - NOW)
-        one.receive(Beat(ME, HeartbeatAnswered()), now + 0.5)
+        one.receive(HeartbeatOutcome(ME, HeartbeatAnswered()), now + 0.5)
 
     assert sent_at == [3, 6, 9, 12, 15, 18, 21]
 
@@ -469,7 +469,7 @@ def test_only_one_heartbeat_is_in_flight():
     assert one.next_deadline() == NOW + SESSION_S
 
 
-@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 @pytest.mark.parametrize(
     "state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING, ClassicState.CLOSING]
 )
@@ -479,7 +479,7 @@ def test_failed_heartbeat_is_repeated_soon(state, event):
     one.handle_timer(NOW + 3)
     effects_of(one)
 
-    effects = told(one, Beat(ME, event), now=NOW + 4)
+    effects = told(one, HeartbeatOutcome(ME, event), now=NOW + 4)
 
     assert effects == ([ForgetCoordinator("moved")] if isinstance(event, CoordinatorGone) else [])
     assert one.state is state
@@ -514,7 +514,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
     """The broker received it later, so the member's session ends no later than the broker's."""
     one = member_in(ClassicState.STABLE)
     one.handle_timer(NOW + 3)
-    one.receive(Beat(ME, HeartbeatAnswered()), NOW + 5)
+    one.receive(HeartbeatOutcome(ME, HeartbeatAnswered()), NOW + 5)
     one.handle_timer(NOW + 6)
     effects_of(one)
 
@@ -579,7 +579,11 @@ def test_partitions_are_released_before_the_next_join(state):
 @pytest.mark.parametrize("offered", [("range",), ("cooperative-sticky",)])
 @pytest.mark.parametrize(
     "triggers",
-    [*itertools.permutations((RebalanceCalled(), Resubscribed(frozenset("tu")), Beat(ME, RebalanceCalled())), 2)],
+    [
+        *itertools.permutations(
+            (RebalanceCalled(), Resubscribed(frozenset("tu")), HeartbeatOutcome(ME, RebalanceCalled())), 2
+        )
+    ],
     ids=lambda pair: " then ".join(type(one).__name__ for one in pair),
 )
 def test_several_reasons_cause_one_rebalance(triggers, offered):
@@ -709,11 +713,11 @@ def test_only_current_effects_are_awaited():
     (first,) = effects_of(one)
     assert one.awaits(first)
 
-    (second,) = told(one, MemberIdGiven("me"))
+    (second,) = told(one, MemberIdAssigned("me"))
     assert one.awaits(second)
     assert not one.awaits(first)
 
-    told(one, NotNow("loading"))
+    told(one, RetryLater("loading"))
     assert not one.awaits(second)
 
 
@@ -734,7 +738,13 @@ def test_heartbeat_does_not_end_the_wait_for_a_callback():
     one = member_in(ClassicState.SYNCING)
     (take_over,) = told(one, Synced(ASSIGNMENT))
     one.handle_timer(NOW + 3)
-    told(one, *(Beat(ME, outcome) for outcome in (HeartbeatAnswered(), CoordinatorGone("moved"), NotNow("loading"))))
+    told(
+        one,
+        *(
+            HeartbeatOutcome(ME, outcome)
+            for outcome in (HeartbeatAnswered(), CoordinatorGone("moved"), RetryLater("loading"))
+        ),
+    )
 
     assert one.awaits(take_over)
 
@@ -785,7 +795,7 @@ def test_member_id_that_arrives_after_a_stop_is_left_with():
     one = member_in(ClassicState.JOINING)
     told(one, StopMembership())
 
-    assert told(one, MemberIdGiven("late")) == [SendLeave(Identity("late", -1), "the consumer stops")]
+    assert told(one, MemberIdAssigned("late")) == [SendLeave(Identity("late", -1), "the consumer stops")]
     assert told(one, LeaveAnswered()) == []
     assert one.state is ClassicState.LEFT
 
@@ -889,13 +899,13 @@ def test_member_whose_application_does_not_poll_leaves():
     """
     one = member_in(ClassicState.STABLE)
 
-    *telling, release = told(one, Stalled(UNREAD))
+    *telling, release = told(one, PollingStalled(UNREAD))
 
     assert telling == [EmitGroupEvent(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
-    told(one, Returned())
+    told(one, PollingResumed())
     one.handle_timer(NOW)
     assert effects_of(one)[0].member_id == ""
 
@@ -904,10 +914,10 @@ def test_static_member_whose_application_does_not_poll_sends_no_leave():
     """Its session expires unless the application polls before."""
     one = member_in(ClassicState.STABLE, instance_id="i", leaves_on_stop=False)
 
-    _, release = told(one, Stalled(UNREAD))
+    _, release = told(one, PollingStalled(UNREAD))
 
     assert release.is_lost
-    told(one, Released(), Returned())
+    told(one, Released(), PollingResumed())
     one.handle_timer(NOW)
     assert effects_of(one)[0].member_id == "me"
 
@@ -916,6 +926,6 @@ def test_application_that_polls_during_the_loss_is_joined_at_once():
     """A poll while the loss is being reported is remembered."""
     one = member_in(ClassicState.STEPPING_AWAY)
 
-    told(one, Returned(), Released())
+    told(one, PollingResumed(), Released())
 
     assert one.state is ClassicState.WAITING

@@ -13,45 +13,45 @@ from tailrace.core.group import events as membership_events
 from tailrace.core.group.effects import (
     EmitGroupEvent,
     FailMembership,
+    FindTopicNames,
     ForgetCoordinator,
-    NameTopics,
     Release,
     SendGroupHeartbeat,
     SendLeave,
     TakeOver,
 )
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
+    HeartbeatOutcome,
     Identity,
     InstanceReleased,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
-    MemberIdGiven,
+    MemberIdAssigned,
     MemberLost,
     MembershipFailed,
-    NotNow,
     PartitionsChanged,
     PartitionsFound,
+    PollingResumed,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
-    Returned,
+    RetryLater,
     SessionKnown,
     SessionOver,
-    Stalled,
     StartMembership,
     StopDue,
     StopMembership,
     Synced,
     TakenOver,
-    TopicsNamed,
+    TopicNamesFound,
 )
 from tailrace.core.group.kip848.member import TABLE, Kip848Member
 from tailrace.core.group.kip848.states import ALIVE, OVER, Kip848State
@@ -89,7 +89,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         StartMembership(),
         Resubscribed(frozenset("u")),
         JoinDue(),
-        MemberIdGiven("me"),
+        MemberIdAssigned("me"),
         JoinedAsFollower("me", 7, "range"),
         JoinedAsLeader("me", 7, "range", {}, {}),
         PartitionsFound({"t": 2}),
@@ -98,21 +98,21 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         Released(),
         PartitionsChanged({"t": 2}),
         HeartbeatAnswered(),
-        Beat(Identity("me", 7), HeartbeatAnswered()),
+        HeartbeatOutcome(Identity("me", 7), HeartbeatAnswered()),
         answer(),
         InstanceReleased(),
-        TopicsNamed({}),
+        TopicNamesFound({}),
         SessionKnown(30.0),
         LeaveAnswered(),
         RebalanceCalled(),
-        NotNow("loading"),
+        RetryLater("loading"),
         CoordinatorGone("gone"),
         GenerationLost("lost"),
         MemberLost("lost"),
         SessionOver("over"),
         FENCED,
-        Stalled(UNREAD),
-        Returned(),
+        PollingStalled(UNREAD),
+        PollingResumed(),
         StopMembership(),
         StopDue(),
     )
@@ -155,7 +155,7 @@ def owning(*names: str, now: float = NOW, **changes) -> Kip848Member:
     """Return a stable member that owns these partitions and has reported them."""
     one = joining(**changes)
     assign(one, *names, epoch=7)
-    told(one, TopicsNamed(NAMES))
+    told(one, TopicNamesFound(NAMES))
     told(one, TakenOver(), now=now)
     if names:
         beat(one, now)
@@ -194,7 +194,7 @@ THEN: dict[Kip848State, list[GroupEvent]] = {
 def not_read_from(*then: GroupEvent, **changes) -> Kip848Member:
     """Return a member that leaves, or has left, because the application does not poll."""
     one = owning("t0", "t1", **changes)
-    told(one, Stalled(UNREAD), *then)
+    told(one, PollingStalled(UNREAD), *then)
     return one
 
 
@@ -209,7 +209,7 @@ def member_in(state: Kip848State, **changes) -> Kip848Member:
     if state is Kip848State.TAKING_OVER:
         one = joining(**changes)
         assign(one, "t0", "t1", "v0", epoch=7)
-        told(one, TopicsNamed(NAMES))
+        told(one, TopicNamesFound(NAMES))
         one.handle_timer(NOW + 0.1)
         effects_of(one)
     else:
@@ -271,13 +271,13 @@ def test_events_in_any_order_keep_the_invariants(sequence):
             assert state in OVER or one.state in {TABLE[state, kind].then, *TABLE[state, kind].exceptions}
         except ValueError:
             assert state_of(one) == before
-            assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, InstanceReleased, TopicsNamed}
+            assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, InstanceReleased, TopicNamesFound}
         assert state not in OVER or one.state is state
         assert not one.is_member or one.state in ALIVE
         assert one.owned == frozenset() or one.state in ALIVE
 
 
-@pytest.mark.parametrize("event", [answer(), TopicsNamed({})], ids=["heartbeat", "names"])
+@pytest.mark.parametrize("event", [answer(), TopicNamesFound({})], ids=["heartbeat", "names"])
 def test_unrequested_answer_raises(event):
     """An answer to a request that was not sent raises, even in a state in which one may be in flight."""
     one = owning("t0")
@@ -330,20 +330,20 @@ def test_member_whose_application_does_not_poll_leaves():
     """It leaves, reports its partitions as lost, and joins again under its id when the application polls."""
     one = owning("t0", "t1")
 
-    *telling, release = told(one, Stalled(UNREAD))
+    *telling, release = told(one, PollingStalled(UNREAD))
 
     assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), EmitGroupEvent(UNREAD)]
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="the application does not poll")
     assert told(one, Released()) == []
     assert one.next_deadline() is None
-    told(one, Returned())
+    told(one, PollingResumed())
     assert beat(one).identity == Identity("me", 0)
 
 
 def test_application_that_polls_during_the_loss_is_joined_at_once():
     """A poll while the loss is being reported is remembered."""
     one = owning("t0")
-    told(one, Stalled(UNREAD), Returned(), Released())
+    told(one, PollingStalled(UNREAD), PollingResumed(), Released())
 
     assert beat(one).identity == Identity("me", 0)
 
@@ -414,14 +414,16 @@ def test_first_assignment_is_taken_over():
     """Names are requested, the partitions taken over, and only then reported as owned."""
     one = joining(instance_id="i")
 
-    assert assign(one, "t0", "t1", "u0", epoch=3) == [NameTopics(frozenset({T, U}))]
+    assert assign(one, "t0", "t1", "u0", epoch=3) == [FindTopicNames(frozenset({T, U}))]
     assert one.state is Kip848State.STABLE
     assert one.is_member
     me = Identity("me", 3, "i")
     assert one.is_current(me)
 
     mine = parts("t0", "t1", "u0")
-    assert told(one, TopicsNamed(NAMES)) == [TakeOver(mine, frozenset(), me, "the broker's choice", is_leader=False)]
+    assert told(one, TopicNamesFound(NAMES)) == [
+        TakeOver(mine, frozenset(), me, "the broker's choice", is_leader=False)
+    ]
     assert one.state is Kip848State.TAKING_OVER
     assert one.owned == mine
     assert one.next_deadline() == NOW + INTERVAL_S
@@ -468,7 +470,7 @@ def test_the_same_assignment_again_changes_nothing():
 # ---- a join that goes wrong ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved"), RebalanceCalled()])
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved"), RebalanceCalled()])
 def test_pauses_between_joins_grow(event):
     """Each pause is twice as long as the last, up to the limit, and each join carries every field."""
     one, pauses, now = joining(), [], NOW
@@ -487,7 +489,7 @@ def test_pauses_between_joins_grow(event):
 def test_nothing_shortens_the_pause_before_a_join():
     """Neither an early timer call nor a new subscription sends a heartbeat."""
     one = joining()
-    told(one, NotNow("loading"), Resubscribed(frozenset("u")))
+    told(one, RetryLater("loading"), Resubscribed(frozenset("u")))
 
     one.handle_timer(NOW + 0.09)
 
@@ -522,7 +524,7 @@ def test_static_member_joins_first_without_a_release():
     assert beat(one, NOW + 1).identity == Identity("me", 0, "i")
 
 
-@pytest.mark.parametrize("event", [CoordinatorGone("cut"), NotNow("loading")])
+@pytest.mark.parametrize("event", [CoordinatorGone("cut"), RetryLater("loading")])
 def test_static_member_releases_its_instance_id_after_an_unanswered_join(event):
     """After the pause it sends epoch -2 until the group has released the instance id; then it joins at once."""
     one = joining(instance_id="i")
@@ -550,7 +552,7 @@ def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch
 def test_late_answer_to_a_static_join_still_counts():
     """An answer that comes before the next heartbeat is accepted, so no release is sent."""
     one = joining(instance_id="i")
-    told(one, NotNow("a commit was refused"), answer(3, {}), TakenOver())
+    told(one, RetryLater("a commit was refused"), answer(3, {}), TakenOver())
 
     assert beat(one, NOW + INTERVAL_S).identity == Identity("me", 3, "i")
 
@@ -571,12 +573,12 @@ def test_answer_resets_the_backoff():
     """After an answer, the next pause is the first one again."""
     one = joining()
     for _ in range(3):
-        told(one, NotNow("loading"))
+        told(one, RetryLater("loading"))
         beat(one, NOW + 100)
     told(one, answer(1, {}), TakenOver(), now=NOW + 100)
     beat(one, NOW + 105)
 
-    told(one, NotNow("loading"), now=NOW + 105)
+    told(one, RetryLater("loading"), now=NOW + 105)
 
     assert one.next_deadline() == pytest.approx(NOW + 105.1)
 
@@ -590,7 +592,7 @@ def test_heartbeats_are_sent_while_the_group_counts_the_member(state):
     one = member_in(state)
     speaks = state in ALIVE or state is Kip848State.JOINING
     if speaks:
-        told(one, NotNow("loading"))
+        told(one, RetryLater("loading"))
 
     one.handle_timer(NOW + INTERVAL_S + 1)
 
@@ -626,7 +628,7 @@ def test_only_one_heartbeat_is_in_flight():
     assert beat(one, NOW + 21).topics == frozenset("u")
 
 
-@pytest.mark.parametrize("event", [NotNow("loading"), CoordinatorGone("moved")])
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved")])
 @pytest.mark.parametrize("state", sorted(ALIVE))
 def test_heartbeat_after_a_failure_carries_every_field(state, event):
     """The membership and the session's age are not affected."""
@@ -650,7 +652,7 @@ def test_commit_of_a_stale_epoch_hastens_the_heartbeat():
     """The next heartbeat brings the new epoch, and repeats no field."""
     one = owning("t0")
 
-    assert told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH")) == []
+    assert told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH")) == []
 
     assert one.next_deadline() == pytest.approx(NOW + 0.1)
     assert beat(one, NOW + 0.1) == SendGroupHeartbeat(Identity("me", 7), SESSION_S / 3)
@@ -660,7 +662,7 @@ def test_answer_after_a_failed_commit_still_counts():
     """The failure may have been a commit's: an answer before the next heartbeat is accepted."""
     one = owning("t0")
     sent = beat(one, NOW + 5)
-    told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
+    told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 5)
 
     assert one.awaits(sent)
     told(one, answer(8), now=NOW + 5.05)
@@ -700,7 +702,7 @@ def test_session_timeout_is_the_brokers():
     told(one, SessionKnown(12.0))
 
     assert one.next_deadline() == NOW + 12
-    told(one, NotNow("loading"), now=NOW + 6)
+    told(one, RetryLater("loading"), now=NOW + 6)
     assert beat(one, NOW + 6.1).timeout_s == 4.0
 
 
@@ -726,7 +728,7 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
     one = joining()
     assign(one, "t0", "v0", epoch=1)
 
-    (take_over,) = told(one, TopicsNamed({T: "t"}))
+    (take_over,) = told(one, TopicNamesFound({T: "t"}))
     assert take_over.added == parts("t0")
     told(one, TakenOver())
     beat(one)
@@ -737,8 +739,8 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
         pauses.append(one.next_deadline() - now)
         now = one.next_deadline()
         one.handle_timer(now)
-        assert effects_of(one) == [NameTopics(frozenset({V}))]
-        assert told(one, TopicsNamed({}), now=now) == []
+        assert effects_of(one) == [FindTopicNames(frozenset({V}))]
+        assert told(one, TopicNamesFound({}), now=now) == []
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
 
 
@@ -746,12 +748,12 @@ def test_refreshed_metadata_hasten_the_request_for_names():
     """Names are requested at once, and newly named partitions are taken over beside the kept ones."""
     one = owning("t0")
     beat(one, NOW + 5)
-    assert assign(one, "t0", "v0") == [NameTopics(frozenset({V}))]
-    assert told(one, TopicsNamed({})) == []
+    assert assign(one, "t0", "v0") == [FindTopicNames(frozenset({V}))]
+    assert told(one, TopicNamesFound({})) == []
 
-    assert told(one, PartitionsChanged({"t": 1, "v": 1})) == [NameTopics(frozenset({V}))]
+    assert told(one, PartitionsChanged({"t": 1, "v": 1})) == [FindTopicNames(frozenset({V}))]
     assert told(one, PartitionsChanged({"t": 1, "v": 1})) == []
-    (take_over,) = told(one, TopicsNamed({V: "v"}))
+    (take_over,) = told(one, TopicNamesFound({V: "v"}))
 
     assert (take_over.added, take_over.kept) == (parts("v0"), parts("t0"))
     assert told(one, PartitionsChanged({"t": 1, "v": 1})) == []
@@ -774,21 +776,21 @@ def test_newly_assigned_unknown_topics_are_requested_at_once():
     """The pause applies only to names that were requested in vain."""
     one = joining()
     assign(one, "v0", epoch=1)
-    told(one, TopicsNamed({}), TakenOver())
+    told(one, TopicNamesFound({}), TakenOver())
     one.handle_timer(NOW + 5)
     effects_of(one)
-    told(one, TopicsNamed({}), now=NOW + 5)
+    told(one, TopicNamesFound({}), now=NOW + 5)
 
-    assert assign(one, "v0", "u0", now=NOW + 5.05) == [NameTopics(frozenset({U, V}))]
+    assert assign(one, "v0", "u0", now=NOW + 5.05) == [FindTopicNames(frozenset({U, V}))]
 
 
 def test_first_assignment_waits_for_names():
     """A first assignment with unknown topics is not reported as an empty one."""
     one = joining()
 
-    assert assign(one, "v0", epoch=1) == [NameTopics(frozenset({V}))]
+    assert assign(one, "v0", epoch=1) == [FindTopicNames(frozenset({V}))]
 
-    (take_over,) = told(one, TopicsNamed({}))
+    (take_over,) = told(one, TopicNamesFound({}))
     assert take_over.added == frozenset()
 
 
@@ -801,7 +803,7 @@ def test_failed_request_for_names_is_repeated():
 
     assert not one.awaits(question)
     one.handle_timer(NOW + 0.1)
-    assert NameTopics(frozenset({T})) in effects_of(one)
+    assert FindTopicNames(frozenset({T})) in effects_of(one)
 
 
 def test_recreated_topic_is_another_topic():
@@ -809,9 +811,9 @@ def test_recreated_topic_is_another_topic():
     one = owning("t0")
     beat(one, NOW + 5)
 
-    release, question = sorted(told(one, answer(8, {V: (0,)})), key=lambda effect: isinstance(effect, NameTopics))
-    assert (release.partitions, question) == (parts("t0"), NameTopics(frozenset({V})))
-    told(one, TopicsNamed({V: "t"}))
+    release, question = sorted(told(one, answer(8, {V: (0,)})), key=lambda effect: isinstance(effect, FindTopicNames))
+    assert (release.partitions, question) == (parts("t0"), FindTopicNames(frozenset({V})))
+    told(one, TopicNamesFound({V: "t"}))
     (take_over,) = told(one, Released())
 
     assert (take_over.added, take_over.kept) == (parts("t0"), frozenset())
@@ -955,7 +957,7 @@ def test_partition_revoked_before_its_takeover_is_reported():
     one = owning("t0")
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
-    told(one, TopicsNamed({}), now=NOW + 5)
+    told(one, TopicNamesFound({}), now=NOW + 5)
     one.handle_timer(NOW + 10)
     effects_of(one)
 
@@ -971,7 +973,7 @@ def test_partitions_being_taken_over_are_reported_as_owned():
     assign(one, "t0", "t1", now=NOW + 5)
     beat(one, NOW + 10)
 
-    told(one, NotNow("loading"), now=NOW + 10)
+    told(one, RetryLater("loading"), now=NOW + 10)
 
     assert beat(one, NOW + 10.1).owned == {T: (0, 1)}
 
@@ -982,12 +984,12 @@ def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
     beat(one, NOW + 10)
-    told(one, NotNow("loading"), now=NOW + 10)
+    told(one, RetryLater("loading"), now=NOW + 10)
     one.handle_timer(NOW + 10.1)
     question, sent = effects_of(one)
-    assert (question, sent.owned) == (NameTopics(frozenset({V})), {T: (0,)})
+    assert (question, sent.owned) == (FindTopicNames(frozenset({V})), {T: (0,)})
 
-    assert told(one, TopicsNamed({V: "v"}), now=NOW + 10.2) == []
+    assert told(one, TopicNamesFound({V: "v"}), now=NOW + 10.2) == []
     assert one.owned == parts("t0")
 
     (take_over,) = told(one, answer(8, {T: (0,), V: (0,)}), now=NOW + 10.3)
@@ -1080,7 +1082,7 @@ def test_heartbeats_names_and_partitions_are_awaited_independently():
     """An outcome of one does not end the wait for another."""
     one = joining()
     (question,) = assign(one, "t0", "v0", epoch=1)
-    (take_over,) = told(one, TopicsNamed({T: "t"}))
+    (take_over,) = told(one, TopicNamesFound({T: "t"}))
     one.handle_timer(NOW + 0.1)
     (again,) = effects_of(one)
     sent = beat(one, NOW + 5)
@@ -1130,7 +1132,7 @@ def test_last_commit_refused_as_stale_hastens_the_heartbeat():
     """While closing, the next heartbeat follows soon and brings the new epoch."""
     one = member_in(Kip848State.CLOSING)
 
-    assert told(one, NotNow("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
+    assert told(one, RetryLater("OffsetCommit: STALE_MEMBER_EPOCH"), now=NOW + 1) == []
     assert one.next_deadline() == pytest.approx(NOW + 1.1)
     assert isinstance(beat(one, NOW + 1.1), SendGroupHeartbeat)
     assert told(one, answer(8, {T: (5,)}), now=NOW + 1.2) == []

@@ -17,28 +17,28 @@ from tailrace.core.group.classic.states import OVER, ClassicState
 from tailrace.core.group.classic.steps import ClassicSteps
 from tailrace.core.group.effects import Effect, SendHeartbeat
 from tailrace.core.group.events import (
-    Beat,
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
+    HeartbeatOutcome,
     Identity,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,
-    MemberIdGiven,
+    MemberIdAssigned,
     MemberLost,
     MembershipFailed,
-    NotNow,
     PartitionsChanged,
     PartitionsFound,
+    PollingResumed,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
-    Returned,
+    RetryLater,
     SessionOver,
-    Stalled,
     StartMembership,
     StopDue,
     StopMembership,
@@ -84,7 +84,7 @@ class ClassicMember(ClassicSteps):
         Raises:
             ValueError: the event cannot happen in this state; nothing has changed.
         """
-        if isinstance(event, Beat):
+        if isinstance(event, HeartbeatOutcome):
             self._hear(event, now)
             return
         before, awaited = self.state, self._awaited
@@ -111,7 +111,7 @@ class ClassicMember(ClassicSteps):
         due += [] if self._stop_at is None else [self._stop_at]
         return min([*due, self._join_at] if self.state is ClassicState.WAITING else due, default=None)
 
-    def _hear(self, beat: Beat, now: float) -> None:
+    def _hear(self, beat: HeartbeatOutcome, now: float) -> None:
         if beat.identity != self.identity or not self.is_member:
             return
         outcome = beat.outcome
@@ -123,7 +123,7 @@ class ClassicMember(ClassicSteps):
                 self.receive(outcome, now)
         elif isinstance(outcome, CoordinatorGone):
             self.look_up(outcome, now)
-        elif isinstance(outcome, NotNow):
+        elif isinstance(outcome, RetryLater):
             self.try_later(outcome, now)
         elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
             # The answer to the join decides about the membership.
@@ -144,12 +144,12 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((on.IDLE, *rejoining, on.RELEASING), Resubscribed, do.resubscribe)
     # To the next generation.
     yield Row((on.WAITING,), JoinDue, do.join, on.JOINING, (on.RELEASING,))
-    yield Row((on.JOINING,), MemberIdGiven, do.take_id, None, (on.LEAVING, on.LEFT))
+    yield Row((on.JOINING,), MemberIdAssigned, do.take_id, None, (on.LEAVING, on.LEFT))
     yield Row((on.JOINING,), JoinedAsFollower, do.follow, on.SYNCING)
     yield Row((on.JOINING,), JoinedAsLeader, do.lead, on.DEALING)
     yield Row((on.DEALING,), PartitionsFound, do.assign, on.SYNCING, (on.FAILED, on.LEAVING))
     yield Row((on.SYNCING,), Synced, do.take_over, on.TAKING_OVER, (on.RELEASING, on.WAITING, on.CLOSING))
-    yield Row(between, (NotNow, CoordinatorGone), do.wait, on.WAITING, (on.CLOSING,))
+    yield Row(between, (RetryLater, CoordinatorGone), do.wait, on.WAITING, (on.CLOSING,))
     yield Row((on.JOINING,), RebalanceCalled, do.wait, on.WAITING, (on.CLOSING,))
     yield Row((on.DEALING, on.SYNCING), RebalanceCalled, do.begin, on.WAITING, (on.CLOSING,))
     yield Row(rejoining, lost, do.lose, on.WAITING, (on.RELEASING, on.CLOSING))
@@ -164,14 +164,14 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((on.RELEASING,), Released, do.rejoin, on.WAITING)
     yield Row((on.WAITING, on.RELEASING, on.CLOSING), RebalanceCalled, do.ignore)
     yield Row(speaking, CoordinatorGone, do.look_up)
-    yield Row(speaking, NotNow, do.try_later)
+    yield Row(speaking, RetryLater, do.try_later)
     # The application does not poll.
-    yield Row((on.STABLE,), Stalled, do.step_away, on.STEPPING_AWAY)
-    yield Row(not_stable, Stalled, do.ignore)
-    yield Row((on.STEPPING_AWAY,), Returned, do.come_back)
+    yield Row((on.STABLE,), PollingStalled, do.step_away, on.STEPPING_AWAY)
+    yield Row(not_stable, PollingStalled, do.ignore)
+    yield Row((on.STEPPING_AWAY,), PollingResumed, do.come_back)
     yield Row((on.STEPPING_AWAY,), Released, do.be_away, on.AWAY, (on.WAITING,))
-    yield Row((on.AWAY,), Returned, do.begin, on.WAITING)
-    yield Row(all_but(on, on.STEPPING_AWAY, on.AWAY), Returned, do.ignore)
+    yield Row((on.AWAY,), PollingResumed, do.begin, on.WAITING)
+    yield Row(all_but(on, on.STEPPING_AWAY, on.AWAY), PollingResumed, do.ignore)
     yield Row((on.STEPPING_AWAY, on.AWAY), Resubscribed, do.resubscribe)
     yield Row((on.STEPPING_AWAY,), StopMembership, do.close, on.CLOSING)
     yield Row((on.AWAY,), StopMembership, do.end, on.LEFT)

@@ -32,15 +32,15 @@ from tailrace.core.group.events import (
     Identity,
     JoinedAsFollower,
     JoinedAsLeader,
-    MemberIdGiven,
+    MemberIdAssigned,
     MemberLost,
     MembershipFailed,
     PartitionsChanged,
     PartitionsFound,
+    PollingStalled,
     RebalanceCalled,
     Resubscribed,
     SessionOver,
-    Stalled,
     StopMembership,
     Synced,
 )
@@ -132,7 +132,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._send_join()
         return None
 
-    def take_id(self, event: MemberIdGiven, _now: float) -> ClassicState | None:
+    def take_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
         """Join again with the member id that the coordinator gave (KIP-394); a member that is stopping leaves."""
         self._member_id = event.member_id
         if self._stop_at is not None:
@@ -215,7 +215,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._give_up(owned, is_last=is_last)
         return ClassicState.CLOSING if is_last else ClassicState.RELEASING
 
-    def step_away(self, event: Stalled, _now: float) -> None:
+    def step_away(self, event: PollingStalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._reason, self._comes_back = str(event.error), False
         self._effects.append(EmitGroupEvent(event.error))

@@ -20,9 +20,9 @@ from tailrace.core.group.events import Identity
 from tailrace.core.group.heartbeat import Heartbeat
 from tailrace.core.group.membership import MemberSettings
 
-__all__ = ["HeartbeatFields", "Places"]
+__all__ = ["HeartbeatFields", "TopicIdPartitions"]
 
-Places: TypeAlias = frozenset[tuple[UUID, int]]
+TopicIdPartitions: TypeAlias = frozenset[tuple[UUID, int]]
 """Partitions by topic id: a recreated topic has another id, and other records."""
 
 
@@ -40,7 +40,7 @@ class HeartbeatFields:
         self.session = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
         self.sent: SendGroupHeartbeat | None = None
         """Heartbeat whose answer counts."""
-        self.unconfirmed: Places | None = None
+        self.unconfirmed: TopicIdPartitions | None = None
         """Owned partitions of the heartbeat in flight; None if the group has acknowledged them."""
         self.is_known = False
         """True if the group may know this member."""
@@ -105,7 +105,7 @@ class HeartbeatFields:
 
     # ---- what --------------------------------------------------------------------------------------------------
 
-    def next_heartbeat(self, identity: Identity, owned: Places, now: float) -> SendGroupHeartbeat:
+    def next_heartbeat(self, identity: Identity, owned: TopicIdPartitions, now: float) -> SendGroupHeartbeat:
         """Return the heartbeat to send."""
         settings, is_full, topics = self._settings, self._is_full, self._wanted
         reports_owned = is_full or self._reports_owned
@@ -145,8 +145,8 @@ class HeartbeatFields:
             self._next_at = now
 
 
-def _by_topic(places: Iterable[tuple[UUID, int]]) -> dict[UUID, tuple[int, ...]]:
+def _by_topic(partitions: Iterable[tuple[UUID, int]]) -> dict[UUID, tuple[int, ...]]:
     topics: dict[UUID, tuple[int, ...]] = {}
-    for topic, partition in sorted(places):
+    for topic, partition in sorted(partitions):
         topics[topic] = (*topics.get(topic, ()), partition)
     return topics

@@ -23,19 +23,19 @@ from tailrace.core.group.events import (
     LeaveAnswered,
     MemberLost,
     MembershipFailed,
-    NotNow,
     PartitionsChanged,
+    PollingResumed,
+    PollingStalled,
     RebalanceCalled,
     Released,
     Resubscribed,
-    Returned,
+    RetryLater,
     SessionKnown,
     SessionOver,
-    Stalled,
     StartMembership,
     StopMembership,
     TakenOver,
-    TopicsNamed,
+    TopicNamesFound,
 )
 from tailrace.core.group.kip848.states import OVER, STATIC_LEAVE_EPOCH, Kip848State
 from tailrace.core.group.kip848.steps import Kip848Steps
@@ -105,7 +105,7 @@ class Kip848Member(Kip848Steps):
     def _is_expected(self, event: GroupEvent) -> bool:
         if isinstance(event, GroupHeartbeatAnswered | InstanceReleased):
             return self._beat.sent is not None
-        return self._names.in_flight is not None or not isinstance(event, TopicsNamed)
+        return self._names.in_flight is not None or not isinstance(event, TopicNamesFound)
 
     def _next_heartbeat(self, now: float) -> Effect:
         # A static member's join is refused while the group still holds its instance id for the former membership:
@@ -130,14 +130,14 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row((on.JOINING,), GroupHeartbeatAnswered, do.hear, on.STABLE, (on.TAKING_OVER,))
     yield Row(reconciling, GroupHeartbeatAnswered, do.hear, None, (on.RELEASING, on.TAKING_OVER))
     yield Row((on.CLOSING,), GroupHeartbeatAnswered, do.acknowledge)
-    yield Row(speaking, (NotNow, RebalanceCalled), do.retry)
+    yield Row(speaking, (RetryLater, RebalanceCalled), do.retry)
     yield Row(speaking, CoordinatorGone, do.look_up)
     yield Row((on.JOINING,), InstanceReleased, do.join_now)
     yield Row((on.JOINING,), (GenerationLost, MemberLost), do.join_later)
     yield Row(all_but(on, on.CLOSING, on.LEAVING), Resubscribed, do.resubscribe)
     yield Row(on, SessionKnown, do.know_session)
     # Towards the target assignment.
-    yield Row(reconciling, TopicsNamed, do.name, None, (on.RELEASING, on.TAKING_OVER))
+    yield Row(reconciling, TopicNamesFound, do.name, None, (on.RELEASING, on.TAKING_OVER))
     yield Row(reconciling, PartitionsChanged, do.look_again)
     yield Row(not_reconciling, PartitionsChanged, do.ignore)
     yield Row((on.TAKING_OVER,), TakenOver, do.taken, on.STABLE, (on.RELEASING, on.TAKING_OVER))
@@ -145,12 +145,12 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row(reconciling, lost, do.lose, on.LOSING, (on.JOINING,))
     yield Row((on.LOSING,), Released, do.begin, on.JOINING)
     # The application does not poll.
-    yield Row((on.STABLE,), Stalled, do.step_away, on.STEPPING_AWAY)
-    yield Row(all_but(on, on.STABLE), Stalled, do.ignore)
+    yield Row((on.STABLE,), PollingStalled, do.step_away, on.STEPPING_AWAY)
+    yield Row(all_but(on, on.STABLE), PollingStalled, do.ignore)
     yield Row((on.STEPPING_AWAY,), Released, do.ignore, on.AWAY)
-    yield Row((on.STEPPING_AWAY,), Returned, do.ignore, on.LOSING)
-    yield Row((on.AWAY,), Returned, do.begin, on.JOINING)
-    yield Row(all_but(on, on.STEPPING_AWAY, on.AWAY), Returned, do.ignore)
+    yield Row((on.STEPPING_AWAY,), PollingResumed, do.ignore, on.LOSING)
+    yield Row((on.AWAY,), PollingResumed, do.begin, on.JOINING)
+    yield Row(all_but(on, on.STEPPING_AWAY, on.AWAY), PollingResumed, do.ignore)
     yield Row((on.AWAY,), StopMembership, do.end, on.LEFT)
     # The end.
     yield Row((on.JOINING,), StopMembership, do.leave, on.LEAVING, (on.LEFT,))

@@ -15,8 +15,8 @@ from tailrace.core.group.effects import (
     Effect,
     EmitGroupEvent,
     FailMembership,
+    FindTopicNames,
     ForgetCoordinator,
-    NameTopics,
     Partitions,
     Release,
     SendLeave,
@@ -30,13 +30,13 @@ from tailrace.core.group.events import (
     Identity,
     MemberLost,
     MembershipFailed,
+    PollingStalled,
     Resubscribed,
     SessionKnown,
     SessionOver,
-    Stalled,
-    TopicsNamed,
+    TopicNamesFound,
 )
-from tailrace.core.group.kip848.heartbeat_fields import HeartbeatFields, Places
+from tailrace.core.group.kip848.heartbeat_fields import HeartbeatFields, TopicIdPartitions
 from tailrace.core.group.kip848.states import ALIVE, JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, Kip848State
 from tailrace.core.group.kip848.topic_names import TopicNames
 from tailrace.core.group.membership import MemberSettings
@@ -46,7 +46,7 @@ from tailrace.records import TopicPartition
 
 __all__ = ["Kip848Steps"]
 
-NOWHERE: Places = frozenset()
+NO_PARTITIONS: TopicIdPartitions = frozenset()
 
 
 class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
@@ -73,13 +73,13 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._beat = HeartbeatFields(settings, backoff, chance)
         self._names = TopicNames(backoff, chance)
         self._epoch = JOIN_EPOCH
-        self._target: Places = NOWHERE
-        self._owned: Places = NOWHERE
-        self._ready: Places = NOWHERE
+        self._target: TopicIdPartitions = NO_PARTITIONS
+        self._owned: TopicIdPartitions = NO_PARTITIONS
+        self._ready: TopicIdPartitions = NO_PARTITIONS
         """Owned partitions whose takeover is complete."""
         self._work: TakeOver | Release | SendLeave | None = None
         """Effect about partitions, or the leave, whose outcome is awaited."""
-        self._moving: Places = NOWHERE
+        self._moving: TopicIdPartitions = NO_PARTITIONS
         """Partitions that ``_work`` is about."""
         self._is_introduced = False
         """True if the application has received an assignment since the last join or release."""
@@ -135,7 +135,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
                 self._beat.owned_changed(now)
         return self._reconcile(Kip848State.STABLE if self.state is Kip848State.JOINING else self.state)
 
-    def name(self, event: TopicsNamed, now: float) -> Kip848State:
+    def name(self, event: TopicNamesFound, now: float) -> Kip848State:
         """Store names of topic ids; missing names are requested again later."""
         self._names.answered(event.names, now)
         return self._reconcile(self.state)
@@ -164,7 +164,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._begin(now)
         return Kip848State.JOINING
 
-    def step_away(self, event: Stalled, _now: float) -> None:
+    def step_away(self, event: PollingStalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
         self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
         self._effects.append(SendLeave(self.identity, "the application does not poll"))
@@ -200,7 +200,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def leave(self, event: GroupEvent, now: float) -> Kip848State | None:
         """Leave the group; a static member keeps its place unless ``leaves_on_stop`` is set."""
-        self._owned = self._ready = NOWHERE
+        self._owned = self._ready = NO_PARTITIONS
         self._beat.end()
         if self._beat.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
             self._send_leave("the consumer stops")
@@ -260,10 +260,12 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._do(TakeOver(self._named(added), self._named(self._ready), self.identity, protocol, is_leader=False))
         return Kip848State.TAKING_OVER
 
-    def _release(self, places: Places, *, is_lost: bool = False, is_last: bool = False, reason: str) -> None:
-        self._moving = places
-        self._ready -= places
-        self._do(Release(self._named(places), is_lost, is_last, reason))
+    def _release(
+        self, partitions: TopicIdPartitions, *, is_lost: bool = False, is_last: bool = False, reason: str
+    ) -> None:
+        self._moving = partitions
+        self._ready -= partitions
+        self._do(Release(self._named(partitions), is_lost, is_last, reason))
 
     def _moved(self, now: float) -> Kip848State:
         self._work = None
@@ -280,19 +282,19 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._effects.append(work)
         self._work = work
 
-    def _request_names(self, request: NameTopics | None) -> None:
+    def _request_names(self, request: FindTopicNames | None) -> None:
         if request is not None:
             self._effects.append(request)
 
-    def _forget(self, event: GroupEvent) -> Places:
+    def _forget(self, event: GroupEvent) -> TopicIdPartitions:
         """Forget the membership and return the partitions that it owned."""
         if isinstance(event, MemberLost):
             self._beat.is_known = self._beat.is_held = False
         self._beat.end()
         self._names.stop()
         self._epoch, self._is_introduced = JOIN_EPOCH, False
-        gone, self._owned, self._ready, self._target = self._owned, NOWHERE, NOWHERE, NOWHERE
+        gone, self._owned, self._ready, self._target = self._owned, NO_PARTITIONS, NO_PARTITIONS, NO_PARTITIONS
         return gone
 
-    def _named(self, places: Places) -> Partitions:
-        return frozenset(TopicPartition(self._names.known[topic], n) for topic, n in places)
+    def _named(self, partitions: TopicIdPartitions) -> Partitions:
+        return frozenset(TopicPartition(self._names.known[topic], n) for topic, n in partitions)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.effects import NameTopics
+from tailrace.core.group.effects import FindTopicNames
 
 __all__ = ["TopicNames"]
 
@@ -26,22 +26,22 @@ class TopicNames:
     def __init__(self, backoff: Backoff, chance: Callable[[], float]) -> None:
         self._backoff, self._chance = backoff, chance
         self.known: dict[UUID, str] = {}
-        self.in_flight: NameTopics | None = None
+        self.in_flight: FindTopicNames | None = None
         """Request in flight."""
         self.next_at: float | None = None
         """Time at which to request missing names again; None if none is missing."""
         self._nameless: frozenset[UUID] = frozenset()
         self._failures = 0
 
-    def request(self, wanted: frozenset[UUID]) -> NameTopics | None:
+    def request(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
         """Return a request for the missing names of ``wanted``; None if none is missing, or not yet due again."""
         unknown = wanted - self.known.keys()
         if self.in_flight is not None or not unknown - self._nameless:
             return None
-        self.in_flight = NameTopics(unknown)
+        self.in_flight = FindTopicNames(unknown)
         return self.in_flight
 
-    def request_again(self, wanted: frozenset[UUID]) -> NameTopics | None:
+    def request_again(self, wanted: frozenset[UUID]) -> FindTopicNames | None:
         """Return a request for the missing names of ``wanted``, including those that were requested in vain."""
         self.next_at, self._nameless = None, frozenset()
         return self.request(wanted)
