@@ -1,4 +1,4 @@
-"""Reading batch by batch: each as full as it gets within its time."""
+"""Iterator of record batches, for ``Consumer.batches``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """``async for batch in consumer.batches(...)``: the batch before is done when the next one is asked for.
+    """``async for batch in consumer.batches(...)``; a batch is finished when the next one is polled.
 
     Args:
-        next_batch: gives the next one; ends the loop by StopAsyncIteration.
+        next_batch: returns the next batch; raises StopAsyncIteration to end the loop.
     """
 
     def __init__(self, next_batch: Callable[[], Awaitable[list[Record]]]) -> None:

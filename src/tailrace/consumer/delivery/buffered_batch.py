@@ -1,4 +1,4 @@
-"""What waits in the buffer: one batch of one partition, decoded a slice at a time when its turn comes."""
+"""Entry of the fetch buffer: one batch of one partition, decoded a slice at a time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decomp
 
 
 class BufferedBatch:
-    """A batch; or offsets without records (markers, what was aborted), which take no room; or an error in their place.
+    """A buffered batch, or offsets without records (control records, aborted transactions), or an error.
+
+    Offsets without records take no room in the buffer.
 
     Attributes:
-        next_offset: where the partition goes on behind it.
-        leader_epoch: of the batch, for commits.
-        is_blocked: fewer records came than were asked for, since an error stands behind them.
-        is_decompressing: a thread decompresses the batch; it has no records before that is done.
+        next_offset: offset at which the partition continues after the batch.
+        leader_epoch: leader epoch of the batch, for commits.
+        is_blocked: True if the last ``take`` returned fewer records because an error follows them.
+        is_decompressing: True while a thread decompresses the batch; no records can be taken until then.
     """
 
     __slots__ = (
@@ -52,7 +54,7 @@ class BufferedBatch:
         "next_offset",
     )
 
-    def __init__(  # noqa: PLR0913 - the things that may stand in a buffer
+    def __init__(  # noqa: PLR0913 - the arguments of all three kinds
         self,
         next_offset: int,
         *,
@@ -76,7 +78,7 @@ class BufferedBatch:
         self._limit = max_decompressed_bytes
 
     def prepare(self, position: Position, on_prepared: Callable[[], None]) -> bool:
-        """Decompress the batch; False if a thread does so, since it is large, and calls ``on_prepared`` afterwards.
+        """Decompress the batch; return False if it is large, so that a thread does it and calls ``on_prepared`` then.
 
         An error is raised by the next ``take``.
         """
@@ -102,16 +104,16 @@ class BufferedBatch:
 
     @property
     def is_compressed(self) -> bool:
-        """True if the batch has to be decompressed before records are taken."""
+        """True if the batch has to be decompressed before records can be taken."""
         return self._batch is not None and self._error is None and self._batch.is_compressed
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the decompressed records that are kept here."""
+        """Size of the decompressed records in memory."""
         return self._batch.plain_bytes if self._batch is not None else 0
 
     def pack(self) -> None:
-        """Forget the decompressed records; those not yet taken are decompressed again when their turn comes."""
+        """Drop the decompressed records; those not yet taken are decompressed again when they are needed."""
         if self._batch is not None:
             self._batch.pack()
             self._decoder = None
@@ -133,11 +135,11 @@ class BufferedBatch:
         return error
 
     def take(self, position: Position, count: int) -> list[Record]:
-        """The next ``count`` records; fewer only at the end.
+        """Return the next ``count`` records; fewer only at the end of the batch.
 
         Raises:
-            TailraceError: the error that stands here, every time, until somebody seeks past it.
-            CorruptRecordError: the batch cannot be decoded; likewise.
+            TailraceError: the error of this entry, on each call until a seek past it.
+            CorruptRecordError: the batch cannot be decoded; likewise on each call.
         """
         if self._error is not None and not self._returned:
             raise self._error
@@ -150,29 +152,29 @@ class BufferedBatch:
 
     @property
     def has_error(self) -> bool:
-        """Whether an error stands here, behind which nothing comes."""
+        """True if this is an error, or ends in one; nothing is delivered after it."""
         return self._error is not None
 
     @property
     def is_nothing(self) -> bool:
-        """Whether there are only offsets to pass over."""
+        """True if there are only offsets to skip."""
         return self._batch is None and self._error is None and not self._returned
 
     def takes_in(self, following: BufferedBatch) -> bool:
-        """Become one with what follows, if both are only offsets to pass over; says whether."""
+        """Merge ``following`` into this entry and return True if both have only offsets to skip."""
         if not (self.is_nothing and following.is_nothing):
             return False
         self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
         return True
 
     def expected(self, position: int) -> int:
-        """How many records it has from ``position`` on, at most."""
+        """Return the largest number of records that there can be from ``position`` on."""
         if self._batch is None:
             return len(self._returned)
         return max(0, self.next_offset - max(position, self._batch.base_offset))
 
     def give_back(self, records: Sequence[Record]) -> None:
-        """Records that were taken and not used; they come first again."""
+        """Put back records that were taken and not used; the next ``take`` returns them first."""
         self._returned = [*records, *self._returned]
 
     def _decode(self, position: Position, count: int) -> list[Record]:
@@ -210,7 +212,7 @@ class BufferedBatch:
 
 
 def _fits(batch: RecordBatch, limit: int) -> _Outcome:
-    """Decompress ``batch``; False if it is larger than ``limit``, and an error as a value, since threads call this."""
+    """Decompress ``batch``; return False if it is larger than ``limit``, and an error instead of raising it."""
     try:
         return batch.decompress(limit)
     except MalformedMessageError as error:

@@ -1,7 +1,7 @@
-"""How many records are there to be read, without decoding any: enough to know whether a batch is worth taking.
+"""Number of buffered records, estimated without decoding them.
 
-Rule of this file: the numbers come from the batches' offsets, so where a log has gaps fewer records are there than is
-said. Nobody waits for what has no room, nor for what is behind an error: a buffer that takes no more counts as enough.
+The estimate follows from the offsets of batches, so it is too high where a log has gaps. Records that have no room, or
+follow an error, are not worth waiting for: a buffer that accepts no more counts as enough.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ["BufferedCounts"]
 
 
 class BufferedCounts:
-    """Counts what waits in one consumer's buffer."""
+    """Counts the records in one consumer's fetch buffer."""
 
     def __init__(self, positions: Positions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader) -> None:
         self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
     def are_there(self, count: int, *, is_patient: bool = True) -> bool:
-        """Whether so many records may be handed out now, or all that there is room for, or an error is to be told.
+        """Return True if ``count`` records can be delivered now, or as many as there is room for, or an error.
 
         Args:
-            count: how many.
-            is_patient: whether a partition that takes no more waits for the others, which may bring nothing.
+            count: number of records.
+            is_patient: False if one partition without room is enough, since the others may never have records.
         """
         self._slice_reader.pass_over_nothing()
         found, has_room, is_full = 0, False, False
@@ -39,6 +39,6 @@ class BufferedCounts:
                     return True
             takes_more = self._buffer.room_of(position.partition, len(self._positions)) > share // 2
             has_room, is_full = has_room or takes_more, is_full or not takes_more
-        # What a fetch under way has reserved is room: it may bring what is waited for.
+        # Bytes that a fetch in flight has reserved are room: it may bring the missing records.
         has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
         return found > 0 and (not has_room or (is_full and not is_patient))

@@ -1,7 +1,7 @@
-"""Keys and values as the user's functions read them: ``key_deserializer``, ``value_deserializer``.
+"""Deserialization of keys and values (``key_deserializer``, ``value_deserializer``).
 
-Rule of this file: it works on the records of a slice, when they are decoded. What cannot be read stands in place of
-its record, as an error, every time, until somebody seeks past it; or is left out, where the options say so.
+Records are deserialized when their slice is decoded. A record that cannot be deserialized raises on each poll until a
+seek past it, or is skipped with ``on_deserialize_error="skip"``.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Deserializer = Callable[[bytes], Any]
 
 
 def deserializing(config: ConsumerConfig, observer: Observer) -> Deserializers | None:
-    """What the options say; None when records stay bytes."""
+    """Return the configured deserializers; None if keys and values stay bytes."""
     if config.key_deserializer is None and config.value_deserializer is None:
         return None
     return Deserializers(config, observer)
 
 
 class Deserializers:
-    """Reads the keys and values of records."""
+    """Applies the user's deserializers to records."""
 
     def __init__(self, config: ConsumerConfig, observer: Observer) -> None:
         self._key, self._value = config.key_deserializer, config.value_deserializer
         self._is_skipping, self._observer = config.on_deserialize_error == "skip", observer
 
     def apply(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
-        """The records with their keys and values read, up to the first that cannot be; and its error."""
+        """Return the deserialized records up to the first that fails, and its error."""
         good = []
         for record in records:
             try:
                 good.append(self._read(record))
-            except Exception as error:  # noqa: BLE001 - whatever the user's function raises
+            except Exception as error:  # noqa: BLE001 - the user's function may raise anything
                 told = DecodeError(
                     f"{record.topic_partition} at offset {record.offset}: {type(error).__name__}: {error}"
                     " - seek() past it, or set on_deserialize_error='skip'"

@@ -1,6 +1,6 @@
 """Number of finished records, for commits every so many records (``auto_commit_every_records``).
 
-Slices are counted, not records; the reader ends a slice at the number that is waited for.
+The number is checked once a slice, not for each record; the reader ends a slice at the number that is due.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["FinishedCounter"]
 
 
 class FinishedCounter:
-    """Counts for one reader.
+    """Counts the finished records of one reader.
 
     Args:
-        is_acked_by_hand: whether each record is finished by an acknowledgement of its own.
+        is_acked_by_hand: True if each record is finished by its own acknowledgement.
 
     Attributes:
-        on_due: called when as many records are finished as are waited for.
+        on_due: called when the number given to ``wait_for`` is reached.
     """
 
     def __init__(self, positions: Positions, polled: PolledRecords, *, is_acked_by_hand: bool) -> None:
@@ -31,24 +31,24 @@ class FinishedCounter:
         self._delivered_to_sink: int | None = None
 
     def wait_for(self, count: int | None) -> None:
-        """Call ``on_due`` when so many records are finished; None: never."""
+        """Call ``on_due`` once ``count`` records are finished; None: never."""
         self._due_at = count
 
     def room(self, size: int) -> int:
-        """The size of the next slice, so that its end is not behind what is waited for."""
+        """Return the size of the next slice: at most ``size``, and no larger than up to the number that is due."""
         handed_out = self._polled.taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - handed_out))
 
     def deliver_to_sink(self, count: int) -> None:
-        """A sink has so many records more."""
+        """Count records that were delivered to a sink."""
         self._delivered_to_sink = (self._delivered_to_sink or 0) + count
 
     def acknowledge(self) -> None:
-        """One record is acknowledged by hand."""
+        """Count a record that the user has acknowledged."""
         self._acknowledged += 1
 
     def look(self) -> None:
-        """Call ``on_due`` if so many are finished."""
+        """Call ``on_due`` if the number given to ``wait_for`` is reached."""
         if self._due_at is None or self._polled.added + (self._delivered_to_sink or 0) < self._due_at:
             return
         if self._due_at <= self.finished:
@@ -56,7 +56,7 @@ class FinishedCounter:
 
     @property
     def finished(self) -> int:
-        """The number of finished records; of a sink's, those below the lowest unfinished one."""
+        """Number of finished records; with a sink, only those below the lowest unfinished one of each partition."""
         if self._delivered_to_sink is not None:
             return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
         if self._is_acked_by_hand:

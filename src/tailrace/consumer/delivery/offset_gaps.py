@@ -1,4 +1,4 @@
-"""Offsets that are missing, told to whoever says that there are none: ``allow_offset_gaps=False``."""
+"""Detection of missing offsets (``allow_offset_gaps=False``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["OffsetGaps"]
 
 
 class OffsetGaps:
-    """Knows which offset has to come next in each partition; a seek to behind a gap goes on without it."""
+    """Tracks the next expected offset of each partition; a seek past a gap continues after it."""
 
     def __init__(self) -> None:
         self._next: dict[TopicPartition, tuple[int, int]] = {}
-        """The epoch, and the offset."""
+        """Assignment epoch and next expected offset."""
 
     def sound(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
-        """How many of ``records`` come before a gap, and the error to be told in its place."""
+        """Return the number of ``records`` before the first gap, and the error to raise there."""
         epoch, expected = self._next.get(position.partition, (-1, 0))
         if epoch != position.epoch:
             expected = position.delivered or 0

@@ -1,7 +1,6 @@
-"""What was finished out of order, before a takeover and since: what is skipped, and when there is too much of it.
+"""Offset maps of the assigned partitions: skipping of records finished by an earlier owner, and a limit of map size.
 
-Rule of this file: nothing here runs for a single record, and nothing at all for a partition of which everything is
-finished in order.
+This runs once a slice, not for each record, and not at all while a partition's records are finished in order.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ __all__ = ["OffsetMapWatch"]
 
 
 class OffsetMapWatch:
-    """Watches over the maps of one consumer's partitions.
+    """Watches the offset maps of one consumer's partitions.
 
     Args:
-        max_bytes: of a partition's commit metadata; 0 when there are no maps.
-        writer: who writes them.
+        max_bytes: size limit of a partition's commit metadata; 0 if no maps are written.
+        writer: name of this consumer, written into its maps.
 
     Attributes:
-        ignored: how many commits were found at takeovers whose metadata are not ours, or cannot be read.
-        look_again_at: when to ask ``holds_back`` once more, though nothing happens; None when that is not needed.
+        ignored: number of commits found at takeovers with metadata that is foreign, unreadable or of another log.
+        look_again_at: time of the next call of ``holds_back`` without any other event; None if none is needed.
     """
 
     def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
@@ -46,10 +45,10 @@ class OffsetMapWatch:
         self.ignored = 0
         self.look_again_at: float | None = None
 
-    # ---- what was finished before ------------------------------------------------------------------------------
+    # ---- maps of earlier owners --------------------------------------------------------------------------------
 
     def found(self, position: Position, decoded: DecodedMetadata) -> None:
-        """A partition is taken over, with this beside its commit."""
+        """Note the commit metadata of a partition that is taken over."""
         partition, offset = position.partition, position.finished
         assert offset is not None
         if decoded.problem:
@@ -84,7 +83,7 @@ class OffsetMapWatch:
         self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
 
     def unfinished_of(self, position: Position, records: list[Record]) -> list[Record]:
-        """Those of ``records`` that nobody has finished before."""
+        """Return ``records`` without those that an earlier owner has finished."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return records
@@ -100,21 +99,21 @@ class OffsetMapWatch:
         if count:
             self._observer.emit(FinishedRecordsSkipped(partition, count))
 
-    # ---- what is finished now ----------------------------------------------------------------------------------
+    # ---- size of the current map -------------------------------------------------------------------------------
 
     def is_due(self, position: Position) -> bool:
-        """Whether it is time to look how large the map is."""
+        """Return True if the size of the partition's map should be estimated now."""
         if not self._max_bytes or position.progress is None:
             return False
         return position.map_fill.is_due(position.progress, self._max_bytes)
 
     def look(self, position: Position) -> None:
-        """See how large the map of a position is."""
+        """Estimate the size of the partition's map."""
         if position.progress is not None:
             position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Position) -> bool:
-        """Whether no new records of a partition may be begun, whose map was too full when somebody looked last."""
+        """Return True if no new records of a partition may start because its map was too full at the last estimate."""
         progress, fill = position.progress, position.map_fill
         if progress is None:
             return False
@@ -131,7 +130,7 @@ class OffsetMapWatch:
         return fill.is_high
 
     def _may_shrink(self, progress: Progress) -> bool:
-        """Whether its map gets smaller without new records: by one in hand, and not by those that it spans already."""
+        """Return True if the map can shrink without new records: one is in flight, and any earlier map is passed."""
         if not self._max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
@@ -149,11 +148,11 @@ class OffsetMapWatch:
 
     @property
     def is_holding(self) -> bool:
-        """Whether something is held back."""
+        """True if a partition is held back."""
         return bool(self._held_back)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions: they are not ours any more, or are read from somewhere else."""
+        """Forget partitions that were revoked, sought or reset."""
         for partition in partitions:
             self._held_back.discard(partition)
             self._tell_skipped(partition)

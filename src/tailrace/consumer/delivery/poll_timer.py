@@ -1,4 +1,4 @@
-"""How long a reader waits for a record when the call itself says nothing of it: ``consumer_timeout_ms``."""
+"""Timeouts of polling calls (``consumer_timeout_ms``, ``when_timed_out``)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ResultT = TypeVar("ResultT")
 async def or_stop(
     work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
 ) -> ResultT:
-    """What ``work`` gives; a loop ends when its consumer is stopped, or as ``when_timed_out`` says.
+    """Return the result of ``work``, for an ``async for`` loop.
 
     Raises:
-        StopAsyncIteration: it ends.
-        ConsumerTimeoutError: no record came in time.
+        StopAsyncIteration: the consumer was stopped, or timed out with ``when_timed_out="stop"``.
+        ConsumerTimeoutError: no record arrived in time.
     """
     try:
         return await within_timeout(work, None if config is None else config.consumer_timeout_ms)
@@ -36,23 +36,23 @@ async def or_stop(
 
 
 async def within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
-    """What ``work`` gives.
+    """Return the result of ``work``.
 
     Raises:
-        ConsumerTimeoutError: it takes longer than ``limit_ms``; the consumer can be read on.
+        ConsumerTimeoutError: it takes longer than ``limit_ms``; the consumer can be polled again.
     """
     if limit_ms is None:
         return await work()
     found = await within(work, limit_ms)
     if found is None:
         raise ConsumerTimeoutError(
-            f"no record came within consumer_timeout_ms={limit_ms} - call again to go on waiting"
+            f"no record arrived within consumer_timeout_ms={limit_ms} - poll again to keep waiting"
         )
     return found
 
 
 async def within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
-    """What ``work`` gives; None when it takes longer than ``limit_ms``."""
+    """Return the result of ``work``; None if it takes longer than ``limit_ms``."""
     waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
     try:
         async with waiting:

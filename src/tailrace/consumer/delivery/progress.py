@@ -1,8 +1,8 @@
 """Records in flight of a reader, finished by the next poll, by ``ack()`` or by a sink.
 
-A polling user's record or batch is finished when the next is asked for. With ``ack="manual"`` each record is finished
-by its own acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) has leases of its own
-and pushes what it finishes into them.
+A polling user's record or batch is finished by the next poll. With ``ack="manual"`` each record is finished by its own
+acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) has its own leases and finishes
+their records.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["DeliveryProgress", "PolledSink", "RecordSink"]
 
 
 class RecordSink(Protocol):
-    """Takes whole slices in the user's place and finishes the records of their leases."""
+    """Receiver of whole slices instead of the user; it finishes the records of their leases."""
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave the others to its next owner."""
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition: it is not ours any more, or is read from somewhere else."""
+        """Forget a partition that was revoked, sought or reset."""
 
 
 class PolledSink(Protocol):
-    """A sink from which a user reads, who may stand still (``max_poll_interval_ms``)."""
+    """A sink that the user polls, and that ``max_poll_interval_ms`` therefore applies to."""
 
     @property
     def progress(self) -> object:
@@ -52,8 +52,8 @@ class DeliveryProgress:
 
     Attributes:
         polled: records of a polling user.
-        sink: takes whole slices in the user's place; None if the user polls.
-        finished_counter: how many records were handed out and are finished.
+        sink: receiver of whole slices instead of the user; None if the user polls.
+        finished_counter: number of finished records.
         asked: set when the next record is polled.
         progressed: set when a record in flight is finished, or its partition is dropped.
     """
@@ -78,7 +78,7 @@ class DeliveryProgress:
         """True if the consumer's user takes the records, not an App or worker processes."""
         return self.sink is None or self._watched is not None
 
-    # ---- handing out -------------------------------------------------------------------------------------------
+    # ---- delivery ----------------------------------------------------------------------------------------------
 
     def begin(self, found: RecordSlice) -> None:
         """Deliver the records of a slice to a polling user."""
@@ -98,7 +98,7 @@ class DeliveryProgress:
             unacknowledged[lease.partition] = lease.progress, records
         offsets = [record.offset for record in lease.records]
         lease.progress.start_all(offsets)
-        # By its object, since the same offset may be handed out again after a seek.
+        # By object, since a seek may deliver the same offset again.
         records.update(zip(offsets, lease.records, strict=True))
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
@@ -208,7 +208,7 @@ class DeliveryProgress:
                 return held
             await self.progressed.wait(until)
 
-    # ---- how it stands -----------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def partition(self) -> TopicPartition | None:

@@ -1,8 +1,8 @@
-"""The reading end: the buffer's batches, decoded in slices and handed out one record, or many, at a time.
+"""Delivery of buffered batches, decoded in slices, one or many records at a time.
 
-For each record only ``next`` of a list runs. All else is done once a slice: finding the partition whose turn it is,
-decoding, the lease (``core.delivery.progress``), and giving the event loop a turn. Nothing leaves the buffer before the
-last ``await`` of a call, so a call that is cancelled loses nothing.
+For each record only ``next`` of a list iterator runs. All else is done once a slice: choosing the partition, decoding,
+the lease (``core.delivery.progress``), and yielding to the event loop. Nothing leaves the buffer before the last
+``await`` of a call, so a canceled call loses no record.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ TWO_READERS = (
 
 
 class Reader:
-    """Hands out what was fetched.
+    """Delivers fetched records.
+
+    Every polling method finishes the records in flight, raises errors given to ``report`` and ``close``, and raises
+    ConsumerStateError if two tasks poll at once.
 
     Attributes:
-        kept: what is handed out and what of it is done; the consumer takes records from its slice.
-        finished_counter: how many were handed out and are done.
-        asked: somebody comes for the next record.
-        maps: watches over what is finished out of order.
-        on_change: told when a partition may stand elsewhere.
+        kept: records delivered and finished; the consumer takes records from its slice.
+        finished_counter: number of finished records.
+        asked: set when the next record is polled.
+        maps: offset maps of the partitions.
+        on_change: called when a position may have moved.
     """
 
-    def __init__(  # noqa: PLR0913 - the sides of a reader
+    def __init__(  # noqa: PLR0913 - one argument for each part that delivery acts on
         self,
         positions: Positions,
         buffer: FetchBuffer[BufferedBatch],
@@ -82,44 +85,24 @@ class Reader:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     async def next_record(self) -> Record:
-        """The next record, when the slice is used up; what is in hand is done.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait for the next record after the current slice and return it."""
         await self._until_something_to_read()
         return self._first_of_slice()
 
     async def record_now(self) -> Record | None:
-        """The next record if there is one, when others have had a turn; what is in hand is done.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Return a buffered record; None if there is none. Other tasks have a turn first."""
         await self._come()
         if not self.kept.polled.left and not self._find_slice(self._next_size()):
             return None
         return self._first_of_slice()
 
     async def records_now(self, count: int) -> list[Record]:
-        """At most ``count`` records of those that are there when others have had a turn; what is in hand is done.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Return up to ``count`` buffered records. Other tasks have a turn first."""
         await self._come()
         return self.take_now(count)
 
     async def next_batch(self, count: int, wait_s: float) -> list[Record]:
-        """At most ``count`` records, as many as have come so long after the first one.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait for a record, then up to ``wait_s`` for more, and return up to ``count`` records."""
         while True:
             await self.until_there_are(1)
             with contextlib.suppress(TimeoutError):
@@ -130,12 +113,7 @@ class Reader:
             await self.wait_for_news()
 
     async def next_full(self, least: int, count: int) -> list[Record]:
-        """At most ``count`` records, when ``least`` are there, or as many as there is room for.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait for ``least`` records, or as many as there is room for, and return up to ``count``."""
         while True:
             await self.until_there_are(least, is_patient=False)
             if taken := self.take_now(count):
@@ -143,12 +121,7 @@ class Reader:
             await self.wait_for_news()
 
     async def until_there_are(self, count: int, *, is_patient: bool = True) -> None:
-        """Wait until so many records may be handed out, as ``BufferedCounts.are_there`` says; what is in hand is done.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_there``."""
         self._be_the_only_one()
         try:
             self.kept.finish()
@@ -161,19 +134,14 @@ class Reader:
             self._is_waiting = False
 
     async def next_records(self, count: int) -> list[Record]:
-        """At most ``count`` records, at least one; what is in hand is done.
-
-        Raises:
-            ConsumerStateError: two tasks read at once, or the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait for at least one record and return up to ``count`` buffered records."""
         self.kept.finish()
         if not self.kept.polled.left:
             await self._until_something_to_read()
         return self.take_now(count)
 
     def take_now(self, count: int) -> list[Record]:
-        """At most ``count`` records of those that are there; what is in hand is done."""
+        """Return up to ``count`` buffered records without awaiting anything."""
         self.kept.finish()
         taken: list[Record] = []
         while len(taken) < count:
@@ -184,21 +152,21 @@ class Reader:
             except TailraceError as error:
                 if not taken:
                     raise
-                # What was taken is the answer to this call; the next one is told.
+                # This call returns the records taken before it; the next one raises the error.
                 self._errors.appendleft(error)
                 break
             taken += self.kept.polled.take(wanted)
         return taken
 
     def hand_over_to(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
-        """From now on ``sink`` takes slices, by ``next_slice``, and says what is done.
+        """Deliver whole slices to ``sink`` from now on, by ``next_slice``.
 
         Args:
-            sink: whoever takes them.
-            watched: the same, if a user reads from it, who may stand still.
+            sink: receiver of the slices, which finishes their records.
+            watched: the same object if the user polls it.
 
         Raises:
-            ConsumerStateError: somebody waits for a record.
+            ConsumerStateError: a task waits for a record.
         """
         if self._is_waiting:
             raise ConsumerStateError(TWO_READERS)
@@ -207,12 +175,7 @@ class Reader:
         self.kept.hand_over_to(sink, watched)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
-
-        Raises:
-            ConsumerStateError: the consumer was stopped.
-            TailraceError: whatever has to be told.
-        """
+        """Wait for a slice of a partition for which ``room_of`` is positive, with as many records at most."""
         while (found := self.take_slice(room_of)) is None:
             await self.wait_for_news()
         return found
@@ -220,7 +183,7 @@ class Reader:
     def take_slice(
         self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
     ) -> tuple[Position, Lease] | None:
-        """The same of what is there; None when there is nothing."""
+        """Return a slice as ``next_slice`` does; None if there is none."""
         self.raise_failure()
         found = self._next_slice(
             lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
@@ -233,12 +196,12 @@ class Reader:
         return found.position, self.kept.deliver_to_sink(found, in_flight)
 
     def progressed(self) -> None:
-        """Something that was in hand is done, or more is wanted than before."""
+        """Note that the sink has finished records, or has more room."""
         self.kept.finished_some()
         self._news.set()
 
     async def _until_something_to_read(self) -> None:
-        """Wait for a slice and find it; nothing is awaited after that."""
+        """Wait for a slice and begin it; nothing is awaited after that."""
         self._be_the_only_one()
         try:
             self.kept.finish()
@@ -251,7 +214,7 @@ class Reader:
             self._is_waiting = False
 
     async def _come(self) -> None:
-        """Ask for what is there: a loop that does nothing else must not keep others from their turn."""
+        """Note a poll that does not wait, and yield: a loop of such polls must not starve other tasks."""
         self._be_the_only_one()
         try:
             self.kept.finish()
@@ -267,7 +230,7 @@ class Reader:
 
     async def _give_a_turn(self) -> None:
         if is_too_long(self._loop.time() - self._turn_began_at):
-            # Records have been handed out without a pause: heartbeats and fetches want a turn.
+            # Records were delivered without a pause: heartbeats and fetches need a turn.
             await asyncio.sleep(0)
             self._turn_began_at = self._loop.time()
 
@@ -277,7 +240,7 @@ class Reader:
         return self.finished_counter.room(self._slice_size)
 
     def _find_slice(self, count: int) -> bool:
-        """Decode the next slice of whichever partition has its turn; False when there is nothing to read."""
+        """Decode and begin the next slice; return False if there is none."""
         self.raise_failure()
         found = self._next_slice(self._slice_reader.is_readable, lambda _: min(count, self.max_queued_records))
         if found is None:
@@ -294,8 +257,8 @@ class Reader:
         return found
 
     async def wait_for_news(self) -> None:
-        """Wait until something may have changed; one at a time."""
-        # Whoever looks then says when to look next.
+        """Wait until more records may be deliverable; by one task at a time."""
+        # The next attempt to read sets the time again.
         until, self.maps.look_again_at = self.maps.look_again_at, None
         await self._news.wait(until)
 
@@ -303,39 +266,39 @@ class Reader:
         self._slice_began_at = self._loop.time()
         return next(self.kept.polled.slice)
 
-    # ---- what is done ------------------------------------------------------------------------------------------
+    # ---- acknowledgement ---------------------------------------------------------------------------------------
 
     def acknowledge(self, record: Record) -> bool:
-        """``record`` is done, as ``DeliveryProgress.acknowledge`` says; False when it is not in hand any more."""
-        was_in_hand = self.kept.acknowledge(record)
-        if was_in_hand and self.maps.is_holding:
+        """Finish ``record`` as ``DeliveryProgress.acknowledge`` does; return False if it is not in flight."""
+        was_in_flight = self.kept.acknowledge(record)
+        if was_in_flight and self.maps.is_holding:
             self._news.set()
-        return was_in_hand
+        return was_in_flight
 
-    # ---- what others do to it ----------------------------------------------------------------------------------
+    # ---- for the rest of the consumer --------------------------------------------------------------------------
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Something was fetched."""
+        """Add a fetched entry to the buffer."""
         self._slice_reader.put(partition, buffered, size)
         self._news.set()
 
     def look_again(self) -> None:
-        """A partition may be readable that was not, or stand elsewhere."""
+        """Look for records again: a partition may have become readable, or its position may have moved."""
         self._news.set()
         self.on_change()
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out nothing more of ``partitions``; what is in hand stays in hand."""
+        """Deliver nothing more of ``partitions``; records in flight stay so."""
         for position in self._positions.of(partitions):
             self.kept.halt(position)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out nothing of ``partitions`` until they are resumed."""
+        """Deliver nothing of ``partitions`` until they are resumed."""
         for position in self._positions.of(partitions):
             position.is_paused = True
         self._put_back_if_not_readable()
-        # What they hold may be set aside now, if others have no room.
+        # Their buffered batches may be dropped now, if others have no room.
         self._on_room()
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
@@ -345,7 +308,7 @@ class Reader:
         self.look_again()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget all that was fetched of ``partitions``, and what is in hand of them."""
+        """Forget the buffered records of ``partitions``, and those in flight."""
         gone = set(partitions)
         self.maps.drop(gone)
         self.kept.drop(gone)
@@ -354,39 +317,35 @@ class Reader:
         self._on_room()
 
     def report(self, error: TailraceError) -> None:
-        """Have ``error`` raised by the next call."""
+        """Raise ``error`` in the next polling call."""
         if str(error) not in map(str, self._errors):
             self._errors.append(error)
         self._put_back_current()
         self._news.set()
 
     def close(self, reason: TailraceError) -> None:
-        """Have every call from now on raise ``reason``; what is in hand is not done."""
+        """Raise ``reason`` in every polling call from now on; records in flight stay unfinished."""
         self.kept.close()
         self._end = reason
         self._news.set()
 
     def raise_failure(self) -> None:
-        """Tell what was reported, or why all is over.
-
-        Raises:
-            TailraceError: whatever has to be told.
-        """
+        """Raise the next reported error, or the reason given to ``close``."""
         if self._errors:
             raise self._errors.popleft()
         if self._end is not None:
             raise self._end
 
-    # ---- for those who look ------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def progress(self) -> object:
-        """Something that differs whenever the user has come for a record since."""
+        """A value that changes whenever the user polls."""
         return self.kept.progress
 
     @property
     def is_owed(self) -> bool:
-        """Whether records wait for the user, or are in hand, while the user does not wait for any."""
+        """True if the user has records in flight or waiting, and does not wait for one."""
         if self._is_waiting:
             return False
         waits = any(
@@ -395,10 +354,10 @@ class Reader:
         return self.kept.is_owed(waits=waits)
 
     def is_over(self) -> bool:
-        """Whether there is nothing to be read any more, since the consumer was stopped.
+        """Return True if the consumer was stopped.
 
         Raises:
-            TailraceError: what has ended it otherwise.
+            TailraceError: an error ended the consumer.
         """
         if self._end is not None and not isinstance(self._end, ConsumerStateError):
             raise self._end
@@ -406,7 +365,7 @@ class Reader:
 
     @property
     def queued_records(self) -> int:
-        """Records that are decoded and not handed out."""
+        """Number of records that are decoded and not delivered."""
         return self.kept.polled.left
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -416,6 +375,6 @@ class Reader:
             self._put_back_current()
 
     def _put_back_current(self) -> None:
-        """Records that are decoded and not handed out go back to where they came from."""
+        """Put the undelivered records of the current slice back into the buffer."""
         if (found := self.kept.give_back()) is not None:
             self._slice_reader.put_back(*found)

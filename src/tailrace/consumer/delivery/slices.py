@@ -1,4 +1,4 @@
-"""Slices of the buffered batches: the partition whose turn it is, decoded, without what an earlier owner finished."""
+"""Slices of buffered batches, taken from the partitions in turn, without records that an earlier owner finished."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ __all__ = ["RecordSlice", "SliceReader"]
 Readable: TypeAlias = Callable[[TopicPartition], bool]
 
 _EMPTY_IN_A_ROW = 64
-"""After so many slices without a record to hand out, others have a turn."""
+"""Number of slices without a deliverable record after which other tasks have a turn."""
 
 
 @dataclass(slots=True)
 class RecordSlice:
-    """Some decoded records of one partition."""
+    """Decoded records of one partition."""
 
     position: Position
     records: list[Record]
     end: int
-    """The offset at which the partition goes on."""
+    """Offset at which the partition continues."""
     leader_epoch: int
     buffered: BufferedBatch | None
-    """Where it came from, if there is more there."""
+    """Batch of the records; None if they are its last."""
 
     def deliver(self, in_flight: InFlight) -> Lease:
-        """Hand the records over; used up, the lease alone has them."""
+        """Return a lease of the records; the slice keeps none, so that they can be freed."""
         records, self.records = self.records, []
         return self.position.deliver(records, self.end, self.leader_epoch, in_flight)
 
 
 class SliceReader:
-    """Takes slices.
+    """Takes slices from the fetch buffer.
 
     Args:
-        on_room: told when there is room to fetch.
-        on_prepared: called when a batch that was not ready to be read is.
-        gaps: tells of offsets that are missing.
+        on_room: called when the buffer has more room.
+        on_prepared: called when a batch is decompressed by a thread.
+        gaps: detects missing offsets.
     """
 
-    def __init__(  # noqa: PLR0913 - the rooms it stands between
+    def __init__(  # noqa: PLR0913 - one argument for each part that a slice passes
         self,
         positions: Positions,
         buffer: FetchBuffer[BufferedBatch],
@@ -65,14 +65,14 @@ class SliceReader:
         self._decompressed = DecompressedBatches(buffer)
         self._on_room, self._on_prepared = on_room, on_prepared
         self.has_more = False
-        """Whether the last ``next_slice`` found nothing, and should be asked again soon."""
+        """True if the last ``next_slice`` returned early without a slice and should be called again soon."""
         self.has_passed = False
-        """Whether it came past offsets without a record to hand out."""
+        """True if the last ``next_slice`` skipped offsets that hold no deliverable record."""
 
     def is_readable(self, partition: TopicPartition) -> bool:
-        """Whether records of a partition may be handed out now, or what stands in their place be told.
+        """Return True if records of a partition, or an error in their place, may be delivered now.
 
-        While callbacks run it is not told yet that nobody has said where to begin: they may still say so.
+        Not while rebalance callbacks run: they may still set a position where ``auto_offset_reset="none"`` sets none.
         """
         position = self._positions.get(partition)
         if position is None or position.is_halted or position.is_held_back or not position.is_fetchable:
@@ -82,10 +82,10 @@ class SliceReader:
         return not self._maps.holds_back(position)
 
     def next_slice(self, is_wanted: Readable, count_of: Callable[[TopicPartition], int]) -> RecordSlice | None:
-        """Records of the partition whose turn it is, of those that are wanted; None when there is nothing to read.
+        """Return a slice of the next partition in turn for which ``is_wanted`` is true; None if there is none.
 
         Raises:
-            TailraceError: what stands in place of its records.
+            TailraceError: the error in place of its records.
         """
         self._maps.look_again_at, self.has_more, self.has_passed = None, False, False
 
@@ -118,7 +118,7 @@ class SliceReader:
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
         records = buffered.take(position, count)
-        # With the last record of a batch, too: it would take room, and who waits for many records would not see that.
+        # A batch whose last record was taken is removed at once: it would take room, and block a wait for many records.
         is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
         is_used_up = is_at_end and not buffered.is_blocked
         if self._gaps is not None and records:
@@ -149,13 +149,13 @@ class SliceReader:
         return is_prepared
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Something was fetched; of what is no record there is one chunk in a row, however long that row is."""
+        """Add a fetched entry; consecutive entries without records become one."""
         last = self._buffer.last(partition)
         if last is None or not last.takes_in(buffered):
             self._buffer.put(partition, buffered, size)
 
     def pass_over_nothing(self) -> None:
-        """Take away what is no record, where it comes first: whoever waits for many records would not come to it."""
+        """Skip leading offsets without records: a wait for many records would not reach them."""
         for position in self._positions:
             while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_nothing:
                 if not self.is_readable(position.partition):
@@ -164,7 +164,7 @@ class SliceReader:
                 position.skip(buffered.next_offset, buffered.leader_epoch)
 
     def put_back(self, one: RecordSlice, rest: Sequence[Record]) -> None:
-        """The last records of a slice go back to where they came from; they come first again."""
+        """Put the last records of a slice back into the buffer; they are delivered first."""
         if one.buffered is not None:
             one.buffered.give_back(rest)
         else:

@@ -27,7 +27,7 @@ class RecordStream(Protocol):
 
     @property
     def partition(self) -> TopicPartition:
-        """Which one."""
+        """Partition of the stream."""
 
     def __aiter__(self) -> Self: ...
 
@@ -50,7 +50,7 @@ class PartitionStream:
 
     @property
     def partition(self) -> TopicPartition:
-        """Which one."""
+        """Partition of the stream."""
         return self._partition
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class PartitionStream:
     def _left(self) -> int:
         return 0 if self._lease is None else self._lease.count
 
-    # ---- for the reader ----------------------------------------------------------------------------------------
+    # ---- for Streams -------------------------------------------------------------------------------------------
 
     @property
     def taken(self) -> int:
@@ -135,19 +135,19 @@ class PartitionStream:
 
 
 class Streams:
-    """``async for partition, stream in consumer.streams()``: a stream whenever a partition becomes ours.
+    """``async for partition, stream in consumer.streams()``: one stream for each partition that is assigned.
 
-    It is the reader's sink, and its user is watched there (``consumer.delivery.progress.PolledSink``).
+    It is the reader's sink, and its polls are watched there (``consumer.delivery.progress.PolledSink``).
 
     Args:
-        config: gives the options as they are now.
+        config: returns the current options.
     """
 
     def __init__(self, positions: Positions, reader: Reader, config: Callable[[], ConsumerConfig]) -> None:
         self._positions, self._reader, self._config = positions, reader, config
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._known: set[int] = set()
-        """Numbers of the assignments that have a stream."""
+        """Assignment numbers (``Position.assignment``) that have a stream."""
         self._is_listening = False
         self._round = asyncio.Event()
 
@@ -173,7 +173,7 @@ class Streams:
 
     @property
     def config(self) -> ConsumerConfig:
-        """The options as they are now."""
+        """Current options."""
         return self._config()
 
     def is_over(self) -> bool:
@@ -199,11 +199,7 @@ class Streams:
         self.progressed()
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the reading, if there is one.
-
-        Raises:
-            TailraceError: whatever has to be told.
-        """
+        """Raise the next reported error, if there is one and the consumer was not stopped."""
         if not self._reader.is_over():
             self._reader.raise_failure()
 
