@@ -1,7 +1,4 @@
-"""What a user may forbid of a log that Kafka itself allows: batches of any size.
-
-Rule of this file: it is asked of each batch, before anything of it is decoded; usually nothing is forbidden.
-"""
+"""Limit of the size of fetched batches (``max_batch_bytes``), checked before a batch is decoded."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ __all__ = ["forbidden"]
 
 
 def forbidden(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
-    """Why ``batch`` may not be handed out at ``position``; None when it may."""
+    """Return the error to raise instead of delivering ``batch``; None if it is within the limit."""
     limit = config.max_batch_bytes
     if limit is None or batch.size <= limit:
         return None
     return RecordTooLargeError(
         f"{position.partition} at offset {batch.base_offset}: a batch of {batch.size} bytes is larger than"
-        f" max_batch_bytes={limit} - raise it, or seek() to {batch.next_offset} to go on without the batch"
+        f" max_batch_bytes={limit} - raise it, or seek() to {batch.next_offset} to skip the batch"
     )

@@ -27,9 +27,9 @@ class FetchLoop:
     news: AutoResetEvent = field(default_factory=AutoResetEvent)
     added: AutoResetEvent = field(default_factory=AutoResetEvent)
     under_way: FetchPlan | None = None
-    """Plan of the fetch that waits for its answer."""
+    """Plan of the fetch in flight."""
     held_until: float = 0.0
-    """When the broker answers that fetch at the latest."""
+    """Time at which the broker answers that fetch at the latest."""
     held_aside: FetchPlan | None = None
     """Plan of a fetch of added partitions that the broker may hold for long."""
     aside: anyio.CancelScope = field(default_factory=anyio.CancelScope)

@@ -1,11 +1,10 @@
-"""Fetching: one loop for each broker that has partitions of ours, reading ahead as far as the buffer has room.
+"""Fetching from brokers: one loop for each broker that leads assigned partitions, as far ahead as the buffer has room.
 
 A broker answers one connection's requests in order, so a partition that is sought, resumed or assigned while a fetch is
-held would wait for that. Until the fetch is answered it is fetched by another connection, without a session.
+held would wait for that fetch. Until then it is fetched by a second connection, without a fetch session.
 
-Rule of this file: what to fetch and what an answer means is decided in ``core.fetch.plan``; a loop asks, hands the
-batches to the reader, and keeps the books. An answer counts only for the epoch its question was asked in, so what
-comes after a seek or a rebalance is dropped.
+``core.fetch.plan`` decides what to fetch and what an error code means. A response counts only for the assignment epoch
+in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
 """
 
 from __future__ import annotations
@@ -71,15 +70,15 @@ if TYPE_CHECKING:
 __all__ = ["Fetcher", "connection_name"]
 
 _GRACE_S = 5.0
-"""What a broker may need on top of the time it was told to hold a fetch."""
+"""Time that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
 _REFUSALS = 3
-"""So many times a batch is fetched anew before it is given up as corrupt."""
+"""Number of times a batch may arrive corrupt before it is reported as corrupt."""
 
 
 class Fetcher:
-    """Fills the buffer."""
+    """Fetches records of the assigned partitions into the buffer."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a fetch reads or changes
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -102,31 +101,32 @@ class Fetcher:
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._fetched_records = 0
-        """Since the last word to those who measure."""
+        """Number of records fetched since the last FetchCompleted event."""
         self._news = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchLoop] = {}
         self._crowded: set[AutoResetEvent] = set()
-        """Of loops that wait for room."""
+        """Events of the loops that wait for room in the buffer."""
         self._refusals: dict[TopicPartition, tuple[int, int]] = {}
+        """Offset of the last corrupt batch of each partition, and how often it arrived so."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        """Take other options from the next fetch on."""
+        """Apply changed options from the next fetch on."""
         self._config = config
         self._limits = FetchLimits(
             config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
         )
 
     def wake(self) -> None:
-        """Something may be fetched that could not be, or from somewhere else: a position, a leader."""
+        """Plan fetches again: a position or a leader has changed."""
         self._news.set()
 
     def room_made(self) -> None:
-        """There is room in the buffer that there was not: who waits for that looks again, and nobody else."""
+        """Wake the loops that wait for room in the buffer, and no others."""
         for crowded in self._crowded:
             crowded.set()
 
     async def run_fetches(self) -> None:
-        """Have one loop for each broker that has partitions of ours, for ever."""
+        """Run one loop for each broker to fetch from, until canceled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._begin_loops(tasks)
@@ -149,14 +149,14 @@ class Fetcher:
                 tasks.start_soon(self._run_added, connection, loop)
 
     async def _run_connection(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch from one broker, by one connection, for as long as it has partitions of ours for that."""
+        """Fetch from one broker by one connection, as long as there are partitions to fetch there."""
         session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
         node_id = connection.node_id
         try:
             while True:
                 plan = self._plan(connection)
                 if plan.is_idle:
-                    # Its partitions may have another source now, whose loop has ended before, or waits.
+                    # Its partitions may have another source now, whose loop has ended or waits.
                     self.wake()
                     return
                 if not plan.partitions:
@@ -183,14 +183,14 @@ class Fetcher:
                 self._absorb(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
                 if self._crowded:
-                    # Who waits for the room that this fetch has left has its turn before this one asks for it again.
+                    # Loops that wait for the room left by this fetch have a turn before this one reserves it again.
                     await asyncio.sleep(0)
         finally:
             del self._loops[connection]
             loop.added.set()
 
     async def _run_added(self, connection: FetchConnection, loop: FetchLoop) -> None:
-        """Fetch what is added while a fetch is under way, until that is answered; ends with the connection's loop."""
+        """Fetch partitions added during a fetch in flight, until that is answered; ends with the connection's loop."""
         name = connection_name(self._name, connection.lane.number, is_for_added=True)
         hold = AddedWait()
         while self._loops.get(connection) is loop:
@@ -206,7 +206,7 @@ class Fetcher:
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError):
-                    # The fetch under way fails as well, or brings it later.
+                    # The fetch in flight fails as well, or these partitions are part of the next one.
                     await loop.added.wait()
                     continue
                 finally:
@@ -220,7 +220,7 @@ class Fetcher:
             self._measure(connection.node_id, answer, self._loop.time() - asked_at)
 
     def _added_plan(self, connection: FetchConnection, loop: FetchLoop) -> FetchPlan:
-        """Return what the fetch under way does not ask for; nothing if none is under way."""
+        """Return a plan of the partitions that the fetch in flight does not request; empty if none is in flight."""
         plan = self._next_plan(connection)
         return plan.added_to(loop.under_way or plan)
 
@@ -240,10 +240,10 @@ class Fetcher:
         return self._next_plan(connection)
 
     def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
-        """Shares became smaller: what was read ahead beyond them is forgotten, to be fetched again in its time."""
+        """Drop batches beyond the partitions' shares, which have shrunk; they are fetched again later."""
         share, has_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
-            # One that is not paused and has room left would be fetched again at once, to be cut again.
+            # An unpaused partition below its share would be fetched again at once, and cut again.
             last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.fetched_to(last.next_offset, last.leader_epoch)
@@ -254,9 +254,9 @@ class Fetcher:
         return has_room
 
     def _set_aside(self, position: Position) -> None:
-        """Forget all that is not handed out: a broker gives a whole batch, however small the share.
+        """Drop all buffered batches of a paused partition: a broker sends whole batches, however small the share.
 
-        Only of a partition that is paused: another one would be fetched again at once, to be forgotten again.
+        A partition that is not paused would be fetched again at once, and dropped again.
         """
         self._buffer.drop(position.partition)
         position.fetch_again()
@@ -274,7 +274,7 @@ class Fetcher:
     ) -> FetchResponse:
         asked = self._positions.of(plan.partitions)
         if any(one.high_watermark is None and session.knows(one.partition) for one in asked):
-            # Assigned anew since it was asked for: where its log ends was told to the assignment before.
+            # Reassigned since it was added to the session: the broker sends the high watermark only when it changes.
             session.lost()
         name = connection_name(self._name, connection.lane.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
@@ -303,7 +303,7 @@ class Fetcher:
             self.room_made()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
-        """The broker does not answer: see whether somebody else leads its partitions now, after a pause."""
+        """Refresh the metadata and pause after a fetch that was not answered."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
         action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
         self._tell_failure(node_id, None, str(error), action, failures - 1)
@@ -342,7 +342,7 @@ class Fetcher:
         self, node_id: int, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID
     ) -> None:
         if fetched.error_code and position.preferred_read_replica == node_id:
-            # It may lag behind, or not have the partition any more: only the leader's word counts.
+            # A follower may lag, or have lost the partition: only an error of the leader counts.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
             self._tell_failure(node_id, position.partition, error, FetchErrorAction.REFRESH_METADATA, position.failures)
@@ -375,16 +375,16 @@ class Fetcher:
         self._observer.emit(kind(f"broker {node_id}", partition, error))
 
     def _start_over(self, position: Position, at: StartPoint) -> None:
-        """The log does not have the position, or is another one."""
+        """Read from ``at`` on, since the position is out of range or the topic was recreated."""
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
-            # What was fetched before is good; only when it is used up does the position matter.
+            # Records fetched before are valid; the position is reset when all of them are finished.
             self._back_off([position])
             return
         self._start_positions.place(position, at, before=position.fetched)
         self._on_reset()
 
     def _go_back(self, position: Position, end_offset: int) -> None:
-        """The log is not what was read before: what was fetched and not handed out may be of what is gone."""
+        """Continue from where the log was truncated: fetched records may be among the removed ones (KIP-320)."""
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.diverged(end_offset)
         if lost and self._policy.of_reset(position.partition).whence is StartFrom.NONE:
@@ -408,7 +408,7 @@ class Fetcher:
         position.fetched_topic_id = fetched_topic_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
         if is_leaders:
-            # A follower may lag behind the records of the map.
+            # A follower's log may end before the records of the map.
             self._reader.maps.check_log(position, fetched.high_watermark)
         is_committed = self._config.isolation_level == "read_committed"
         stable = fetched.last_stable_offset if is_committed else -1
@@ -445,7 +445,7 @@ class Fetcher:
             position.fetched_to(batch.next_offset, batch.leader_epoch)
 
     def _sound(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        """The batches from the position on; one that cannot be read ends them, to be fetched anew."""
+        """Yield the batches from the position on, up to one that cannot be read, which is fetched again."""
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
@@ -457,7 +457,7 @@ class Fetcher:
 
     def _fault_of(self, batch: RecordBatch) -> str | None:
         """Return why ``batch`` cannot be read; a control batch is decoded, since ``visible`` reads its marker."""
-        # The checksum is checked first, before any byte that it covers is believed.
+        # Checksum first, before any byte that it covers is interpreted.
         if self._config.check_crcs and not batch.checksum_holds():
             return "its checksum does not hold"
         try:
@@ -467,7 +467,7 @@ class Fetcher:
         return None
 
     def _refuse(self, position: Position, reason: str, behind: int | None = None) -> None:
-        """Fetch a batch anew, since the network may have changed it; after some tries it is the log that is broken."""
+        """Fetch a corrupt batch again, as the network may have changed it; after some attempts the log is corrupt."""
         partition, offset = position.partition, position.fetched or 0
         refused_at, times = self._refusals.get(partition, (offset, 0))
         times = times + 1 if refused_at == offset else 1
@@ -489,6 +489,6 @@ class Fetcher:
 def connection_name(name: str, number: int, *, is_for_added: bool = False) -> str:
     """Return the name of a slot's connection, or of its second one, which fetches added partitions.
 
-    ``name`` is that of a consumer on a cluster that others use, too.
+    ``name`` tells apart the consumers of a shared cluster.
     """
     return f"{name}{number or ''}{'-added' if is_for_added else ''}"

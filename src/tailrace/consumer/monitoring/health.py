@@ -1,4 +1,4 @@
-"""How one consumer is, from what is told of it: a hook that keeps the last word of each kind."""
+"""Health of one consumer, derived from its events."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["HealthTracker"]
 
 
 class HealthTracker:
-    """Told of every event of one consumer."""
+    """Hook that receives every event of one consumer and keeps its latest state."""
 
     def __init__(self) -> None:
         self._unreachable = self._lost = ""
         self._was_assigned = self._is_rebalancing = False
 
     def on_event(self, event: Event) -> None:
-        """Take note."""
+        """Update the state."""
         match event:
             case PartitionsAssigned():
                 self._was_assigned, self._is_rebalancing = True, False
@@ -48,12 +48,12 @@ class HealthTracker:
     def health(
         self, failure: TailraceError | None, partitions: int, heartbeat_age_s: float | None, *, is_member: bool
     ) -> ConsumerHealth:
-        """What all that comes to."""
+        """Return the consumer's health."""
         if failure is not None:
             return ConsumerHealth(status="failed", detail=str(failure))
         if is_member and not self._was_assigned:
             return ConsumerHealth(status="starting", detail=self._trouble or "joining the group")
-        detail = self._trouble or ("the group deals out partitions" if is_member and self._is_rebalancing else "")
+        detail = self._trouble or ("the group is rebalancing" if is_member and self._is_rebalancing else "")
         return ConsumerHealth(
             status="degraded" if detail else "ok",
             detail=detail,
@@ -63,4 +63,4 @@ class HealthTracker:
 
     @property
     def _trouble(self) -> str:
-        return self._unreachable or (f"the group's coordinator is lost: {self._lost}" if self._lost else "")
+        return self._unreachable or (f"group coordinator lost: {self._lost}" if self._lost else "")

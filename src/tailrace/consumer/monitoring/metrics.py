@@ -1,7 +1,7 @@
-"""The metrics of one consumer: a hook that counts events, and a snapshot under the names of Kafka's own consumer.
+"""Metrics of one consumer, under the names of Kafka's Java consumer.
 
-Rule of this file: what is measured is an event, so that a hook of the user's can measure the same; what is true at the
-moment (lag, assigned partitions) is looked up when somebody asks. Durations are milliseconds, as Kafka's are.
+Everything that is counted or timed is an event, so that a user's hook can measure the same; lag and the number of
+assigned partitions are read at the time of the snapshot. Durations are in milliseconds, as Kafka's are.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GROUP, _FETCH = "coordinator-metrics", "fetch-manager-metrics"
 
 
 class ConsumerMetrics:
-    """Told of every event of one consumer.
+    """Hook that receives every event of one consumer and measures it.
 
     Args:
-        prefix: of the metrics' groups, ``metric_group_prefix``.
-        client_id: a tag of each.
-        group_id: likewise, where there is one.
-        clock: the time, in seconds.
+        prefix: prefix of the metric groups (``metric_group_prefix``).
+        client_id: tag of every metric.
+        group_id: tag of the group's metrics; None without a group.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, prefix: str, client_id: str, group_id: str | None, clock: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ class ConsumerMetrics:
         self._rebalance_began_at: float | None = None
 
     def on_event(self, event: Event) -> None:
-        """Count it."""
+        """Measure an event."""
         now = self._clock()
         match event:
             case FetchCompleted():
@@ -74,7 +74,7 @@ class ConsumerMetrics:
                 pass
 
     def snapshot(self, positions: Positions) -> dict[MetricName, float]:
-        """What was measured, and what is true now."""
+        """Return the current value of each metric."""
         now = self._clock()
         group = dict(self._group_metrics(now))
         found = {MetricName(f"{self._prefix}-{_GROUP}", name, self._of_group): value for name, value in group.items()}

@@ -1,8 +1,4 @@
-"""What a consumer says of itself: how far it is, how far behind, how it is.
-
-Rule of this file: plain values, copied; whoever has them may change them without changing anything. What is not known
-is absent.
-"""
+"""Status of a consumer: health, statistics, offsets and lag, as copies. Unknown values are absent."""
 
 from __future__ import annotations
 
@@ -21,48 +17,50 @@ HealthStatus: TypeAlias = Literal["starting", "ok", "degraded", "failed"]
 
 
 class ConsumerStatistics(NamedTuple):
-    """What a consumer holds right now."""
+    """Sizes of a consumer's queues and buffers."""
 
     queued_records: int
-    """Decoded and not handed out; at most ``max_queued_records``."""
+    """Records that are decoded and not delivered; at most ``max_queued_records``."""
     buffered_bytes: int
-    """Fetched and not decoded."""
+    """Bytes that are fetched and not decoded."""
     reserved_bytes: int
-    """Kept free for fetches under way; with what is buffered at most ``max_buffered_bytes``."""
+    """Bytes reserved for fetches in flight; with ``buffered_bytes`` at most ``max_buffered_bytes``."""
     ignored_maps: int
-    """Commits found at takeovers with metadata that are not ours, or cannot be read; see ``OffsetMapIgnored``."""
+    """Number of commits whose metadata was foreign, unreadable or of another log; see ``OffsetMapIgnored``."""
 
 
 class ConsumerOffsets(NamedTuple):
-    """How far each assigned partition is; each offset is that of the next record."""
+    """Offsets of each assigned partition; each is that of the next record."""
 
     fetch: dict[TopicPartition, int]
-    """To be handed out."""
+    """Positions: the next record to deliver."""
     highwater: dict[TopicPartition, int]
-    """To be written, as the last fetch told it."""
+    """High watermarks, as of the last fetch."""
     commit: dict[TopicPartition, int]
-    """That the group goes on with, as the broker took it last."""
+    """Committed offsets, as last acknowledged by the broker."""
     done: dict[TopicPartition, int]
-    """That is not done: the lowest one."""
+    """Lowest offsets that are not finished."""
 
 
 class Lag(NamedTuple):
-    """Records that are there and not handed out."""
+    """Number of records that are not delivered yet."""
 
     partitions: dict[TopicPartition, int]
+    """Lag of each partition."""
     total: int
+    """Sum of all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHealth:
-    """How a consumer is.
+    """Health of a consumer.
 
     Attributes:
-        status: "failed" is for good; "starting" until there is a first assignment; "degraded" while the group cannot
-            be reached, or deals out partitions.
-        detail: why it is not "ok".
-        partitions: how many are assigned.
-        heartbeat_age_s: since the group has last heard of us; None without a group.
+        status: "starting" before the first assignment; "degraded" while the cluster or the group's coordinator cannot
+            be reached, or the group rebalances; "failed" once the consumer cannot continue.
+        detail: reason why the status is not "ok".
+        partitions: number of assigned partitions.
+        heartbeat_age_s: seconds since the last acknowledged heartbeat was sent; None without a group.
     """
 
     status: HealthStatus
@@ -72,17 +70,17 @@ class ConsumerHealth:
 
     @property
     def is_live(self) -> bool:
-        """False when nothing but a restart heals it."""
+        """False if only a restart can help."""
         return self.status != "failed"
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has begun to work: false before the first assignment, and when it has failed."""
+        """False before the first assignment, and once the consumer has failed."""
         return self.status in {"ok", "degraded"}
 
 
 def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
-    """All kinds of offsets."""
+    """Return all kinds of offsets of the positions."""
     among = list(positions)
 
     def every(get: Callable[[Position], int | None]) -> dict[TopicPartition, int]:
@@ -97,12 +95,12 @@ def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
 
 
 def one_kind(offsets: ConsumerOffsets, kind: str) -> dict[TopicPartition, int]:
-    """The offsets of one kind.
+    """Return the offsets of one kind.
 
     Raises:
-        ConfigurationError: there is no such kind.
+        ConfigurationError: ``kind`` is unknown.
     """
     if kind not in ConsumerOffsets._fields:
-        raise ConfigurationError(f"kind={kind!r} will not do: it has to be one of {', '.join(ConsumerOffsets._fields)}")
+        raise ConfigurationError(f"kind must be one of {', '.join(ConsumerOffsets._fields)}, not {kind!r}")
     found: dict[TopicPartition, int] = getattr(offsets, kind)
     return found
