@@ -1,7 +1,6 @@
-"""Partitions of the user's own choice: no membership, and a group, if there is one, as nothing but a store of offsets.
+"""Manual assignment: no group membership; a group, if there is one, only stores offsets.
 
-Rule of this file: each choice replaces the one before as a whole, with all that was fetched, and nothing of the old one
-is dropped before it is known that the new one is good.
+Each assignment replaces the former one as a whole, with all fetched records, and only once it is known to be valid.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ __all__ = ["ManualAssignment"]
 
 
 class ManualAssignment:
-    """Makes a choice of partitions the consumer's own."""
+    """Assigns partitions chosen by the user."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment reads or changes
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -44,7 +43,7 @@ class ManualAssignment:
         self._is_first = True
 
     async def find(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, RequestedStart]:
-        """The partitions that are wished for, and where each is to begin; of one that is named twice the last counts.
+        """Return the partitions of ``specs``, each with its start; the last spec of a partition wins.
 
         Raises:
             UnknownTopicError: a topic or a partition does not exist.
@@ -60,11 +59,11 @@ class ManualAssignment:
         return found
 
     async def prepare(self, chosen: dict[TopicPartition, RequestedStart]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Commit what is done of the choice before, and find out what is committed where ``chosen`` does not say more.
+        """Commit the former assignment's finished records, and return committed offsets where ``chosen`` has no start.
 
         Raises:
             BrokerError: the committed offsets may not be read.
-            BrokerConnectionError: nobody says in time what is committed.
+            BrokerConnectionError: the committed offsets could not be read in time.
         """
         if self._committer is not None and self._config.commits_automatically:
             await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=False)
@@ -73,7 +72,7 @@ class ManualAssignment:
     async def replace(
         self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """Read ``chosen`` and nothing else, from where it says or ``committed`` does."""
+        """Replace the assignment by ``chosen``, each partition from its start or its committed offset on."""
         starts_anew = self._starts_anew
         self.clear()
         for position in self._positions.add(chosen):
@@ -87,7 +86,7 @@ class ManualAssignment:
         self._is_first = self._is_first and not chosen
 
     def clear(self) -> None:
-        """Read nothing."""
+        """Drop the assignment."""
         before = self._positions.partitions
         self._reader.drop(before)
         self._positions.remove(before)

@@ -30,7 +30,7 @@ __all__ = ["OffsetResetter"]
 
 
 class _Search:
-    """What is known by now of where one position begins."""
+    """Look-up of the start offset of one position."""
 
     def __init__(self, position: Position) -> None:
         assert position.reset_to is not None
@@ -44,14 +44,14 @@ class _Search:
 
     @property
     def counts(self) -> bool:
-        """Whether nobody has begun elsewhere meanwhile."""
+        """True if the position still waits for this start, and was not assigned, sought or reset meanwhile."""
         return self.position.epoch == self.epoch and self.position.reset_to is not None
 
 
 class OffsetResetter:
-    """Finds the offset at which each position begins that waits for one (``Position.reset_to``)."""
+    """Looks up the start offset of each position that waits for one (``Position.reset_to``)."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a look-up reads or changes
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -67,17 +67,18 @@ class OffsetResetter:
         self.reconfigure(config)
         self._news = AutoResetEvent()
         self._busy: set[int] = set()
-        """Leaders that are being asked, or wait out a pause."""
+        """Leaders with a request in flight, or in the pause after a failed one."""
         self._failures: dict[int, int] = {}
+        """Failed requests in a row of each leader."""
         self._round = asyncio.Event()
-        """Set when something was found, and then replaced, for any number of those who wait."""
+        """Set, and replaced by a new event, when a start may be known; any number of tasks wait for it."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        """Take other options from now on."""
+        """Apply changed options."""
         self._isolation_level = int(config.isolation_level == "read_committed")
 
     def wake(self) -> None:
-        """A position may be waiting, or one may be good that was not."""
+        """Look for positions that wait for a start, and wake the tasks that wait for one."""
         self._news.set()
         self._tell_who_waits()
 
@@ -90,7 +91,7 @@ class OffsetResetter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for one in positions:
-                    # Callbacks of a takeover ask before it is over, when nothing else has started the look-up.
+                    # A rebalance callback may wait here, before anything else has started the look-up.
                     self._news.set()
                     while self._positions.get(one.partition) is one and one.delivered is None and not one.is_refused:
                         await self._round.wait()
@@ -113,7 +114,7 @@ class OffsetResetter:
                 await self._news.wait()
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
-        """Ask one leader, question after question; after a failure, not again before a pause."""
+        """List offsets at one leader until the starts are known; after a failure, pause before the next attempt."""
         searches = {position.partition: _Search(position) for position in waiting}
         refused: list[BrokerError] = []
         is_answered, is_found = True, False

@@ -1,7 +1,7 @@
-"""Going on somewhere else: at an offset at once, at either end or a time when the leader has said where that is.
+"""Seek to an offset, to the beginning or end, or to a timestamp.
 
-Rule of this file: a seek counts from the moment it is asked for. What was fetched is dropped then, and until the leader
-has answered nothing of the partition is handed out; a call that is cancelled or runs out of time takes nothing back.
+A seek takes effect at once: fetched records are dropped, and none is delivered until the leader has answered. A call
+that is canceled or times out does not revert the seek.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Seek:
     """Moves the positions of assigned partitions.
 
     Args:
-        timeout_s: how long a leader may take to say where its log begins or ends.
+        timeout_s: time limit of a position's look-up at its leader.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Seek:
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
 
     def assigned(self, partition: TopicPartition) -> Position:
-        """The position of a partition.
+        """Return the position of an assigned partition.
 
         Raises:
-            ConsumerStateError: it is not assigned.
+            ConsumerStateError: the partition is not assigned.
         """
         position = self._positions.get(partition)
         if position is None:
@@ -51,24 +51,21 @@ class Seek:
         return position
 
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record to be handed out.
+        """Return the offset of the next record to deliver.
 
         Raises:
             ConsumerStateError: the partition is not assigned.
-            OffsetOutOfRangeError: it is the user's to say where to begin.
-            RequestTimedOutError: its leader does not say in time where to begin.
+            OffsetOutOfRangeError: there is no position, and ``auto_offset_reset="none"``.
+            RequestTimedOutError: the leader did not return the start offset in time.
         """
         return (await self.positions([partition]))[partition]
 
     async def positions(
         self, partitions: Iterable[TopicPartition], *, may_go: bool = False
     ) -> dict[TopicPartition, int]:
-        """The same of several, in the time of one; those that ``may_go`` are left out when they are given back.
+        """Return the positions of several partitions, within one timeout; raises as ``position`` does.
 
-        Raises:
-            ConsumerStateError: one of them is not assigned.
-            OffsetOutOfRangeError: of one it is the user's to say where to begin.
-            RequestTimedOutError: a leader does not say in time where to begin.
+        With ``may_go``, partitions that are not or no longer assigned are left out.
         """
         among = [one for one in partitions if one in self._positions or not may_go]
         wanted = [self.assigned(partition) for partition in among]
@@ -80,12 +77,12 @@ class Seek:
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
     ) -> dict[TopicPartition, int]:
-        """Go on at ``offset``, counted from ``whence``; gives where that is.
+        """Seek to ``offset``, counted from ``whence``, and return the new positions.
 
         Raises:
             ConsumerStateError: one of the partitions is not assigned.
-            ConfigurationError: that is no place in a log.
-            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+            ConfigurationError: ``offset`` or ``whence`` is invalid.
+            RequestTimedOutError: a leader did not return its log's offsets in time.
         """
         among = list(partitions)
         for partition in among:
@@ -94,11 +91,11 @@ class Seek:
         return await self.go(seeks(now, offset, whence, spread=spread))
 
     async def go(self, to: Mapping[TopicPartition, int | StartPoint]) -> dict[TopicPartition, int]:
-        """Go on at these places; gives where they are. A partition that is given back meanwhile is left out.
+        """Seek to offsets or start points, and return the new positions of partitions that are still assigned.
 
         Raises:
             ConsumerStateError: one of the partitions is not assigned.
-            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+            RequestTimedOutError: a leader did not return its log's offsets in time.
         """
         moved = {partition: self.assigned(partition) for partition in to}
         for partition, position in moved.items():
@@ -113,6 +110,6 @@ def _known(position: Position) -> int:
         raise OffsetOutOfRangeError(*position.partition, position.reset_from)
     if position.next_offset is None:
         raise RequestTimedOutError(
-            f"no position of {position.partition} yet - its leader does not say where the log begins"
+            f"{position.partition} has no position yet: its leader did not return the start offset in time - try again"
         )
     return position.next_offset

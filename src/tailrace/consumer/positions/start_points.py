@@ -1,7 +1,6 @@
-"""Times and places as users write them, and what everybody's clock says.
+"""Start points and times in the forms that users write, and the wall clock.
 
-Rule of this file: a log's records carry everybody's time, so what is asked of a log by time is said on that clock, and
-on no other occasion is it looked at.
+Timestamps of records are wall-clock times. Only look-ups by time read the wall clock; all else uses the event loop's.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from tailrace.errors import ConfigurationError
 __all__ = ["Time", "now_ms", "start_at_time", "start_by_policy", "start_of"]
 
 Time: TypeAlias = int | dt.datetime | dt.timedelta
-"""Milliseconds since 1970, a time with its zone, or so long ago."""
+"""Milliseconds since the epoch, a datetime with a time zone, or a timedelta before now."""
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the time in milliseconds since the epoch."""
     return int(time.time() * 1000)
 
 
 def start_by_policy(policy: OffsetReset) -> StartPoint:
-    """What ``auto_offset_reset`` says: a name, a time, or how long ago."""
+    """Return the start point of ``auto_offset_reset``: "earliest", "latest", "none" or a time."""
     return StartPoint(StartFrom(policy)) if isinstance(policy, str) else start_at_time(policy)
 
 
 def start_at_time(when: object) -> StartPoint:
-    """A time in milliseconds since 1970, a datetime with a time zone, or, as a timedelta, how long ago.
+    """Return the start point of a ``Time``.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: ``when`` is not a time.
     """
     if isinstance(when, dt.timedelta) and when >= dt.timedelta(0):
         return StartPoint(StartFrom.AGO, when // dt.timedelta(milliseconds=1))
@@ -44,15 +43,15 @@ def start_at_time(when: object) -> StartPoint:
     if isinstance(when, int) and not isinstance(when, bool) and 0 <= when < 1 << 63:
         return StartPoint(StartFrom.TIME, when)
     raise ConfigurationError(
-        f"{when!r} is no time - give milliseconds since 1970, a datetime with a time zone, or a timedelta: so long ago"
+        f"a time must be milliseconds since 1970, a datetime with a time zone, or a timedelta before now, not {when!r}"
     )
 
 
 def start_of(given: object) -> RequestedStart:
-    """Where to begin: an offset, "earliest", "latest", "committed", a datetime, or a timedelta: so long ago.
+    """Return the start that a user gave: an offset, "earliest", "latest", "committed", a datetime or a timedelta.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: ``given`` is none of these.
     """
     if given is None or given == "committed":
         return None
@@ -63,6 +62,6 @@ def start_of(given: object) -> RequestedStart:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63:
         return given
     raise ConfigurationError(
-        f"{given!r} is no place to begin at - give an offset, 'earliest', 'latest', 'committed', a datetime with a time"
-        " zone, or a timedelta"
+        "a start must be an offset, 'earliest', 'latest', 'committed', a datetime with a time zone, or a timedelta,"
+        f" not {given!r}"
     )

@@ -25,11 +25,12 @@ class StartPositions:
     """Places the positions of one consumer where reading begins.
 
     Args:
-        on_changed: called when a partition came, went, or has another position.
+        policy: decides where reading begins.
+        on_changed: called when partitions were assigned or revoked, or positions were changed.
 
     Attributes:
         policy: decides where reading begins.
-        on_changed: the same; whoever places positions calls it when all of them are placed.
+        on_changed: the same; callers of ``place`` and ``move`` call it once all positions are set.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class StartPositions:
 
         Args:
             position: position of an assigned partition.
-            start: where to begin.
-            before: position that the log does not have, if there is one; a reset from it is an event.
-            leader_epoch: leader epoch at an offset, as the leader has told it.
+            start: where reading begins.
+            before: position that is out of range, if that is the reason; the reset then emits an event.
+            leader_epoch: leader epoch at an offset, as the leader has returned it.
         """
         if isinstance(start, StartPoint):
             position.reset(start, before)
@@ -73,7 +74,7 @@ class StartPositions:
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that its offset map says are finished.
 
-        An offset of a topic's former self is none of the recreated topic, which is read by the reset policy.
+        The committed offset of a topic that was recreated since is ignored; the reset policy applies.
         """
         if is_other_log(position.fetched_topic_id, position.partition, self._cluster.topology):
             self.restart([position.partition])
@@ -91,9 +92,9 @@ class StartPositions:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
-        # Metadata may be old: with the id, the next fetch finds out whether the offset is of the same topic.
+        # The cluster metadata may be old: with the id, the next fetch detects that the topic was recreated.
         position.fetched_topic_id = topic_id
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable:
-            # A takeover; records that are read again have the map that was found then.
+            # Only at a takeover: records that are read again have the map found then.
             self._reader.maps.found(position, decoded)
