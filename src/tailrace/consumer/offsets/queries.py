@@ -1,7 +1,7 @@
-"""What is asked about logs on the user's behalf: where they begin, where they end, what stands at a time.
+"""Queries of log and committed offsets, of any partition, assigned or not.
 
-Rule of this file: any partition may be asked about, assigned or not. One call is bounded by its time-out; a topic that
-nobody knows has a shorter grace, since it may have been made just now.
+Each query is bounded by its timeout. An unknown topic, which may have been created just now, fails after a shorter
+grace period.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartiti
 __all__ = ["TOPIC_GRACE_S", "OffsetQueries", "check_topics"]
 
 TOPIC_GRACE_S = 5.0
-"""How long a topic that nobody knows may take to appear."""
+"""Time within which an unknown topic may appear in the metadata."""
 
 
 async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
-    """See that topics exist; one attempt.
+    """Check by the current metadata that topics exist; one attempt.
 
     Raises:
-        UnknownTopicError: one does not, as far as this picture goes.
-        BrokerError: one may not be read.
+        UnknownTopicError: a topic does not exist.
+        BrokerError: a topic may not be read.
     """
     topology = cluster.topology
     for name in topics:
@@ -45,12 +45,13 @@ async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
 
 
 class OffsetQueries:
-    """Asks the partitions' leaders.
+    """Queries the partitions' leaders and the group coordinator.
 
     Args:
-        isolation_level: as ListOffsets has it, at the time of asking: what ends a log is the last record that may be
-            read.
-        now_ms: the time.
+        timeout_s: time limit of each query.
+        isolation_level: returns the current isolation level of ListOffsets requests; with read_committed, a log ends
+            at its last stable offset.
+        now_ms: returns the time in milliseconds since the epoch.
     """
 
     def __init__(
@@ -64,19 +65,19 @@ class OffsetQueries:
         )
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each."""
+        """Return the first offset of each partition."""
         found = await self._ask(dict.fromkeys(partitions, EARLIEST))
         return {partition: one.offset for partition, one in found.items()}
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset behind the last record of each."""
+        """Return the end offset (exclusive) of each partition."""
         found = await self._ask(dict.fromkeys(partitions, LATEST))
         return {partition: one.offset for partition, one in found.items()}
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, StartPoint]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each that is not older than its time; None where there is none."""
+        """Return offset and timestamp of the first record at or after each time; None where there is none."""
         now_ms = self._now_ms()
         found = await self._ask({partition: start.fixed(now_ms).number for partition, start in times.items()})
         return {
@@ -89,7 +90,7 @@ class OffsetQueries:
     async def committed(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed, with the user's own texts; a partition without a commit is absent."""
+        """Return a group's committed offsets with the user's metadata; a partition without a commit is absent."""
         found = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, group_id, list(partitions)),
             timeout_s=self._timeout_s,
@@ -100,12 +101,7 @@ class OffsetQueries:
         }
 
     async def partitions_of(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """The partitions that topics have now.
-
-        Raises:
-            UnknownTopicError: a topic does not exist.
-            BrokerError: a topic may not be read.
-        """
+        """Return the current partitions of topics; raises as ``check_topics`` does."""
         names = frozenset(topics)
         token = object()
         self._cluster.watch(token, names)
@@ -119,10 +115,10 @@ class OffsetQueries:
         return {name: sorted(found[name].partitions) for name in names if name in found}
 
     async def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """See that partitions exist.
+        """Check that partitions exist.
 
         Raises:
-            UnknownTopicError: one of them does not.
+            UnknownTopicError: one of them does not exist.
         """
         wanted = list(partitions)
         there = await self.partitions_of({one.topic for one in wanted})
@@ -130,7 +126,7 @@ class OffsetQueries:
             if one.partition not in there.get(one.topic, ()):
                 raise broker_error(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{one}: the topic has {len(there.get(one.topic, ()))} partitions, numbered from 0 on",
+                    f"{one}: the topic has {len(there.get(one.topic, ()))} partitions, numbered from 0",
                 )
 
     async def _ask(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
@@ -138,7 +134,7 @@ class OffsetQueries:
             return {}
         found: dict[TopicPartition, ListedOffset] = {}
         token = object()
-        # To the end: a round that has to be repeated looks for the leaders anew.
+        # Watched to the end: a repeated round looks for the leaders again.
         self._cluster.watch(token, {one.topic for one in wanted})
         try:
             await self.check(wanted)
@@ -150,7 +146,7 @@ class OffsetQueries:
         return {partition: found[partition] for partition in wanted}
 
     async def _round(self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
-        """Ask all leaders of what is not found yet, at once."""
+        """List the offsets that are still missing at all their leaders at once."""
         led, leaderless = by_leader(self._cluster, wanted.keys() - found.keys())
         failures: list[TailraceError] = []
         level = self._isolation_level()

@@ -1,8 +1,8 @@
-"""What is asked of brokers about offsets: what a group has committed, and where logs begin and end.
+"""Requests for offsets: OffsetFetch, ListOffsets, and topic ids of an OffsetCommit.
 
-Rule of this file: what was asked for and is absent from an answer is an error, never "there is none". A broker that
-is not the coordinator (any more, or yet) answers for no partition at all and says so beside them (KIP-211's sibling
-in version 2 of OffsetFetch); taking that for "nothing was committed" would reset a group that is in good order.
+A partition that is absent from a response is an error, never "nothing committed": a broker that is not the coordinator
+responds without partitions and with an error code beside them (OffsetFetch version 2, KIP-88), and to take that for
+"nothing committed" would reset the group's offsets.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _FIRST_BY_ID = 10
 
 
 def is_offset(given: object) -> bool:
-    """Whether a record may have this offset: a whole number of 63 bits."""
+    """Return True if ``given`` is an integer that a record's offset can be: 63 bits, not negative."""
     return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
 
 
 def coordinator_timeout_s(config: ConsumerConfig) -> float:
-    """How long one attempt may take at the coordinator.
+    """Return the time limit of one attempt at the coordinator.
 
-    As long as a heartbeat's: one that hangs is replaced by another within the session, and that one has to be asked.
+    It is a heartbeat's: a coordinator that hangs is replaced within the session, and its successor has to be asked.
     """
     return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
 
@@ -77,14 +77,14 @@ async def outdated_topics(
 ) -> list[TopicPartition]:
     """Return the partitions of ``entries`` whose records were read under another topic id than the current one.
 
-    A commit by topic id (OffsetCommit version 10) needs no such question: the coordinator compares the ids itself.
+    A commit by topic id (OffsetCommit version 10) needs no such request: the coordinator compares the ids itself.
 
     Raises:
         BrokerConnectionError: the coordinator does not answer in time.
     """
     if await coordinator.version_for(commit, timeout_s=timeout_s) >= _FIRST_BY_ID:
         return []
-    # On the connection of the commit that follows, so that as little time as possible lies between the two.
+    # On the connection of the commit that follows, so that as little time as possible passes between the two.
     ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
     return await with_other_ids(ask, {one: entry.topic_id for one, entry in entries.items()})
 
@@ -92,11 +92,11 @@ async def outdated_topics(
 async def committed_offsets(
     cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What the group has committed; a partition that it has not is absent. One attempt.
+    """Return the group's committed offsets; a partition without a commit is absent. One attempt.
 
     Raises:
-        BrokerError: the coordinator cannot say now (retriable) or may not.
-        BrokerConnectionError: it does not answer.
+        BrokerError: the coordinator refused the request, or cannot answer now (retriable).
+        BrokerConnectionError: the coordinator does not answer.
     """
     wanted = list(partitions)
     if not wanted:
@@ -134,7 +134,7 @@ def _checked(
     found = {TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one for one in answer.partitions}
     for partition in wanted:
         if partition not in found:
-            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the committed offsets")
+            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition} is missing in the committed offsets")
         if code := found[partition].error_code:
             raise broker_error(code, f"{partition}: its committed offset could not be read")
     return found
@@ -143,7 +143,7 @@ def _checked(
 def by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[TopicPartition]], list[TopicPartition]]:
-    """The partitions by who leads them, and those that nobody leads now."""
+    """Return the partitions of each leader, and those without a leader."""
     led: dict[int, list[TopicPartition]] = {}
     leaderless = []
     for partition in partitions:
@@ -158,10 +158,10 @@ def by_leader(
 async def list_offsets(
     cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
-    """The offsets of the times (or EARLIEST, LATEST) that are wanted, and what was refused. One attempt at one leader.
+    """Return offsets at timestamps (or EARLIEST, LATEST), and errors of other partitions. One attempt at one leader.
 
     Raises:
-        BrokerConnectionError: it does not answer.
+        BrokerConnectionError: the leader does not answer.
     """
     found: dict[TopicPartition, ListedOffset] = {}
     refused: list[BrokerError] = []
