@@ -69,7 +69,7 @@ async def test_a_cluster_has_to_be_open(kafka):
     with pytest.raises(ConsumerStateError, match="not started"):
         await Consumer("orders", cluster=cluster).start()
     async with cluster:
-        with pytest.raises(ConsumerStateError, match="started already"):
+        with pytest.raises(ConsumerStateError, match="already started"):
             await cluster.start()
     with pytest.raises(ConsumerStateError, match="was stopped"):
         await Consumer("orders", cluster=cluster).start()

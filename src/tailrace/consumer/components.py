@@ -1,4 +1,4 @@
-"""What every consumer has, whatever it reads: put together in the order in which one part needs the other."""
+"""Components of a consumer that do not depend on its subscription, created in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _numbers = itertools.count(1)
 
 
 class Components:
-    """The parts that stand for a consumer's life.
+    """Components that last for the whole life of a consumer.
 
     Args:
-        shared: a cluster of several consumers, in place of one of its own.
-        whole: topics that ``auto_offset_reset`` does not speak of.
-        on_metadata: called when the cluster may look different.
+        shared: cluster shared with other consumers; None to open one for this consumer.
+        whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
+        on_metadata: called when the cluster metadata may have changed.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Components:
         self.seek = Seek(self.positions, self.reader, self.start_positions, self.offset_resetter, timeout_s)
 
     def new_member(self) -> str:
-        """A name for the connections of another membership."""
+        """Return a name for the connections of a new membership."""
         self._members.append(self._new_name())
         return self._members[-1]
 
     def _new_name(self) -> str:
-        """Of its own in this process."""
+        """Return a name that is unique in this process."""
         return f"{self.config.client_id}-{next(_numbers)}"
 
     def watch(self, topics: Iterable[str] | None) -> None:
-        """Keep what is read in the picture; None keeps all topics there are."""
+        """Keep the metadata of ``topics`` up to date; None: of all topics of the cluster."""
         self.cluster.watch(self, topics)
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        """Take other options from now on."""
+        """Apply changed options."""
         self.config = config
         self.policy.reset = start_by_policy(config.begins_at)
         self.buffer.max_bytes = config.max_buffered_bytes
@@ -110,7 +110,7 @@ class Components:
         self.positions_changed()
 
     def close(self) -> None:
-        """Close all connections; of a cluster that is shared those that are this consumer's alone."""
+        """Close all connections; on a shared cluster, only those that this consumer has for itself."""
         if not self.is_shared:
             self.cluster.close()
             return
@@ -123,16 +123,16 @@ class Components:
         for name in self._members:
             self.cluster.forget_member(name)
 
-    # ---- who has to know what ----------------------------------------------------------------------------------
+    # ---- notifications -----------------------------------------------------------------------------------------
 
     def positions_changed(self) -> None:
-        """A partition came, went, or has another position."""
+        """Note that a partition was assigned or revoked, or that its position was changed."""
         self.fetcher.wake()
         self.offset_resetter.wake()
         self.reader.look_again()
 
     def metadata_changed(self) -> None:
-        """Somebody else may lead what is read."""
+        """Note that the cluster metadata, and so a partition's leader, may have changed."""
         self.fetcher.wake()
         self.offset_resetter.wake()
 

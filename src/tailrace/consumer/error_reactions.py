@@ -1,4 +1,4 @@
-"""What the group's error codes mean to this consumer: the table, and what the user says instead."""
+"""Reactions to group error codes: the defaults and the user's ``group_error_reactions``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ __all__ = ["ErrorReactions"]
 
 
 class ErrorReactions:
-    """``core.group.error_reactions`` with ``group_error_reactions`` in front of it."""
+    """Table of ``core.group.error_reactions``, overridden by the option ``group_error_reactions``."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._said = config.group_error_reactions or {}
 
     def to(self, code: int, asked: GroupRequestKind) -> GroupReaction:
-        """What to do about ``code`` in the answer to ``asked``.
+        """Return the reaction to ``code`` in the response to ``asked``.
 
         Raises:
-            ConfigurationError: the user's function raised, or does not say one of the reactions.
+            ConfigurationError: the user's function raised, or returned no reaction.
         """
         return REACTIONS.reaction_to(code, asked, self._overrides(code))
 
     def event_of(self, code: int, asked: GroupRequestKind) -> GroupEvent:
-        """The same as the event that a membership is told.
-
-        Raises:
-            ConfigurationError: the user's function raised, or does not say one of the reactions.
-        """
+        """Return the reaction as an event of the membership; raises as ``to`` does."""
         return event_of(code, asked, self._overrides(code))
 
     def _overrides(self, code: int) -> dict[int, GroupReaction]:
@@ -46,6 +42,6 @@ class ErrorReactions:
         if reaction is None:
             known = ", ".join(one.lower() for one in GroupReaction.__members__)
             raise ConfigurationError(
-                f"group_error_reactions: {name!r} for code {code} will not do - say one of {known}"
+                f"group_error_reactions: the reaction to code {code} must be one of {known}, not {name!r}"
             )
         return {code: reaction}

@@ -1,7 +1,4 @@
-"""A consumer from its making to its end: what it was made with, what runs of it, and whether it is stopped.
-
-Rule of this file: a life is lived once. What was started cannot be started again, nor can what was stopped.
-"""
+"""Lifecycle of a Consumer: new, started, stopped. A consumer is started and stopped once."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from tailrace.records import Record
 
 __all__ = ["ConsumerLifecycle", "UnstartedReader"]
 
-_STOPPED = "this consumer was stopped - make a new one"
+_STOPPED = "this consumer was stopped - create a new one"
 
 
 class UnstartedReader:
-    """Stands in for the reader before there is one."""
+    """Reader of a consumer that is not started; every call raises ConsumerStateError."""
 
     advice = "this consumer is not started - use `async with Consumer(...)`, or await start() first"
 
@@ -33,30 +30,30 @@ class UnstartedReader:
         self.slice: Iterator[Record] = iter(())
 
     async def next_record(self) -> Record:
-        """Refuse."""
+        """Raise ConsumerStateError."""
         raise ConsumerStateError(self.advice)
 
     async def next_records(self, _count: int) -> list[Record]:
-        """Refuse."""
+        """Raise ConsumerStateError."""
         raise ConsumerStateError(self.advice)
 
 
 class ConsumerLifecycle:
-    """One consumer's life.
+    """Lifecycle of one consumer.
 
     Args:
-        topics: names of those to read.
-        pattern: or what matches them.
-        cluster: one that several consumers share.
-        options: what the user says; the rest comes from the environment and from defaults.
+        topics: names of the topics to subscribe to.
+        pattern: or a pattern that the names of topics match.
+        cluster: cluster shared with other consumers; None to open one for this consumer.
+        options: the user's options; others come from the environment and from defaults.
 
     Attributes:
-        topics: what is read, as far as it is named.
-        pattern: or what matches it.
-        optional: of the topics, those that need not be there at the start.
-        whole: topics that ``auto_offset_reset`` does not speak of.
-        config: the options, from the start on.
-        engine: what runs, from the start on.
+        topics: names of the subscribed topics.
+        pattern: or the pattern that the names of topics match.
+        optional: those of ``topics`` that need not exist at the start.
+        whole: topics read from their first record on, whatever ``auto_offset_reset`` is.
+        config: current options; None before the start.
+        engine: the running consumer; None before the start.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
@@ -97,19 +94,19 @@ class ConsumerLifecycle:
 
     @property
     def was_left(self) -> bool:
-        """Whether it was started and nobody has stopped it."""
+        """True if the consumer was started and never stopped."""
         return self._supervisor is not None and not self._is_stopped
 
     def has_stopped(self) -> bool:
-        """Whether it is over."""
+        """Return True once ``stop`` was called or the start failed."""
         return self._is_stopped
 
     @property
     def started(self) -> ConsumerRuntime:
-        """What runs; while it ends, for callbacks alone, which commit before partitions go.
+        """The running consumer; during ``stop`` only for rebalance callbacks, which commit before the revocation.
 
         Raises:
-            ConsumerStateError: nothing does, yet or any more.
+            ConsumerStateError: the consumer is not started, or was stopped.
         """
         if self.engine is None:
             raise ConsumerStateError(UnstartedReader.advice)
@@ -122,16 +119,16 @@ class ConsumerLifecycle:
         return self._supervisor is not None and not self._supervisor.is_over
 
     async def start(self, consumer: object) -> ConsumerRuntime:
-        """Have the consumer run, ``consumer`` being what callbacks are given.
+        """Start the consumer and return it; ``consumer`` is passed to callbacks.
 
         Raises:
             ConsumerStateError: it was started or stopped before.
-            TailraceError: it cannot be started, as ``Consumer.start`` says.
+            TailraceError: the start failed; see ``Consumer.start``.
         """
         if self._is_stopped:
             raise ConsumerStateError(_STOPPED)
         if self._supervisor is not None:
-            raise ConsumerStateError("this consumer is started already")
+            raise ConsumerStateError("this consumer is already started")
         self._consumer = consumer
         config = self.config = resolve(self._options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
@@ -149,13 +146,13 @@ class ConsumerLifecycle:
         return engine
 
     async def stop(self, *, commit: bool) -> None:
-        """End it, within ``stop_timeout_ms``.
+        """Stop the consumer within ``stop_timeout_ms``; without ``commit`` no automatic commit is sent any more.
 
         Raises:
-            ConsumerStateError: it is called from a rebalance callback, which has to end first.
+            ConsumerStateError: called from a rebalance callback, for whose end it would wait.
         """
         if in_callback(self._consumer):
-            raise ConsumerStateError("stop() in a rebalance callback would wait for itself - let another task call it")
+            raise ConsumerStateError("stop() in a rebalance callback would wait for itself - call it from another task")
         self._is_stopped = True
         if self._supervisor is None or self.config is None or self.engine is None:
             return

@@ -1,7 +1,4 @@
-"""What a sink that commits by itself has to know and to change: who we are to the group, and where to read again.
-
-Rule of this file: for this package's own use; a consumer's user has ``commit`` and ``seek``.
-"""
+"""Interface through which App's transactions commit the offsets of a consumer themselves; internal to tailrace."""
 
 from __future__ import annotations
 
@@ -19,26 +16,26 @@ __all__ = ["MemberView"]
 
 
 class MemberView:
-    """Where a started consumer of a group stands."""
+    """Group identity and positions of a started consumer."""
 
     def __init__(self, consumer: Consumer) -> None:
-        engine = consumer._started  # noqa: SLF001 - this room's own
+        engine = consumer._started  # noqa: SLF001 - same package
         assert engine.config.group_id is not None
         self._engine: ConsumerRuntime = engine
         self.group_id: str = engine.config.group_id
 
     @property
     def identity(self) -> Identity | None:
-        """As whom to commit; None while the group counts us in no generation."""
+        """Identity to commit with; None while the group counts the consumer in no generation."""
         coordinator = self._engine.coordinator
         return None if coordinator is None else coordinator.committing_as()
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """The next offset to be handed out of each partition that is assigned."""
+        """Return the next offset to deliver of each assigned partition; None if its start is not known yet."""
         return {position.partition: position.delivered for position in self._engine.positions}
 
     def begun(self) -> list[Position]:
-        """Those that are good, and of which the group does not know yet where they have begun."""
+        """Return the positions whose start offset was not committed yet in this epoch."""
         return [
             one
             for one in self._engine.positions
@@ -46,7 +43,7 @@ class MemberView:
         ]
 
     def passed(self) -> list[Position]:
-        """Those that stand further than the group knows; where nothing was handed out, markers were passed over."""
+        """Return the positions past the committed offset; without a delivered record, only markers were skipped."""
         return [
             one
             for one in self._engine.positions
@@ -55,19 +52,19 @@ class MemberView:
         ]
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Have ``told`` called when a partition may stand elsewhere."""
+        """Call ``told`` whenever a position may have moved."""
         self._engine.reader.on_change = told
 
     def is_ours(self, position: Position) -> bool:
-        """Whether a position is still that of its partition, and not of an assignment that is over."""
+        """Return True if ``position`` belongs to a current assignment."""
         return self._engine.positions.get(position.partition) is position
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed, when no open transaction may change it any more.
+        """Return the group's committed offsets, once no open transaction can change them.
 
         Raises:
-            BrokerError: the broker does not allow it.
-            BrokerConnectionError: nobody answers in time.
+            BrokerError: the broker refused the request.
+            BrokerConnectionError: no coordinator answered in time.
         """
         cluster = self._engine.cluster
         return await cluster.retrying(
@@ -79,6 +76,6 @@ class MemberView:
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map says are finished.
 
-        An offset of a topic's former self is none of the recreated topic, which is read by the reset policy.
+        The committed offset of a topic that was recreated since is ignored; the reset policy applies.
         """
         self._engine.start_positions.read_again(position, at)

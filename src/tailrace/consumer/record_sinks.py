@@ -1,7 +1,4 @@
-"""Who reads in a consumer's user's place: an app's handlers, other processes.
-
-Rule of this file: for this package's own use.
-"""
+"""Interface through which App and worker processes take records from a consumer; internal to tailrace."""
 
 from __future__ import annotations
 
@@ -18,35 +15,37 @@ __all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "subscribe_match
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
-    """Before its start: have a consumer read these too, from when they are there on, and from their first record."""
-    life = consumer._life  # noqa: SLF001 - this room's own
+    """Subscribe a consumer, before its start, to more topics: from their first record on, once they exist."""
+    life = consumer._life  # noqa: SLF001 - same package
     whole = life.whole = frozenset(topics)
     life.optional = whole - life.topics
     life.topics |= whole
 
 
 def subscribe_matching(consumer: Consumer, takes: Callable[[str], bool], said: str, *, whole: Container[str]) -> None:
-    """Before its start: have a consumer read the topics that ``takes`` wants, those that are made later too.
+    """Subscribe a consumer, before its start, to the topics that ``takes`` accepts, those created later included.
 
     Args:
-        consumer: that names no topics.
-        takes: given a topic's name.
-        said: the same in a word, for people.
-        whole: of these, those that are read from their first record on.
+        consumer: a consumer that names no topics.
+        takes: predicate of topic names.
+        said: description of the topics, for messages.
+        whole: those of the topics that are read from their first record on.
     """
-    life = consumer._life  # noqa: SLF001 - this room's own
+    life = consumer._life  # noqa: SLF001 - same package
     life.pattern, life.whole = TopicChoice(said, takes), whole
 
 
 def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
-    """Have ``sink`` read from a started consumer instead of its user: the reader, and how much may be queued.
+    """Deliver the records of a started consumer to ``sink``; return its reader and ``max_queued_records``.
 
     Raises:
-        ConfigurationError: an option says how a user reads.
+        ConfigurationError: an option applies only to a consumer that is polled.
     """
-    engine = consumer._started  # noqa: SLF001 - this room's own
+    engine = consumer._started  # noqa: SLF001 - same package
     if engine.config.ack != "auto":
-        raise ConfigurationError("ack='manual' is for Consumer - a handler's record is done when the handler returns")
+        raise ConfigurationError(
+            "ack='manual' is for Consumer - a handler's record is finished when the handler returns"
+        )
     if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
         raise ConfigurationError("key_deserializer and value_deserializer are for Consumer - an App has codecs")
     engine.reader.hand_over_to(sink)
@@ -54,10 +53,10 @@ def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
 
 
 def refresh_metadata(consumer: Consumer) -> None:
-    """Have a started consumer look for topics that were created just now."""
-    consumer._started.refresh_metadata()  # noqa: SLF001 - this room's own
+    """Refresh the metadata of a started consumer soon, to find topics created just now."""
+    consumer._started.refresh_metadata()  # noqa: SLF001 - same package
 
 
 def topology_of(consumer: Consumer) -> ClusterMetadata:
-    """Return the metadata that a started consumer has of the cluster."""
-    return consumer._started.topology  # noqa: SLF001 - this room's own
+    """Return the cluster metadata of a started consumer."""
+    return consumer._started.topology  # noqa: SLF001 - same package

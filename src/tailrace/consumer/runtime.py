@@ -1,6 +1,6 @@
-"""One consumer's life between ``start`` and ``stop``: its rooms are kept running, and given back whole.
+"""A running consumer, between ``start`` and ``stop``.
 
-Rule of this file: whatever ends a consumer, the user hears why, and what is done is committed if that can be.
+Whatever ends a consumer, the user gets the error, and finished records are committed if possible.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["ConsumerRuntime"]
 
 
 class ConsumerRuntime:
-    """What a Consumer starts and stops.
+    """Runs the components of a consumer, from its start until it is stopped or fails.
 
     Attributes:
-        subject: what is read.
-        failure: what has ended it.
+        subject: subscription or manual assignment.
+        failure: error that has ended the consumer; None if there is none.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a Consumer knows
+    def __init__(  # noqa: PLR0913, PLR0917 - a consumer's arguments
         self,
         config: ConsumerConfig,
         topics: frozenset[str],
@@ -68,23 +68,23 @@ class ConsumerRuntime:
 
     @property
     def config(self) -> ConsumerConfig:
-        """The options as they are now."""
+        """Current options."""
         return self._components.config
 
     @property
     def coordinator(self) -> Coordinator | None:
-        """The membership of the group, if there is one now."""
+        """Current membership of the group; None if there is none."""
         return self.subject.coordinator
 
     @property
     def committer(self) -> Committer | None:
-        """Who commits; None without a group."""
+        """Committer of the group's offsets; None without a group."""
         return self.subject.committer
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Start, run until asked to stop or until that is impossible, then give everything back."""
+        """Start, run until ``supervisor.stopping`` is set or the consumer fails, then release everything."""
         config = self.config
         try:
             await self._open()
@@ -94,12 +94,12 @@ class ConsumerRuntime:
             await self._run_until(supervisor.stopping)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
+        except BaseException as error:  # noqa: BLE001 - a defect of tailrace must not look like a clean end
             self.fail(raised(error))
         finally:
             self._components.close()
             await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
-            self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - make a new one"))
+            self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - create a new one"))
             self._observer.emit(ConsumerStopped(config.client_id, config.group_id))
         if self.failure is not None:
             raise self.failure
@@ -124,7 +124,7 @@ class ConsumerRuntime:
         if self.committer is not None:
             beside.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
-            # The first records need aiokafka, whose import takes a tenth of a second, as joining a group does.
+            # Decoding needs aiokafka, whose import takes a tenth of a second: as long as joining a group.
             tasks.start_soon(asyncio.to_thread, import_module, "tailrace.batches.record_batch")
             for run in beside:
                 tasks.start_soon(self._run_beside, run, stopping)
@@ -135,8 +135,8 @@ class ConsumerRuntime:
     async def _run_beside(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
         try:
             await run()
-        except Exception as error:  # noqa: BLE001 - told to whoever reads
-            # The user hears of it at once; what is done is committed all the same, and the group need not miss us.
+        except Exception as error:  # noqa: BLE001 - raised by the next polling call
+            # The user gets the error at once; finished records are still committed, and the member leaves the group.
             self.fail(raised(error))
             stopping.set()
 
@@ -147,7 +147,7 @@ class ConsumerRuntime:
         everything.cancel()
 
     async def _run_memberships(self, stopping: asyncio.Event) -> None:
-        """Be a member of the group whenever there is one to be a member of; gives everything back in the end."""
+        """Run one membership of the group after another, as the subscription changes, until the end."""
         while True:
             await self.subject.run_membership()
             if self.failure is not None or stopping.is_set():
@@ -156,42 +156,42 @@ class ConsumerRuntime:
         await self.subject.commit_assigned()
 
     def fail(self, error: TailraceError) -> None:
-        """The consumer cannot go on; the next call raises ``error``."""
+        """Note the error that ends the consumer; polling calls raise it from now on."""
         if self.failure is None:
             self.failure = error
-            # Before that, start() raises it.
+            # An error before the start is complete is raised by start().
             self._observer.emit(ConsumerFailed(str(error), error if self._is_started else None))
             self.reader.close(error)
 
     def _metadata_changed(self) -> None:
         self.subject.metadata_changed()
 
-    # ---- for those who look ------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     def health(self) -> ConsumerHealth:
-        """How the consumer is."""
+        """Return the consumer's health."""
         coordinator = self.coordinator
         age_s = None if coordinator is None else coordinator.heartbeat_age_s
         return self._health.health(self.failure, len(self.positions), age_s, is_member=coordinator is not None)
 
     def metrics(self) -> dict[MetricName, float]:
-        """What was measured."""
+        """Return the current value of each metric."""
         return self._metrics.snapshot(self.positions)
 
     def statistics(self) -> ConsumerStatistics:
-        """What is held."""
+        """Return the sizes of queues and buffers."""
         reader, buffer = self.reader, self._components.buffer
         return ConsumerStatistics(reader.queued_records, buffer.held_bytes, buffer.reserved_bytes, reader.maps.ignored)
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        """Take other options from now on."""
+        """Apply changed options."""
         self._components.reconfigure(config)
 
     @property
     def topology(self) -> ClusterMetadata:
-        """Newest metadata of the cluster."""
+        """Latest cluster metadata."""
         return self._components.cluster.topology
 
     def refresh_metadata(self) -> None:
-        """Refresh the cluster's metadata soon."""
+        """Refresh the cluster metadata soon."""
         self._components.metadata_refresher.ask()

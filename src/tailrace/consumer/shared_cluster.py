@@ -1,7 +1,7 @@
-"""One cluster for several consumers of a process: they share its picture and the connections that nobody waits on.
+"""Cluster metadata and connections shared by several consumers of a process.
 
-Rule of this file: fetches and the group's requests may be held by a broker for long, so each consumer has its own
-connections for them; everything else goes over the cluster's.
+A broker may hold fetches and group requests for long, so each consumer has its own connections for them; all other
+requests use the shared connections.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["SharedCluster", "opened"]
 
 
 class SharedCluster:
-    """A cluster to give to consumers: ``async with SharedCluster(bootstrap_servers=…) as cluster``.
+    """Cluster shared by several consumers: ``async with SharedCluster(bootstrap_servers=…) as cluster``.
 
-    ``Consumer("orders", cluster=cluster)`` takes the cluster's options where it says nothing else, and leaves it open
-    when it stops. What is about the cluster itself is as the cluster says, whatever a consumer does: its addresses,
-    security, connections, retries, the age of its picture, ``exclude_internal_topics``.
+    ``Consumer("orders", cluster=cluster)`` inherits the cluster's options, may override them, and leaves the cluster
+    open when it stops. Options of the cluster itself cannot be overridden: addresses, security, connections, retries,
+    age of the metadata, ``exclude_internal_topics``.
 
     Args:
-        options: those of a Consumer that are about the cluster and its security.
+        options: options of a Consumer that concern the cluster and its security.
 
     Raises:
         ConfigurationError: an option is unknown, mistyped, or contradicts another.
@@ -41,15 +41,15 @@ class SharedCluster:
         self._is_stopped = False
 
     async def start(self) -> None:
-        """Reach the cluster.
+        """Connect to the cluster.
 
         Raises:
             ConsumerStateError: it was started or stopped before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
-            AuthenticationError: the brokers refuse us.
+            AuthenticationError: the brokers refuse the credentials.
         """
         if self._cluster is not None or self._is_stopped:
-            raise ConsumerStateError("this cluster was started already - make a new one")
+            raise ConsumerStateError("this cluster was already started - create a new one")
         config = resolve(self.options)
         cluster = Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
         try:
@@ -61,7 +61,7 @@ class SharedCluster:
         self._cluster = cluster
 
     async def stop(self) -> None:
-        """Close all connections; consumers that still use it are to be stopped before."""
+        """Close all connections; stop the consumers that use them first."""
         self._is_stopped = True
         if self._cluster is not None:
             self._cluster.close()
@@ -77,12 +77,14 @@ class SharedCluster:
 
 
 def opened(shared: SharedCluster) -> Cluster:
-    """The cluster itself.
+    """Return the cluster of a started SharedCluster.
 
     Raises:
         ConsumerStateError: it is not started, or was stopped.
     """
-    cluster = shared._cluster  # noqa: SLF001 - this file's own
+    cluster = shared._cluster  # noqa: SLF001 - same module
     if cluster is None or shared._is_stopped:  # noqa: SLF001
-        raise ConsumerStateError("the shared cluster is not started, or was stopped - use `async with` around all")
+        raise ConsumerStateError(
+            "the shared cluster is not started, or was stopped - enclose its consumers in `async with cluster`"
+        )
     return cluster

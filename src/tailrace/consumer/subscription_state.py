@@ -1,6 +1,6 @@
-"""What one consumer reads: topics, as a member of the group or by itself, or partitions of the user's own choice.
+"""Subscription of a consumer: topics, as a group member or standalone, or partitions assigned by the user.
 
-Rule of this file: one of the three at a time, or nothing. A change that fails has changed nothing.
+Only one of the three at a time. A change that fails leaves the former subscription in place.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ __all__ = ["SubscriptionState"]
 
 
 class SubscriptionState:
-    """What is read, and who commits for it.
+    """Current subscription or manual assignment, with its membership and committer.
 
     Args:
-        consumer: what the user's callbacks are given.
-        topics: to read from the start on, unless a pattern says it.
-        optional: those of them that need not be there yet.
-        on_failure: told the error that ends the membership.
+        consumer: the consumer, passed to the user's callbacks.
+        topics: topics to subscribe to at the start.
+        pattern: or a pattern that the names of topics match.
+        optional: those of ``topics`` that need not exist yet.
+        on_failure: called with the error that ends the membership.
+
+    Attributes:
+        topics: names of the topics that are read.
+        committer: commits the group's offsets; None without a group.
+        coordinator: current membership of the group; None if there is none.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a Consumer knows
+    def __init__(  # noqa: PLR0913, PLR0917 - a consumer's arguments
         self,
         components: Components,
         consumer: object,
@@ -52,9 +58,9 @@ class SubscriptionState:
         self.coordinator: Coordinator | None = None
         self._solo: StandaloneAssignment | None = None
         self._is_first = True
-        """Whether there was no membership yet."""
+        """True before the first membership."""
         self._is_assigned = False
-        """Whether the partitions are of the user's own choice."""
+        """True if the user assigned the partitions."""
         self._assigning = ManualAssignment(
             components.config,
             self._cluster,
@@ -66,7 +72,7 @@ class SubscriptionState:
             self.committer,
         )
         self.news = AutoResetEvent()
-        """Set when there is something else to be a member of, or it is time to end."""
+        """Set when a new membership should run, or the consumer stops."""
         self._left = asyncio.Event()
         if topics or pattern is not None:
             self._follow(topics, pattern)
@@ -86,13 +92,13 @@ class SubscriptionState:
         )
 
     def _follow(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
-        """Read topics, as a member of the group or by ourselves."""
+        """Read topics, as a member of the group or standalone."""
         self.topics, self._pattern = topics, pattern
         components = self._components
         if self.committer is not None:
             self.coordinator = self._new_membership(self.committer)
         else:
-            assert not isinstance(pattern, BrokerPattern), "there is no broker that deals without a group"
+            assert not isinstance(pattern, BrokerPattern), "a broker resolves patterns only for a group"
             self._solo = StandaloneAssignment(
                 components.start_positions,
                 self._cluster,
@@ -129,22 +135,22 @@ class SubscriptionState:
             self._on_failure,
         )
 
-    # ---- from the start to the end -----------------------------------------------------------------------------
+    # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Have the cluster keep what is read from the start on in its picture."""
+        """Keep the metadata of the initial topics up to date."""
         self._components.watch(self.topics if self._pattern is None else None)
 
     async def see_topics(self, timeout_s: float) -> None:
-        """See that what is read from the start on exists.
+        """Check that the initial topics exist.
 
         Raises:
-            UnknownTopicError: a topic does not.
+            UnknownTopicError: a topic does not exist.
         """
         await self._see(self.topics - self._optional, self._pattern, timeout_s)
 
     async def _see(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
-        """See that topics exist, and remember how large they are, or all that a pattern may match."""
+        """Check that topics exist, and note their partitions; with a pattern, those of all topics."""
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
             timeout_s=min(timeout_s, TOPIC_GRACE_S),
@@ -156,7 +162,7 @@ class SubscriptionState:
         )
 
     async def run_membership(self) -> None:
-        """Be a member of the group for as long as there is one to be a member of."""
+        """Run the current membership until it ends; return at once if there is none."""
         if self.coordinator is None:
             return
         try:
@@ -166,28 +172,28 @@ class SubscriptionState:
             self._left.set()
 
     def stop(self) -> None:
-        """Give everything back."""
+        """End the membership and the loop that waits for another one."""
         if self.coordinator is not None:
             self.coordinator.stop()
         self.news.set()
 
     async def commit_assigned(self) -> None:
-        """Commit what is done of partitions that nobody but the user takes away."""
+        """Commit the finished records of partitions assigned by the user."""
         config = self._components.config
         if self._is_assigned and self.committer is not None and config.commits_automatically:
             await self.committer.commit_unasked(timeout_s=config.stop_timeout_ms / 2000, will_retry=False)
 
-    # ---- changed by the user -----------------------------------------------------------------------------------
+    # ---- changes by the user -----------------------------------------------------------------------------------
 
     async def subscribe(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
-        """Read these topics, or what matches the pattern, in place of what was read before.
+        """Replace the subscription by topics, or by the topics that match a pattern.
 
         Raises:
-            ConsumerStateError: the partitions are of the user's own choice.
-            UnknownTopicError: a topic does not exist; nothing has changed then.
+            ConsumerStateError: partitions are assigned by the user.
+            UnknownTopicError: a topic does not exist; the subscription is unchanged.
         """
         if self._is_assigned:
-            raise ConsumerStateError("the partitions are assigned by hand - unsubscribe() first, then subscribe()")
+            raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
         await self._look_for(topics, pattern)
         self._optional = frozenset()
         is_other_kind = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
@@ -196,7 +202,7 @@ class SubscriptionState:
             self._components.watch(None if pattern is not None else topics)
         if self.coordinator is not None:
             self.topics, self._pattern = topics, pattern
-            # The rebalance that revokes the other partitions may take seconds.
+            # Before the rebalance that revokes the other partitions, which may take seconds.
             self._components.reader.subscribe(_predicate_of(topics, pattern))
             self.coordinator.resubscribe(topics, pattern)
         elif self._solo is not None:
@@ -209,12 +215,12 @@ class SubscriptionState:
             self.news.set()
 
     async def _look_for(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
-        """See that they exist, and keep them in the picture; if they do not, what was there before stays."""
+        """Check that topics exist and keep their metadata up to date; on an error the former topics stay watched."""
         token, wanted = object(), None if pattern is not None else topics
         timeout_s = self._components.config.default_api_timeout_ms / 1000
         self._cluster.watch(token, wanted)
         try:
-            # Also for a pattern: what it matches is not in the picture before.
+            # Also for a pattern: the metadata may lack topics that match it.
             await self._cluster.retrying(self._cluster.refresh, timeout_s=timeout_s, what="looking for the topics")
             await self._see(topics, pattern, timeout_s)
             self._components.watch(wanted)
@@ -222,10 +228,10 @@ class SubscriptionState:
             self._cluster.unwatch(token)
 
     async def unsubscribe(self) -> None:
-        """Read nothing: leave the group, or let go what was assigned; what is done is committed.
+        """Commit finished records, and leave the group or drop the manual assignment.
 
         Raises:
-            TailraceError: what has ended the consumer, before or meanwhile.
+            TailraceError: an error has ended the consumer.
         """
         if self.coordinator is not None:
             self._left.clear()
@@ -242,16 +248,16 @@ class SubscriptionState:
         self._components.watch(())
 
     async def assign(self, specs: Sequence[PartitionSpec]) -> None:
-        """Read these partitions, and nothing else, without being a member of anything.
+        """Replace the assignment by these partitions, without a group membership.
 
         Raises:
-            ConsumerStateError: topics are subscribed to.
-            UnknownTopicError: a topic or a partition does not exist; nothing has changed then.
-            BrokerError: the committed offsets may not be read; nothing has changed then.
-            BrokerConnectionError: nobody says in time what is committed; nothing has changed then.
+            ConsumerStateError: the consumer is subscribed to topics.
+            UnknownTopicError: a topic or a partition does not exist; the assignment is unchanged.
+            BrokerError: the committed offsets may not be read; the assignment is unchanged.
+            BrokerConnectionError: the committed offsets could not be read in time; the assignment is unchanged.
         """
         if self.coordinator is not None or self._solo is not None:
-            raise ConsumerStateError("this consumer subscribes to topics - unsubscribe() first, then assign()")
+            raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")
         chosen = await self._assigning.find(specs)
         if not chosen and not self._is_assigned:
             return
@@ -261,16 +267,16 @@ class SubscriptionState:
         self._is_assigned = True
         await self._assigning.replace(chosen, committed)
 
-    # ---- for those who look ------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nobody has said what to read."""
+        """True if there is neither a subscription nor a manual assignment."""
         return self.coordinator is None and self._solo is None and not self._is_assigned
 
     @property
     def subscription(self) -> frozenset[str]:
-        """The topics that are read; with a pattern, those that match it and are ours to read."""
+        """Topics that are read; with a pattern that the broker resolves, those of the assigned partitions."""
         if self._solo is not None:
             return self._solo.topics
         if self.coordinator is None:
@@ -279,7 +285,7 @@ class SubscriptionState:
         return self.coordinator.topics or frozenset(owned)
 
     def metadata_changed(self) -> None:
-        """The cluster may look different."""
+        """Handle new cluster metadata: topics, partitions and leaders may have changed."""
         if self._solo is not None:
             self._solo.metadata_changed()
         if self.coordinator is not None:
@@ -289,7 +295,7 @@ class SubscriptionState:
     def _committing_as(self) -> Identity | None:
         if self.coordinator is not None:
             return self.coordinator.committing_as()
-        # Whoever has a group for nothing but its offsets commits as nobody in particular.
+        # A manual assignment commits without a member id (a "simple" consumer).
         return Identity() if self._is_assigned else None
 
     def _commit_refused(self, code: int, identity: Identity) -> bool:
@@ -301,5 +307,5 @@ class SubscriptionState:
 def _predicate_of(topics: frozenset[str], pattern: TopicPattern | None) -> Callable[[str], object]:
     if pattern is None:
         return topics.__contains__
-    assert not isinstance(pattern, BrokerPattern), "the broker resolves it"
+    assert not isinstance(pattern, BrokerPattern), "subscribe() replaces the membership for such a pattern"
     return pattern.fullmatch

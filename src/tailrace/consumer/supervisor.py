@@ -1,8 +1,8 @@
-"""The one task in which all of a consumer's coroutines live.
+"""The task in which all of a consumer's coroutines run.
 
-``start`` and ``stop`` may come from different tasks (a web framework's lifespan does that), and a task group has to
-be left by the task that entered it. So the group has a task of its own, owned by the supervisor: nobody else's
-cancellation ends it half-way, and it never outlives ``stop``.
+``start`` and ``stop`` may be called by different tasks (a web framework's lifespan does that), and a task group has to
+be exited by the task that entered it. So the task group runs in a task of its own, owned by the supervisor: canceling
+another task does not end it half-way, and it never outlives ``stop``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ __all__ = ["Supervisor", "raised"]
 
 _ENDING_S = 5.0
 _CANCELLATIONS = 2
-"""Each cuts one wait short: that of the work, and that of a clean-up which hangs as well."""
+"""Number of cancellations: one for the work, one for a clean-up that hangs as well."""
 
 
 class Supervisor:
-    """Runs ``body`` until it ends, is asked to stop, or takes too long to.
+    """Runs ``body`` until it ends, or until ``stop``.
 
     Args:
-        body: what to run; it sets ``ready`` when it is through with starting, and ends soon after ``stopping``.
-        name: of the task.
+        body: coroutine function to run; it sets ``ready`` once it has started, and ends soon after ``stopping`` is set.
+        name: name of the task.
+
+    Attributes:
+        ready: set by the body once it has started.
+        stopping: set when the body should end.
     """
 
     def __init__(self, body: Callable[[Supervisor], Awaitable[None]], name: str) -> None:
@@ -38,11 +42,11 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, given_up: asyncio.Event | None = None, *, ending_s: float = _ENDING_S) -> None:
-        """Run the body until it is ready, or the start is given up: then it is to be stopped.
+        """Start the body and wait until it is ready, or ``given_up`` is set: then the caller has to stop it.
 
         Raises:
-            ConsumerStateError: somebody has stopped it meanwhile.
-            Exception: what the body raised before it was ready.
+            ConsumerStateError: it was stopped before it was ready.
+            Exception: the body raised before it was ready.
         """
         self._task = asyncio.create_task(self._run(), name=self._name)
         waiting = [asyncio.ensure_future(event.wait()) for event in (self.ready, given_up) if event is not None]
@@ -64,16 +68,16 @@ class Supervisor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the body was run and has ended."""
+        """True once the body has ended."""
         return self._task is not None and self._task.done()
 
     async def stop(self, timeout_s: float, *, ending_s: float = _ENDING_S) -> None:
-        """Ask the body to end; after ``timeout_s``, or when this is cancelled itself, it is cancelled.
+        """Ask the body to end, and cancel it after ``timeout_s``, or when the calling task is canceled.
 
-        A scope or task group around it that is cancelled does not hurry it.
+        Canceling a surrounding anyio scope or task group does not cancel the body.
 
         Raises:
-            TailraceError: it goes on in spite of that, ``ending_s`` later, and is left behind.
+            TailraceError: the body still runs ``ending_s`` after its cancellation, and is abandoned.
         """
         self.stopping.set()
         if self._task is None:
@@ -92,7 +96,7 @@ class Supervisor:
         await self._body(self)
 
     async def _ended(self, within_s: float) -> bool:
-        """Cancel the body, again when it goes on; whether it has ended in time."""
+        """Cancel the body, twice if necessary; return False if it still runs and is abandoned."""
         assert self._task is not None
         for _ in range(_CANCELLATIONS):
             self._task.cancel()
@@ -101,12 +105,12 @@ class Supervisor:
             abandon(self._task)
             return False
         if not self._task.cancelled():
-            # The body has told its error where it belongs already.
+            # Mark the error as retrieved: the body has reported it.
             self._task.exception()
         return True
 
     def _left_behind(self, within_s: float) -> str:
-        return f"{self._name} has not ended {within_s:g} s after it was cancelled, and is left behind"
+        return f"{self._name} has not ended {within_s:g} s after it was canceled, and is left behind"
 
 
 def raised(error: BaseException) -> TailraceError:

@@ -1,7 +1,7 @@
-"""Patterns of topics: who reads them, and in which language.
+"""Patterns of topic names.
 
-Rule of this file: with the classic protocol and without a group the names are matched here, by Python's ``re``. With
-the consumer protocol the broker does it, as RE2 (KIP-848), so what Python thinks of the text does not count.
+With the classic protocol and without a group, tailrace matches names by Python's ``re``. With the consumer protocol the
+broker matches them by RE2 (KIP-848), so such a pattern is not checked by Python.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _WORDS_OF_RE2 = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
 
 @dataclass(frozen=True, slots=True)
 class BrokerPattern:
-    """A pattern that the broker reads."""
+    """Pattern that the broker resolves."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
-    """Names that are chosen here, whatever the protocol, by whoever reads in the user's place."""
+    """Predicate of topic names, applied by tailrace whatever the group protocol; used by App."""
 
     pattern: str
-    """In a word, for people."""
+    """Description for messages."""
     takes: Callable[[str], bool]
 
     def fullmatch(self, name: str) -> bool:
-        """Whether a topic is chosen."""
+        """Return True if the topic is chosen."""
         return self.takes(name)
 
 
@@ -42,27 +42,27 @@ TopicPattern: TypeAlias = re.Pattern[str] | TopicChoice | BrokerPattern
 
 
 def checked_pattern(given: object, group_protocol: str) -> TopicPattern:
-    """What the user gave as ``pattern``, for whoever reads it.
+    """Return ``given`` as a pattern for tailrace or for the broker, depending on the group protocol.
 
     Raises:
-        ConfigurationError: it is no text, or Python should read it and cannot; what a broker cannot read it tells.
+        ConfigurationError: it is not a text, or not a regular expression of Python's where tailrace resolves it.
     """
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
         return _for_broker(given) if group_protocol == "consumer" else given
     if not isinstance(given, str) or not given:
-        raise ConfigurationError(f"pattern={given!r} will not do: it has to be a regular expression of names")
+        raise ConfigurationError(f"pattern must be a regular expression of topic names, not {given!r}")
     if group_protocol == "consumer":
         return BrokerPattern(given)
     try:
         return re.compile(given)
     except re.error as error:
-        raise ConfigurationError(f"pattern={given!r} is no regular expression: {error}") from error
+        raise ConfigurationError(f"pattern must be a regular expression, not {given!r}: {error}") from error
 
 
 def _for_broker(given: re.Pattern[str]) -> BrokerPattern:
     if given.flags & re.VERBOSE:
         raise ConfigurationError(
-            f"pattern={given.pattern!r} will not do with group_protocol='consumer': the broker knows no re.VERBOSE"
+            f"pattern={given.pattern!r} has re.VERBOSE, which brokers do not support (group_protocol='consumer')"
             " - write it without blanks and comments"
         )
     flags = "".join(letter for flag, letter in _WORDS_OF_RE2 if given.flags & flag)
