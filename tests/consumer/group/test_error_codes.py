@@ -232,7 +232,7 @@ async def test_a_commit_that_finds_the_membership_lost_says_so(witness_of, group
         await consumer.getone()
         with (
             witness_of.proxy.edit_answer(OffsetCommitRequest, refusing(code)),
-            pytest.raises(CommitFailedError, match=f"gone on without this member.*{name_of(code)}"),
+            pytest.raises(CommitFailedError, match=f"continues without this member.*{name_of(code)}"),
         ):
             await consumer.commit()
         await events.wait_for(PartitionsLost)

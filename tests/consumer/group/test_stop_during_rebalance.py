@@ -215,7 +215,7 @@ async def test_a_stop_does_not_wait_for_a_topic_that_was_deleted(quick, group, k
     await stopped_soon(one.stop())
 
     (failed,) = events.of(CommitFailed)
-    assert "the topic is not there any more" in failed.error
+    assert "the topic or partition does not exist" in failed.error
 
 
 async def test_who_stops_before_it_is_named_holds_up_nobody(quick, group):

@@ -1,7 +1,7 @@
-"""What members of a classic group tell each other through the broker: the part of joins and syncs that it passes on.
+"""Embedded protocol of classic groups: the member data in JoinGroup and SyncGroup that the broker does not interpret.
 
-Rule of this file: how a group is kept together is the same for all kinds of groups; what it is kept together for is
-said here. Consumers tell each other of topics and partitions; see ``group_member`` for everybody else.
+Membership works the same for groups of all kinds; only this data differs. Consumers exchange subscriptions and
+assigned partitions; ``consumer.group.role_protocol`` is for members of other groups.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ __all__ = ["ConsumerProtocol", "MemberProtocol"]
 
 
 class MemberProtocol(Protocol):
-    """How to say it, and how to read it."""
+    """Encoding and decoding of the member data of one kind of group."""
 
     @property
     def protocol_type(self) -> str:
-        """The kind of the group."""
+        """Protocol type of the group, such as "consumer"."""
 
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
-        """What a join offers, most preferred first."""
+        """Return the protocols that a join offers, most preferred first."""
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """What a join that went well means.
+        """Return the event of a successful join.
 
         Raises:
-            MalformedMessageError: what a member says of itself cannot be read.
+            MalformedMessageError: a member's data cannot be decoded.
         """
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """What the leader gives to everybody; nothing from others.
+        """Return the leader's assignment of each member; empty on other members.
 
         Raises:
-            RebalanceError: the user's own assignor failed.
+            RebalanceError: the user's assignor failed.
         """
 
     def synced(self, given: bytes) -> Synced:
-        """What this member was given.
+        """Return the event of a successful sync; ``given`` is this member's assignment.
 
         Raises:
-            MalformedMessageError: it cannot be read.
+            MalformedMessageError: the assignment cannot be decoded.
         """
 
 
 class ConsumerProtocol:
-    """Of groups of consumers."""
+    """Protocol of consumer groups (protocol type "consumer")."""
 
     protocol_type = "consumer"
 
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
-        """One subscription for each assignor."""
+        """Return one subscription for each assignor."""
         return tuple(
             JoinGroupProtocol(name, write_subscription(said, name, effect.held_before, effect.generation))
             for name, said in effect.subscriptions
         )
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """The leader is told everybody's subscription."""
+        """Return the event of the join; on the leader with the subscriptions of all members."""
         protocol = answer.protocol_name or ""
         if answer.leader != answer.member_id:
             return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
@@ -76,9 +76,9 @@ class ConsumerProtocol:
         )
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """Partitions."""
+        """Return the partitions of each member."""
         return tuple(SyncGroupAssignment(m, encode_assignment(given)) for m, given in effect.assignments.items())
 
     def synced(self, given: bytes) -> Synced:
-        """Partitions."""
+        """Return the event of the sync, with the assigned partitions."""
         return Synced(decode_assignment(given))

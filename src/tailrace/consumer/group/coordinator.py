@@ -119,7 +119,7 @@ class Coordinator:
             tasks.cancel_scope.cancel()
 
     async def _learn_sessions(self) -> None:
-        """Ask for the group's session timeout, and again with new metadata: the broker's setting may change."""
+        """Look up the group's session timeout, and again with new metadata: the broker's setting may change."""
         while True:
             if (session := await self._requests.session()) is not None:
                 self._membership.receive(session)

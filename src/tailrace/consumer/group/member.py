@@ -1,4 +1,4 @@
-"""GroupMember: member of a group of any kind, whose members share something other than partitions of topics."""
+"""Membership of groups of any kind, whose members share something other than partitions of topics."""
 
 from __future__ import annotations
 
@@ -35,37 +35,39 @@ _numbers = itertools.count(1)
 
 
 class GroupMember:
-    """One member of a group of any kind: workers that share duties, an election, a set of caches.
+    """Member of a group of any kind: workers that share tasks, a leader election, a set of caches.
 
     ``async with GroupMember(role, bootstrap_servers="localhost:9092", group_id="indexers") as member`` joins and
-    leaves; the role says what members tell each other, and is told of each generation.
+    leaves. The role encodes what members tell each other, assigns the state of each generation, and receives it.
 
     Args:
-        role: what the group is for.
-        options: those of a Consumer that are about the cluster and the group; ``group_id`` may be left out.
+        role: the user's implementation of ``GroupRole``.
+        options: options of a Consumer that concern the cluster and the group; ``group_id`` may be left out.
 
     Raises:
-        ConfigurationError: the role lacks something, or an option will not do.
+        ConfigurationError: the role lacks an attribute, or an option is invalid.
     """
 
     def __init__(self, role: GroupRole, **options: Unpack[ConsumerOptions]) -> None:
         self._options = {"group_id": DEFAULT_GROUP, **options}
         check_names(self._options)
         if resolve(self._options).group_protocol != "classic":
-            raise ConfigurationError("group_protocol: only 'classic' groups may be of other kinds than consumers")
+            raise ConfigurationError(
+                "group_protocol must be 'classic' for a GroupMember: 'consumer' groups have consumers only"
+            )
         self._role, self._protocol = role, RoleProtocol(role)
         self._supervisor: Supervisor | None = None
         self._membership: _Membership | None = None
 
     async def start(self) -> None:
-        """Reach the cluster and begin to join.
+        """Connect to the cluster and begin to join.
 
         Raises:
             ConsumerStateError: it was started before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
         """
         if self._supervisor is not None:
-            raise ConsumerStateError("this member was started already - make a new one")
+            raise ConsumerStateError("this member was already started - create a new one")
         self._membership = _Membership(resolve(self._options), self._role, self._protocol)
         self._supervisor = Supervisor(self._membership.run, f"tailrace member of {self._membership.group_id}")
         await self._supervisor.start()
@@ -74,10 +76,10 @@ class GroupMember:
         """Leave the group and close all connections, within ``stop_timeout_ms``.
 
         Raises:
-            ConsumerStateError: it is called by the role, which has to return first.
+            ConsumerStateError: called by a method of the role, for whose end it would wait.
         """
         if self._membership is not None and in_callback(self._membership):
-            raise ConsumerStateError("stop() in a role's method would wait for itself - let another task call it")
+            raise ConsumerStateError("stop() in a role's method would wait for itself - call it from another task")
         if self._supervisor is not None and self._membership is not None:
             await self._supervisor.stop(self._membership.stop_timeout_s)
 
@@ -92,22 +94,22 @@ class GroupMember:
 
     @property
     def generation(self) -> Generation | None:
-        """The generation this member is in; None while it joins, and after the end."""
+        """Current generation of this member; None while it joins, and after the end."""
         return self._membership.generation if self._membership is not None else None
 
     async def joined(self) -> Generation:
-        """Wait until this member is in a generation; however many wait, there is one join.
+        """Wait until this member is in a generation; any number of tasks may wait.
 
         Raises:
             ConsumerStateError: not started, or stopped.
-            TailraceError: what has ended the membership.
+            TailraceError: an error has ended the membership.
         """
         if self._membership is None:
             raise ConsumerStateError("this member is not started - use `async with GroupMember(...)`")
         return await self._membership.joined()
 
     def rejoin(self) -> None:
-        """Have the group begin another generation: what ``protocols()`` says is different now.
+        """Join again, so that the group begins another generation with what ``protocols()`` returns now.
 
         Raises:
             ConsumerStateError: not started.
@@ -141,7 +143,7 @@ class _Membership:
         async with self._changed:
             await self._changed.wait_for(lambda: self.generation or self._failure or self._membership.is_over)
         if self.generation is None:
-            raise self._failure or ConsumerStateError("this member was stopped - make a new one")
+            raise self._failure or ConsumerStateError("this member was stopped - create a new one")
         return self.generation
 
     def rejoin(self) -> None:
@@ -152,7 +154,7 @@ class _Membership:
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Join, and stay a member until asked to stop or until that is impossible, then leave."""
+        """Join, stay a member until ``supervisor.stopping`` is set or the membership fails, then leave."""
         try:
             timeout_s = self._config.start_timeout_ms / 1000
             await self._cluster.reach(timeout_s)
@@ -200,9 +202,9 @@ class _Membership:
             return error
         offered = ", ".join(repr(one.name) for one in self._protocol.strategies)
         mine = NoCommonAssignorError(
-            f"group {self.group_id!r} has members that know none of {offered}, or is not of the kind"
-            f" {self._protocol.protocol_type!r} (INCONSISTENT_GROUP_PROTOCOL, code 23)"
-            " - offer a protocol that the others have, or use another group_id"
+            f"group {self.group_id!r} has members that support none of the protocols {offered}, or its protocol type"
+            f" is not {self._protocol.protocol_type!r} (INCONSISTENT_GROUP_PROTOCOL, code 23)"
+            " - offer a protocol that all members have, or use another group_id"
         )
         mine.__cause__ = error
         return mine

@@ -208,7 +208,7 @@ class MembershipLoop:
             event = await outcome_of(_then(self._owner.take_over(effect), TakenOver()))
             if not isinstance(event, CoordinatorGone | RetryLater):
                 return event
-            # Heartbeats succeed, so the group does not rebalance: nothing else would begin this takeover again.
+            # Heartbeats succeed, so the group does not rebalance: nothing else would repeat this takeover.
             self._report_failure(effect, event)
             failures += 1
             await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - jitter
@@ -233,7 +233,7 @@ class MembershipLoop:
     def _report_failure(self, effect: Effect, event: GroupEvent) -> None:
         if isinstance(event, CoordinatorGone | RetryLater):
             request = type(effect).__name__.removeprefix("Send")
-            self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "trying again"))
+            self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "retrying"))
 
 
 async def _then(work: Awaitable[None], event: GroupEvent) -> GroupEvent:

@@ -15,13 +15,13 @@ from tailrace.errors import RebalanceError
 __all__ = ["run_poll_interval_check"]
 
 _LEFT = (
-    "nobody came for a record within max_poll_interval_ms ({:g} s), so this consumer left the group and others have its"
-    " partitions - the next call joins again; raise max_poll_interval_ms if handling a record takes that long"
+    "the consumer was not polled within max_poll_interval_ms ({:g} s), so it left the group and its partitions are"
+    " reassigned - the next poll joins again; raise max_poll_interval_ms if handling a record takes that long"
 )
 
 
 async def run_poll_interval_check(reader: Reader, limit_s: float, tell: Callable[[GroupEvent], None]) -> None:
-    """Tell of a reader that has not come for ``limit_s``, and of its return at once, for ever."""
+    """Report a reader that was not polled for ``limit_s``, and the next poll as soon as it comes, until canceled."""
     loop, clock = asyncio.get_running_loop(), PollIntervalClock(limit_s)
     while True:
         clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)

@@ -1,9 +1,8 @@
-"""Partitions that come and go: start positions, the user's callbacks, drain, the last commit.
+"""Assignment and revocation of partitions: start positions, rebalance callbacks, drain, last commit.
 
-The order is the promise. Taking over: committed offsets are read, the user's callbacks run, what they say is applied,
-and only then is the first record fetched. Giving back in order: nothing more is handed out, what is in hand is waited
-for, what is done is committed, the user is told, and only then is the partition somebody else's. All the while
-heartbeats go on elsewhere.
+The order is guaranteed. Assignment: read committed offsets, run the user's callbacks, apply the offsets that they
+return or seek to, fetch the first record. Revocation: stop delivery, wait for records in flight, commit finished
+records, run the user's callback, release the partition. Heartbeats are sent all the time, by another task.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ _callback: ContextVar[_Callback | None] = ContextVar("tailrace_rebalance_callbac
 
 
 def in_callback(owner: object) -> bool:
-    """Whether this code runs inside a rebalance callback of a consumer, where waiting for its records is for ever.
+    """Return True in a rebalance callback of ``owner``, where a wait for its records would be a deadlock.
 
-    A task that one has begun may outlive it, and is as free as any other from then on.
+    False in a task that the callback has started, once the callback has returned.
     """
     callback = _callback.get()
     while callback is not None and (callback.is_over or callback.owner is not owner):
@@ -66,7 +65,7 @@ def in_callback(owner: object) -> bool:
 
 @contextlib.contextmanager
 def called_back(owner: object) -> Iterator[None]:
-    """Run the user's code as a callback of ``owner``."""
+    """Mark the user's code in this context as a callback of ``owner``."""
     callback = _Callback(owner, _callback.get())
     token = _callback.set(callback)
     try:
@@ -77,14 +76,14 @@ def called_back(owner: object) -> Iterator[None]:
 
 
 class AssignmentReconciler:
-    """Takes partitions over and gives them back.
+    """Performs assignment and revocation of partitions.
 
     Args:
-        consumer: what callbacks are given.
-        is_first: whether there was no membership before, in this consumer's life.
+        consumer: the consumer, passed to the user's callbacks.
+        is_first: True if this is the consumer's first membership.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment changes
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -106,26 +105,26 @@ class AssignmentReconciler:
         self._consumer = consumer
         self._starts_anew = config.reset_offset_on_start and is_first
         self._before: dict[TopicPartition, int | None] = {}
-        """What was owned before the rebalance that is going on, and where each partition stood."""
+        """Positions of the partitions owned before the rebalance in progress."""
         self._announced: Partitions = frozenset()
-        """What the user knows to be assigned: a takeover may be cut short by the next rebalance."""
+        """Partitions that the user's listener knows as assigned: the next rebalance may cancel a takeover."""
         self._unsought: dict[TopicPartition, int] = {}
-        """The epoch that a partition has for as long as nobody has sought it."""
+        """Assignment epoch of each partition before any seek of the user."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
         """Topic id and committed offset of each partition when it was released."""
 
-    # ---- taking over -------------------------------------------------------------------------------------------
+    # ---- assignment --------------------------------------------------------------------------------------------
 
     async def take_over(self, added: Partitions, kept: Partitions) -> None:
-        """Own ``added`` beside ``kept``, from the right offsets on.
+        """Make ``added`` partitions readable from their start positions on, in addition to ``kept``.
 
         Raises:
-            RebalanceError: a callback raised or overran its deadline.
+            RebalanceError: a callback raised or exceeded its deadline.
             BrokerError: the committed offsets may not be read.
         """
         self._remember(kept)
         self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
-        # What the user knows of has its place, though the takeover that gave it that was cut short.
+        # Announced partitions have their positions, even if the takeover that set them was canceled.
         news = added - self._announced
         committed = await self._cluster.retrying(
             partial(committed_offsets, self._cluster, self._group_id, news),
@@ -133,7 +132,7 @@ class AssignmentReconciler:
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
         for position in self._positions.of(news):
-            # Who sought a partition as soon as it was assigned has said where to begin.
+            # A seek since the assignment takes precedence.
             if position.epoch == self._unsought[position.partition]:
                 start = self._start_positions.policy.of_subscribed(
                     position.partition,
@@ -159,12 +158,12 @@ class AssignmentReconciler:
         try:
             await self._tell_listener("on_partitions_assigned", news)
         except asyncio.CancelledError:
-            # The next rebalance has come before the listener was done: what is left of them is news again.
+            # The next rebalance came before the listener returned: it announces those that are left again.
             self._announced -= news
             raise
 
     async def _start_anew(self, added: Partitions) -> None:
-        """Overrule what is committed, for once: at the first assignment, before anything of it is read."""
+        """Commit the reset positions once, at the first assignment (``reset_offset_on_start``)."""
         self._start_positions.on_changed()
         await self._offset_resetter.found(self._positions.of(added), self._config.max_poll_interval_ms / 1000)
         await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
@@ -180,7 +179,7 @@ class AssignmentReconciler:
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
                 f"post_rebalance_callback returned {overrides!r}"
-                " - let it return None or a mapping of partitions to offsets"
+                " - it must return None or a mapping of partitions to offsets"
             )
         for partition, offset in (overrides or {}).items():
             self._override(partition, offset)
@@ -188,9 +187,9 @@ class AssignmentReconciler:
     def _override(self, partition: TopicPartition, offset: int) -> None:
         position = self._positions.get(partition)
         if position is None:
-            self._refuse(partition, offset, "it is not this consumer's partition")
+            self._refuse(partition, offset, "the partition is not assigned to this consumer")
         elif not is_offset(offset):
-            self._refuse(partition, offset, "an offset is a whole number, 0 or more")
+            self._refuse(partition, offset, "an offset must be an integer, 0 or more")
         else:
             # On a kept partition this is a seek.
             self._start_positions.move(position, offset)
@@ -198,33 +197,33 @@ class AssignmentReconciler:
     def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
         self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
 
-    # ---- giving back -------------------------------------------------------------------------------------------
+    # ---- revocation --------------------------------------------------------------------------------------------
 
     @property
     def is_owing(self) -> bool:
-        """Whether giving all back may commit something: what is done, or what the user's callback commits."""
+        """True if the revocation of all partitions may commit: finished records, or in the user's callback."""
         if self._config.commits_automatically:
             return self._committer.is_behind
         return self._committer.is_at_work or self._config.rebalance_listener is not None
 
     @property
     def _may_commit_in_flight(self) -> bool:
-        """Whether a record in flight is committed when it is finished: automatically or by the user.
+        """True if a record in flight may be committed once it is finished: automatically or by the user.
 
-        An App and worker processes commit by other ways although automatic commits are off.
+        App and worker processes commit themselves although automatic commits are off.
         """
         config = self._config
         is_by_user = config.rebalance_listener is not None or self._committer.is_used
         return config.commits_automatically or is_by_user or not self._reader.kept.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
-        """Give partitions back in order.
+        """Release revoked partitions in order.
 
-        When the consumer goes for good nobody asks for another record, so what is in hand is not waited for: it is
-        not done, and will be delivered again. Nor is it where no commit would follow.
+        At the last release (``stop``) no further poll would finish the records in flight, so they are not waited for
+        and are delivered again. Nor are they if no commit would follow.
 
         Raises:
-            RebalanceError: a callback raised or overran its deadline.
+            RebalanceError: a callback raised or exceeded its deadline.
         """
         if not partitions:
             return
@@ -233,16 +232,16 @@ class AssignmentReconciler:
             await self._drain(partitions)
         self._remember(partitions)
         if self._config.commits_automatically:
-            # The rebalance cannot wait for long; the next owner begins at the commit before.
+            # The rebalance cannot wait for retries; the next owner begins at the last successful commit.
             await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
-            # What the user commits may be just that which was in hand until now.
+            # The user may be committing the records that were in flight until now.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
         told = self._denounced(partitions)
         try:
             await self._tell_listener("on_partitions_revoked", told)
         except asyncio.CancelledError:
-            # A loss or a stop has come before the listener was done: it gives these back, too, and tells of them.
+            # A loss or a stop came before the listener returned: it releases these partitions and calls it again.
             self._announced |= told
             raise
         except RebalanceError:
@@ -252,10 +251,10 @@ class AssignmentReconciler:
         self._observer.emit(PartitionsRevoked(self._group_id, partitions))
 
     async def lose(self, partitions: Partitions, reason: str) -> None:
-        """They are somebody else's already: drop them at once, then tell the user.
+        """Drop lost partitions, which other members may own already, then call the user's callback.
 
         Raises:
-            RebalanceError: the callback raised or overran its deadline.
+            RebalanceError: the callback raised or exceeded its deadline.
         """
         if not partitions:
             return
@@ -273,7 +272,7 @@ class AssignmentReconciler:
 
     @property
     def _commit_timeout_s(self) -> float:
-        # With the cluster down the membership ends anyway, and stop() has its own bound.
+        # Half a session: with the cluster down the membership ends anyway. stop() has its own bound.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
     def _denounced(self, partitions: Partitions) -> Partitions:
@@ -297,12 +296,12 @@ class AssignmentReconciler:
 
     async def _tell_listener(self, name: str, partitions: Partitions) -> None:
         told = getattr(self._config.rebalance_listener, name, None)
-        # Nothing that goes is no news; nothing that comes is: the member has joined and waits.
+        # An empty revocation is not reported; an empty assignment is: the member has joined.
         if told is not None and (partitions or name == "on_partitions_assigned"):
             await self._call(name, told, partitions)
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """Call the user's function, plain or async, with a deadline and without a chance to wait for itself."""
+        """Call the user's function, sync or async, with a deadline; in it, calls that would wait for its end raise."""
         deadline_s = self._config.max_poll_interval_ms / 1000
         deadline = asyncio.timeout(deadline_s)
         try:
@@ -314,12 +313,12 @@ class AssignmentReconciler:
                 raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RebalanceError(
-                    f"{name} was not done within max_poll_interval_ms ({deadline_s:.0f} s) and was cancelled"
+                    f"{name} did not return within max_poll_interval_ms ({deadline_s:.0f} s) and was canceled"
                 ) from error
             raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody has cancelled us; else what was cancelled is a task that the user's code waited for."""
+    """Return True if this task is being canceled; if not, a task that the user's code awaited was canceled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

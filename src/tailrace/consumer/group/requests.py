@@ -1,8 +1,7 @@
-"""What a membership asks of brokers: one effect, one request, one event that says what came of it.
+"""Requests of a group membership: one effect is one request, and its outcome one event.
 
-Rule of this file: nothing here raises to a membership. An answer's error code is the event that
-``core.group.error_reactions`` makes of it, a broker that is gone is ``CoordinatorGone``, and what no other try would
-heal is ``MembershipFailed``.
+Nothing is raised to the membership. ``core.group.error_reactions`` turns error codes into events; a lost broker becomes
+``CoordinatorGone``, and an error that no retry can heal ``MembershipFailed``.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ _SESSION_OPTION = "consumer.session.timeout.ms"
 
 
 class GroupRequests:
-    """Asks on behalf of one member.
+    """Sends the requests of one member.
 
     Args:
-        member: a name for this member's connections, of its own in this process.
-        protocol: of the kind of group that it is.
+        member: name of this member's connections, unique in this process.
+        protocol: embedded protocol of the group; that of consumers by default.
     """
 
     def __init__(
@@ -102,10 +101,10 @@ class GroupRequests:
         self._limit = JoinLimit(config.rebalance_max_retries)
 
     async def outcome(self, question: Question) -> GroupEvent:
-        """Ask, and say what came of it."""
+        """Send the request of an effect and return its outcome."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.after(question, await outcome_of(self._ask(question)))
-        # An id to join with is half an answer: the join is measured when it is one.
+        # A member id is only the first step of a join, which is measured once complete.
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned):
             what = type(question).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
@@ -113,7 +112,7 @@ class GroupRequests:
         return event
 
     async def session(self) -> SessionKnown | None:
-        """How long the broker waits for a silent member of this group (KIP-848); None if it does not say."""
+        """Return the group's session timeout at the broker (KIP-848); None if it cannot be read."""
         from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
 
         request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
@@ -127,7 +126,7 @@ class GroupRequests:
                     return SessionKnown(int(config.value) / 1000)
         return None
 
-    async def _ask(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one for each effect
+    async def _ask(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one return for each effect
         match question:
             case SendJoin():
                 return await self._join(question)
@@ -201,16 +200,16 @@ class GroupRequests:
                 has_told = True
                 name = type(request).__name__.removesuffix("GroupRequest")
                 self._observer.emit(
-                    GroupRequestFailed(self._group_id, name, str(error), "it is sent again by another connection")
+                    GroupRequestFailed(self._group_id, name, str(error), "resending on another connection")
                 )
 
     async def _while_it_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
-        """What comes of ``work``, unless the coordinator falls silent or is no coordinator any more before."""
+        """Return the outcome of ``work``, or CoordinatorGone if the coordinator falls silent or changes before."""
         outcomes: list[GroupEvent] = []
 
         async def watch() -> None:
             outcomes.append(await self._loss_of(coordinator))
-            # What is still asked there must not stand before what is asked there later.
+            # The held request must not block later ones on that connection.
             coordinator.forget(self._member)
             tasks.cancel_scope.cancel()
 
@@ -221,7 +220,7 @@ class GroupRequests:
         return outcomes[0]
 
     async def _loss_of(self, coordinator: Broker) -> CoordinatorGone:
-        """Ask it now and then who coordinates, until it says another's name, or nothing for a session."""
+        """Send FindCoordinator every third of a session until the broker names another one, or is silent for one."""
         session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
         heard_at = asked_at = anyio.current_time()
         while heard_at + session_s > anyio.current_time():
@@ -261,7 +260,7 @@ class GroupRequests:
         return self._protocol.synced(answer.assignment)
 
     async def _beat(self, effect: SendHeartbeat) -> GroupEvent:
-        """Heartbeats have a connection of their own and a short wait, so that one may be lost in a session."""
+        """Send a heartbeat on a connection of its own; the wait is short, so that a session survives a lost one."""
         me = effect.identity
         with anyio.move_on_after(effect.timeout_s):
             coordinator = await self._coordinator()
@@ -293,7 +292,7 @@ class GroupRequests:
             try:
                 answer = await coordinator.send(request, key=self._heartbeats, timeout_s=effect.timeout_s)
             except UnsupportedVersionError as error:
-                # It does not offer the request, which is as good as a refusal.
+                # The broker does not offer this request at all: the same error as a refusal.
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, GroupRequestKind.GROUP_HEARTBEAT) from error
             if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in NOT_HELD:
                 return InstanceReleased()
@@ -332,7 +331,7 @@ class GroupRequests:
                 break
             why = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
             self._observer.emit(
-                GroupRequestFailed(self._group_id, "Leave", why, "if need be, the session ends by itself")
+                GroupRequestFailed(self._group_id, "Leave", why, "otherwise the member's session expires")
             )
             if not isinstance(event, CoordinatorGone | RetryLater):
                 break
@@ -342,7 +341,7 @@ class GroupRequests:
     async def _say_goodbye(self, effect: SendLeave) -> GroupEvent:
         me = effect.identity
         coordinator = await self._coordinator()
-        # Not behind a join that may still be held on the group's connection.
+        # Not on the group's connection, where a join may still be held.
         if self._config.group_protocol == "consumer":
             farewell = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
             codes = [(await coordinator.send(farewell, key=self._heartbeats)).error_code]
@@ -357,7 +356,7 @@ class GroupRequests:
 
 
 async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
-    """What happened, as an event: our own errors become what they mean to a membership."""
+    """Return the event of ``work``; errors become events."""
     try:
         return await work
     except (AuthenticationError, UnsupportedVersionError) as error:

@@ -1,8 +1,7 @@
-"""What members of a group of any kind tell each other: the user's own bytes, in and out.
+"""Embedded protocol of groups of any kind, with the user's own bytes.
 
-Rule of this file: to the machine that keeps a membership (``core.group.classic.member``) all that a generation gives is
-one thing to own, from the sync on until the group rebalances. What it is made of goes past the machine, and is kept
-here.
+For the state machine (``core.group.classic.member``) the state of a generation is one pseudo-partition, owned from the
+sync until the next rebalance. The user's bytes bypass the machine and are kept here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["Encodable", "Generation", "GroupRole", "HasEncode", "RoleProtocol"]
 
 
 class HasEncode(Protocol):
-    """Something that can say itself in bytes."""
+    """Object that encodes itself as bytes."""
 
     def encode(self) -> bytes: ...
 
@@ -32,65 +31,65 @@ _STATE = MemberAssignment((OwnedPartitions("the state of a generation", (0,)),))
 
 
 class Generation(NamedTuple):
-    """One generation of a group, as one member sees it."""
+    """Generation of a group, from the view of one member."""
 
     number: int
     member_id: str
     protocol: str
     is_leader: bool
     state: bytes
-    """What the leader gave to this member."""
+    """State that the leader assigned to this member."""
 
 
 class GroupRole(Protocol):
-    """What a group is for; yours to write.
+    """Role of a GroupMember; implemented by the user.
 
-    Besides these it may have ``on_rebalance(generation)``, called before a generation is left.
+    It may also have a method ``on_rebalance(generation)``, called before the member leaves a generation.
     """
 
     @property
     def protocol_type(self) -> str:
-        """The kind of the group, such as "connect"; the broker keeps members of another kind out."""
+        """Protocol type of the group, such as "connect"; the broker refuses members with another one."""
 
     def protocols(self) -> Sequence[tuple[str, Encodable]]:
-        """By name, most preferred first, what this member says of itself; the broker chooses one that all have."""
+        """Return name and member data of each protocol, most preferred first; the broker chooses one that all have."""
 
     def assign(self, leader_id: str, protocol: str, members: Mapping[str, bytes]) -> Mapping[str, Encodable]:
-        """Asked of the leader alone: the state of each member, from what all said of themselves."""
+        """Return the state of each member, by member id, from the data of all; called on the leader only."""
 
     def on_joined(self, generation: Generation) -> Awaitable[None] | None:
-        """A generation has begun, and this is what it gave to this member."""
+        """Handle a new generation and this member's state in it."""
 
 
 class RoleProtocol:
-    """A role's own words.
+    """Embedded protocol of a role.
 
     Raises:
-        ConfigurationError: the role lacks something.
+        ConfigurationError: the role lacks an attribute, or offers no protocol.
     """
 
     def __init__(self, role: GroupRole) -> None:
         self._role = _checked(role)
         self.generation: Generation | None = None
-        """The one whose state came last."""
+        """Generation of the last sync."""
         self._answer = JoinGroupResponse(0)
 
     @property
     def protocol_type(self) -> str:
-        """The kind of the group."""
+        """Protocol type of the group."""
         return self._role.protocol_type
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """The names of the protocols; what they stand for is dealt past the machine."""
+        """Names of the protocols, as strategies that assign nothing: ``shares`` assigns the states."""
         return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._said())
 
     def offers(self, _effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
-        """What the role says of this member now."""
+        """Return the role's current protocols."""
         return tuple(JoinGroupProtocol(name, data) for name, data in self._said())
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """The leader is told what everybody said."""
+        """Return the event of the join, and keep the members' data for ``shares``."""
         self._answer, protocol = answer, answer.protocol_name or ""
         if answer.leader != answer.member_id:
             return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
@@ -104,7 +103,7 @@ class RoleProtocol:
         )
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """What the role gives to everybody."""
+        """Return the state that the role assigns to each member."""
         if not effect.assignments:
             return ()
         members = {one.member_id: bytes(one.metadata) for one in self._answer.members}
@@ -113,11 +112,13 @@ class RoleProtocol:
         except Exception as error:
             raise RebalanceError(f"assign() of the group's role raised {type(error).__name__}: {error}") from error
         if strangers := given.keys() - members.keys():
-            raise RebalanceError(f"assign() names {min(strangers, key=str)!r}, who is not in the group")
+            raise RebalanceError(
+                f"assign() of the group's role returned a state for {min(strangers, key=str)!r}, which is not a member"
+            )
         return tuple(SyncGroupAssignment(one, _bytes_of(given.get(one, b""), "assign()")) for one in members)
 
     def synced(self, given: bytes) -> Synced:
-        """What this member was given; the leader, too, takes it from here."""
+        """Keep this member's state, the leader's included, and return the event of the sync."""
         me = self._answer
         is_leader = me.leader == me.member_id
         self.generation = Generation(me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(given))
@@ -133,7 +134,9 @@ def _bytes_of(data: object, where: str) -> bytes:
     encode = getattr(data, "encode", None)
     encoded = encode() if callable(encode) else None
     if not isinstance(encoded, bytes):
-        raise ConfigurationError(f"{where} of the group's role gave {data!r} - it has to be bytes, or to have encode()")
+        raise ConfigurationError(
+            f"{where} of the group's role must return bytes, or objects with encode() that does, not {data!r}"
+        )
     return encoded
 
 
@@ -142,7 +145,7 @@ def _checked(role: GroupRole) -> GroupRole:
     if not isinstance(getattr(role, "protocol_type", None), str):
         missing.insert(0, "protocol_type")
     if missing:
-        raise ConfigurationError(f"{role!r} is no role of a group: it lacks {', '.join(missing)} - see GroupRole")
+        raise ConfigurationError(f"a group's role must have {', '.join(missing)}, which {role!r} lacks - see GroupRole")
     if not list(role.protocols()):
-        raise ConfigurationError(f"protocols() of {role!r} gave none - name at least one, most preferred first")
+        raise ConfigurationError(f"protocols() of {role!r} must return at least one protocol")
     return role

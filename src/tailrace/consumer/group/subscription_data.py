@@ -1,7 +1,7 @@
-"""Subscriptions as members of a classic group tell each other: what the assignor's own data adds to the common part.
+"""Subscriptions of classic group members, with the user data of the sticky assignors.
 
-``sticky`` is older than the common part's owned partitions and says what was held in data of its own;
-``cooperative-sticky`` says the generation there, for readers of old versions (KIP-341, KIP-429, KIP-792).
+``sticky`` predates the owned partitions in subscriptions and puts them into its user data; ``cooperative-sticky`` puts
+the generation there, for readers of old subscription versions (KIP-341, KIP-429, KIP-792).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["read_subscription", "write_subscription"]
 def write_subscription(
     said: MemberSubscription, assignor: str, held_before: Sequence[OwnedPartitions], generation: int
 ) -> bytes:
-    """The bytes of a subscription that is offered under the name of ``assignor``."""
+    """Return the encoded subscription that is offered with ``assignor``."""
     if assignor == "sticky":
         said = replace(said, user_data=encode_sticky_data(held_before, generation))
     elif assignor == "cooperative-sticky":
@@ -35,10 +35,10 @@ def write_subscription(
 
 
 def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
-    """A member's subscription, with all that it says of what it held, wherever it says it.
+    """Return a member's subscription, with its owned partitions and generation from wherever ``assignor`` puts them.
 
     Raises:
-        MalformedMessageError: the bytes are no subscription.
+        MalformedMessageError: ``data`` is not a valid subscription.
     """
     said = decode_subscription(data)
     if assignor == "sticky":

@@ -1,8 +1,8 @@
-"""Committing: what is done, now and then and when asked; one commit in flight, never backwards.
+"""Commits of finished records, automatic and on request; one commit in flight, never backwards.
 
-Rule of this file: what to commit is ``core.offsets.commits``'s to say, and what an error means
-``core.group.error_reactions``'s. A commit is tried again while the coordinator moves or loads; a membership that is
-gone ends it at once, since the offsets are somebody else's to commit then.
+``core.offsets.commits`` decides what to commit, and ``core.group.error_reactions`` what an error code means. A commit
+is retried while the coordinator moves or loads. It fails at once when the membership has ended, since other members
+may own the partitions then.
 """
 
 from __future__ import annotations
@@ -54,19 +54,21 @@ __all__ = ["Committer"]
 
 
 class Committer:
-    """Commits for one member of a group, or for a group that has none.
+    """Commits offsets of a group member, or of a manual assignment.
 
     Args:
-        identity: who commits, asked anew for each request; None while the group counts us in no generation.
-        on_error: told the code with which the group refused us, and who we were; says whether that counts, or is
-            of a generation that is over.
+        commits: decides what to commit.
+        identity: returns the identity to commit with, for each request; None while the group counts the member in no
+            generation.
+        on_error: called with the error code of a commit and the identity that it was sent with; returns True if that
+            is still the current one.
         on_recreated: called with partitions whose records were read before their topic was recreated.
 
     Attributes:
-        is_used: whether the user has committed explicitly.
+        is_used: True if the user has committed explicitly.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a commit reads or changes
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -89,10 +91,10 @@ class Committer:
         self._one_at_a_time = asyncio.Lock()
         self._news = AutoResetEvent()
         self._dropped: set[TopicPartition] = set()
-        """Partitions whose map did not fit beside their last commit."""
+        """Partitions whose offset map did not fit into their last commit."""
 
     async def run_commits(self) -> None:
-        """Commit what is done at every interval, for ever."""
+        """Commit finished records at every interval, until canceled."""
         loop, finished_counter = asyncio.get_running_loop(), self._reader.finished_counter
         finished_counter.on_due = self._news.set
         self._restart(loop.time(), finished_counter.finished)
@@ -101,18 +103,19 @@ class Committer:
             if not self._clock.is_due(loop.time(), finished_counter.finished):
                 continue
             self._restart(loop.time(), finished_counter.finished)
-            # What fails is done again at the next interval, or by the partitions' next owner.
+            # A failed commit is repeated at the next interval, or its records are delivered to the next owner.
             await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
     async def commit_unasked(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
     ) -> None:
-        """The same as ``commit_done`` for nobody who could be told: what is refused for good, the next reader is told.
+        """Commit finished records automatically; the next polling call raises an error that is final.
 
-        So is a commit that has been tried ``offset_commit_max_retries`` times more.
+        A commit that failed after ``offset_commit_max_retries`` retries counts as final, too. All other errors are
+        events.
 
         Raises:
-            ConfigurationError: the user's ``group_error_reactions`` are wrong.
+            ConfigurationError: the user's ``group_error_reactions`` are invalid.
         """
         if self._is_over:
             return
@@ -125,43 +128,37 @@ class Committer:
                 self._reader.report(error)
 
     def end(self) -> None:
-        """Nothing is committed any more unless the user does."""
+        """Send no more automatic commits."""
         self._is_over = True
 
     async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
-        """Commit what is done, of all partitions or some; no request when that is nothing new.
+        """Commit finished records of all or some partitions; no request is sent if there is nothing new.
 
         Raises:
-            CommitFailedError: the broker did not take it.
-            FencedMemberError: another member has taken this one's place.
-            BrokerError: it may not be committed at all.
+            CommitFailedError: the offsets could not be committed in time, or are not this member's to commit any more.
+            FencedMemberError: another member has the same ``group_instance_id``.
+            BrokerError: the broker refuses the commit for good.
         """
         self.is_used = True
         await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
 
     async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
-        """Commit offsets of the caller's choice.
-
-        Raises:
-            CommitFailedError: the broker did not take them.
-            FencedMemberError: another member has taken this one's place.
-            BrokerError: they may not be committed at all.
-        """
+        """Commit offsets that the user has chosen; raises as ``commit_done`` does."""
         self.is_used = True
         await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a commit is under way."""
+        """True while a commit is in flight."""
         return self._one_at_a_time.locked()
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is done and not known to be committed."""
+        """True if finished records are not known to be committed."""
         return self.is_at_work or bool(self._commits.snapshot())
 
     async def wait(self, *, timeout_s: float) -> None:
-        """Wait for commits that are under way, for so long at most."""
+        """Wait for commits in flight, for ``timeout_s`` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._one_at_a_time:
                 pass
@@ -169,7 +166,7 @@ class Committer:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _commit(self, take_snapshot: Callable[[], CommitSnapshot], timeout_s: float) -> None:
-        """Commit what the picture says when it is this one's turn, and tell the user's callback what came of it."""
+        """Commit a snapshot taken once no other commit is in flight, and call the user's callback with the result."""
         snapshot: CommitSnapshot | None = None
         try:
             async with self._turn(timeout_s) as deadline:
@@ -182,7 +179,7 @@ class Committer:
         await self._call_back(snapshot, None)
 
     async def _call_back(self, snapshot: CommitSnapshot | None, error: TailraceError | None) -> None:
-        """The next commit need not wait for it: its turn is over."""
+        """Call ``offset_commit_callback``; the next commit does not wait for it."""
         callback = self._config.offset_commit_callback
         if callback is None or not snapshot:
             return
@@ -197,7 +194,7 @@ class Committer:
         try:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 await settled(callback(offsets, error), "offset_commit_callback")
-        except Exception as raised:  # noqa: BLE001 - the user's own code
+        except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
             self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}"))
 
     def _restart(self, now: float, finished: int) -> None:
@@ -206,14 +203,14 @@ class Committer:
 
     @contextlib.asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
-        """Wait for the commit that is under way; gives when this one has to be through."""
+        """Wait for the commit in flight; yield the deadline of this one."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._one_at_a_time.acquire()
         except TimeoutError:
-            raise CommitFailedError(f"the commit before this one was not through within {timeout_s:.1f} s") from None
+            raise CommitFailedError(f"the commit in flight did not complete within {timeout_s:.1f} s") from None
         try:
             finished = self._reader.finished_counter.finished
             yield deadline
@@ -239,8 +236,8 @@ class Committer:
                     final.append(error)
                 elif retries is not None and attempts > retries:
                     self._out_of_retries = CommitFailedError(
-                        f"{error}, still so after {attempts} attempts - the records since the last commit may be"
-                        " delivered again; offset_commit_max_retries says how often it is tried"
+                        f"{error}, after {attempts} attempts (offset_commit_max_retries={retries}) - the records since"
+                        " the last commit may be delivered again"
                     )
                     raise self._out_of_retries from error
                 raise
@@ -265,8 +262,8 @@ class Committer:
             raise TopicRecreatedError(recreated)
         if gone:
             raise CommitFailedError(
-                f"{', '.join(sorted(map(str, gone)))}: not committed, they were given back meanwhile"
-                " - their next owner goes on from what was committed then",
+                f"{', '.join(sorted(map(str, gone)))}: not committed, as they were revoked meanwhile"
+                " - their next owner continues from the offset committed before",
                 retriable=False,
             )
 
@@ -284,8 +281,8 @@ class Committer:
         identity = self._identity()
         if identity is None:
             raise CommitFailedError(
-                f"this consumer is in no generation of group {self._group_id!r} now, so its offsets are not its own"
-                " to commit - the group is rebalancing, or has gone on without it",
+                f"this consumer is in no generation of group {self._group_id!r}, so it may not commit"
+                " - the group is rebalancing, or continues without it",
                 retriable=False,
             )
         request = OffsetCommitRequest(
@@ -337,11 +334,11 @@ class Committer:
         left: dict[TopicPartition, CommitOffset],
         recreated: set[TopicPartition],
     ) -> None:
-        """Find out why a coordinator does not know topics: they are new to it, were deleted, or were recreated."""
+        """Find out why the coordinator does not know topics: they are new, were deleted, or were recreated."""
         if not unknown:
             return
         token = object()
-        # An offset may be of a topic that is not read here.
+        # The user may commit offsets of topics that this consumer does not read.
         self._cluster.watch(token, {one.topic for one in unknown})
         try:
             await self._cluster.refresh()
@@ -358,24 +355,24 @@ class Committer:
         }
         if deleted:
             raise CommitFailedError(
-                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic is not there any more",
+                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic or partition does not exist",
                 retriable=False,
             )
 
     def _shorten(
         self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
     ) -> bool:
-        """The broker takes less metadata than we thought: commit without the map, if there is one; says whether."""
+        """Remove the offset map from an entry whose metadata the broker refused as too large; return False if final."""
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
             return self._blank(partition, left)
         left[partition] = bare
-        reason = "the broker takes less: lower offset_metadata_max_bytes to its offset.metadata.max.bytes"
+        reason = "the broker's limit is lower: set offset_metadata_max_bytes to its offset.metadata.max.bytes"
         self._observer.emit(OffsetMapDropped(partition, bare.offset, reason))
         return True
 
     def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
-        """The user's own text is too long: commit without, where that is asked for; says whether."""
+        """Remove the user's metadata, which is too large; return False if ``on_metadata_too_large`` is "raise"."""
         entry = left[partition]
         if self._config.on_metadata_too_large == "raise" or not entry.metadata:
             return False
@@ -384,7 +381,7 @@ class Committer:
         return True
 
     def _tell_dropped(self, snapshot: CommitSnapshot) -> None:
-        """Tell of maps that do not fit, of each partition once until they fit again."""
+        """Emit an event for each offset map that does not fit, once until it fits again."""
         for partition, note in snapshot.notes.items():
             if not note.is_map_dropped:
                 self._dropped.discard(partition)
@@ -395,23 +392,25 @@ class Committer:
 
     def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:
-            raise broker_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no word of {partition} in the answer to a commit")
+            raise broker_error(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition} is missing in the response to a commit"
+            )
         match self._reactions.to(code, GroupRequestKind.COMMIT):
             case GroupReaction.FIND_COORDINATOR:
                 self._cluster.forget_coordinator(self._group_id, name_of(code))
                 raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
             case GroupReaction.RETRY:
                 if code == ErrorCode.STALE_MEMBER_EPOCH:
-                    # The next heartbeat brings the newer one.
+                    # The next heartbeat brings the newer epoch.
                     self._on_error(code, identity)
                 raise _to_be_tried_again(code, partition)
             case GroupReaction.REJOIN | GroupReaction.REJOIN_AS_NEW | GroupReaction.REJOIN_WITH_SAME_ID:
                 if not self._on_error(code, identity):
-                    # A rebalance is under way, or over since this was sent: what is still ours goes under its name.
+                    # A rebalance has begun or ended since the request: offsets still owned go under the new generation.
                     raise _to_be_tried_again(code, partition)
                 raise CommitFailedError(
-                    f"{partition} was not committed: the group has gone on without this member ({name_of(code)})"
-                    " - its records are delivered again to whoever owns it now; if handling takes long, raise"
+                    f"{partition} was not committed: the group continues without this member ({name_of(code)})"
+                    " - its records are delivered again to the new owner; if handling takes long, raise"
                     " session_timeout_ms or max_poll_interval_ms",
                     retriable=False,
                 )
@@ -419,7 +418,7 @@ class Committer:
                 if code != ErrorCode.FENCED_INSTANCE_ID:
                     raise broker_error(code, f"{partition} was not committed")
                 if not self._on_error(code, identity):
-                    # We have a newer name ourselves by now.
+                    # This member has joined again with a new member id since the request.
                     raise _to_be_tried_again(code, partition)
                 raise error_of(code, GroupRequestKind.COMMIT)
 
@@ -436,6 +435,6 @@ def _clock_of(config: ConsumerConfig) -> CommitClock:
 
 def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:
     error = broker_error(code, f"{partition} was not committed")
-    # To Kafka in general it may be final; to this group it is not.
+    # Some of these codes are not retriable in general, but are here.
     error.retriable = True
     return error
