@@ -129,7 +129,7 @@ class Components:
         """Note that a partition was assigned or revoked, or that its position was changed."""
         self.fetcher.wake()
         self.offset_resetter.wake()
-        self.reader.look_again()
+        self.reader.recheck()
 
     def metadata_changed(self) -> None:
         """Note that the cluster metadata, and so a partition's leader, may have changed."""

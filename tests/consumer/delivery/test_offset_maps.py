@@ -310,14 +310,14 @@ async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
 
     def look(amounts, *arguments, **options):
         looks.append(amounts)
-        return are_there(amounts, *arguments, **options)
+        return are_available(amounts, *arguments, **options)
 
     async with by_hand(topic, offset_metadata_max_bytes=256, max_queued_records=100) as consumer:
         while not events.of(OffsetMapFull):
             some = await consumer.getmany(timeout_ms=100)
             left += [one for one in some if not one.offset or chance.random() < 0.5 or not consumer.ack(one)]
-        are_there = BufferedCounts.are_there
-        monkeypatch.setattr(BufferedCounts, "are_there", look)
+        are_available = BufferedCounts.are_available
+        monkeypatch.setattr(BufferedCounts, "are_available", look)
         waiting = asyncio.create_task(consumer.getmany(min_records=50))
         await until(lambda: bool(looks))
         for record in left[-3:]:

@@ -44,7 +44,7 @@ class BufferedBatch:
         "_batch",
         "_decoded_to",
         "_decoder",
-        "_deserializing",
+        "_deserializers",
         "_error",
         "_limit",
         "_returned",
@@ -62,7 +62,7 @@ class BufferedBatch:
         returned: Sequence[Record] = (),
         error: TailraceError | None = None,
         leader_epoch: int = -1,
-        deserializing: Deserializers | None = None,
+        deserializers: Deserializers | None = None,
         max_decompressed_bytes: int = 0,
     ) -> None:
         self.next_offset = next_offset
@@ -72,7 +72,7 @@ class BufferedBatch:
         self._decoded_to = 0
         self._returned = list(returned)
         self._error = error
-        self._deserializing = deserializing
+        self._deserializers = deserializers
         self.is_blocked = False
         self.is_decompressing = False
         self._limit = max_decompressed_bytes
@@ -86,19 +86,19 @@ class BufferedBatch:
         if batch is None or not self.is_compressed:
             return True
         if batch.size <= _INLINE_PACKED_BYTES:
-            outcome = _fits(batch, min(self._limit, _INLINE_BYTES))
+            outcome = _decompress_within(batch, min(self._limit, _INLINE_BYTES))
             if outcome or self._limit <= _INLINE_BYTES:
-                self._judge(position, outcome)
+                self._check_outcome(position, outcome)
                 return True
         self.is_decompressing = True
 
         def finish(future: asyncio.Future[_Outcome]) -> None:
             self.is_decompressing = False
             if not future.cancelled():
-                self._judge(position, future.result())
+                self._check_outcome(position, future.result())
             on_prepared()
 
-        work = asyncio.get_running_loop().run_in_executor(_THREADS, _fits, batch, self._limit)
+        work = asyncio.get_running_loop().run_in_executor(_THREADS, _decompress_within, batch, self._limit)
         work.add_done_callback(finish)
         return False
 
@@ -118,7 +118,7 @@ class BufferedBatch:
             self._batch.pack()
             self._decoder = None
 
-    def _judge(self, position: Position, outcome: _Outcome) -> None:
+    def _check_outcome(self, position: Position, outcome: _Outcome) -> None:
         assert self._batch is not None
         if isinstance(outcome, MalformedMessageError):
             self._fail(position, str(outcome))
@@ -156,13 +156,13 @@ class BufferedBatch:
         return self._error is not None
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """True if there are only offsets to skip."""
         return self._batch is None and self._error is None and not self._returned
 
-    def takes_in(self, following: BufferedBatch) -> bool:
+    def merge(self, following: BufferedBatch) -> bool:
         """Merge ``following`` into this entry and return True if both have only offsets to skip."""
-        if not (self.is_nothing and following.is_nothing):
+        if not (self.is_empty and following.is_empty):
             return False
         self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
         return True
@@ -193,25 +193,25 @@ class BufferedBatch:
         return records
 
     def _read(self, decoder: RecordDecoder, count: int) -> list[Record]:
-        if self._deserializing is None:
+        if self._deserializers is None:
             return decoder.take(count)
-        good: list[Record] = []
-        while len(good) < count:
-            wanted = count - len(good)
+        deserialized: list[Record] = []
+        while len(deserialized) < count:
+            wanted = count - len(deserialized)
             taken = decoder.take(wanted)
-            read, error = self._deserializing.apply(taken)
-            good += read
+            read, error = self._deserializers.apply(taken)
+            deserialized += read
             if error is not None:
                 self._error, self.is_blocked = error, True
-                if not good:
+                if not deserialized:
                     raise error
                 break
             if len(taken) < wanted:
                 break
-        return good
+        return deserialized
 
 
-def _fits(batch: RecordBatch, limit: int) -> _Outcome:
+def _decompress_within(batch: RecordBatch, limit: int) -> _Outcome:
     """Decompress ``batch``; return False if it is larger than ``limit``, and an error instead of raising it."""
     try:
         return batch.decompress(limit)

@@ -20,14 +20,14 @@ class BufferedCounts:
     def __init__(self, positions: Positions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader) -> None:
         self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
-    def are_there(self, count: int, *, is_patient: bool = True) -> bool:
+    def are_available(self, count: int, *, is_patient: bool = True) -> bool:
         """Return True if ``count`` records can be delivered now, or as many as there is room for, or an error.
 
         Args:
             count: number of records.
             is_patient: False if one partition without room is enough, since the others may never have records.
         """
-        self._slice_reader.pass_over_nothing()
+        self._slice_reader.skip_empty()
         found, has_room, is_full = 0, False, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:

@@ -17,12 +17,12 @@ from tailrace.observe.events import RecordUnreadable
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 
-__all__ = ["Deserializers", "deserializing"]
+__all__ = ["Deserializers", "make_deserializers"]
 
 Deserializer = Callable[[bytes], Any]
 
 
-def deserializing(config: ConsumerConfig, observer: Observer) -> Deserializers | None:
+def make_deserializers(config: ConsumerConfig, observer: Observer) -> Deserializers | None:
     """Return the configured deserializers; None if keys and values stay bytes."""
     if config.key_deserializer is None and config.value_deserializer is None:
         return None
@@ -38,20 +38,20 @@ class Deserializers:
 
     def apply(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
         """Return the deserialized records up to the first that fails, and its error."""
-        good = []
+        deserialized = []
         for record in records:
             try:
-                good.append(self._read(record))
+                deserialized.append(self._read(record))
             except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-                told = DecodeError(
+                failure = DecodeError(
                     f"{record.topic_partition} at offset {record.offset}: {type(error).__name__}: {error}"
                     " - seek() past it, or set on_deserialize_error='skip'"
                 )
-                told.__cause__ = error
+                failure.__cause__ = error
                 if not self._is_skipping:
-                    return good, told
-                self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(told)))
-        return good, None
+                    return deserialized, failure
+                self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(failure)))
+        return deserialized, None
 
     def _read(self, record: Record) -> Record:
         key: Any = record.key

@@ -36,8 +36,8 @@ class FinishedCounter:
 
     def room(self, size: int) -> int:
         """Return the size of the next slice: at most ``size``, and no larger than up to the number that is due."""
-        handed_out = self._polled.taken + (self._delivered_to_sink or 0)
-        return size if self._due_at is None else max(1, min(size, self._due_at - handed_out))
+        delivered = self._polled.taken + (self._delivered_to_sink or 0)
+        return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
     def deliver_to_sink(self, count: int) -> None:
         """Count records that were delivered to a sink."""

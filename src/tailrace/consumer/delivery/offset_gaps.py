@@ -18,7 +18,7 @@ class OffsetGaps:
         self._next: dict[TopicPartition, tuple[int, int]] = {}
         """Assignment epoch and next expected offset."""
 
-    def sound(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
+    def check(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
         """Return the number of ``records`` before the first gap, and the error to raise there."""
         epoch, expected = self._next.get(position.partition, (-1, 0))
         if epoch != position.epoch:

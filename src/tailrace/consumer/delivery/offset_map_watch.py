@@ -34,7 +34,7 @@ class OffsetMapWatch:
 
     Attributes:
         ignored: number of commits found at takeovers with metadata that is foreign, unreadable or of another log.
-        look_again_at: time of the next call of ``holds_back`` without any other event; None if none is needed.
+        recheck_at: time of the next call of ``holds_back`` without any other event; None if none is needed.
     """
 
     def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
@@ -43,7 +43,7 @@ class OffsetMapWatch:
         self._skipped: dict[TopicPartition, int] = {}
         self._held_back: set[TopicPartition] = set()
         self.ignored = 0
-        self.look_again_at: float | None = None
+        self.recheck_at: float | None = None
 
     # ---- maps of earlier owners --------------------------------------------------------------------------------
 
@@ -91,10 +91,10 @@ class OffsetMapWatch:
         partition = position.partition
         self._skipped[partition] = self._skipped.get(partition, 0) + len(records) - len(left)
         if records and records[-1].offset + 1 >= known.limit:
-            self._tell_skipped(partition)
+            self._report_skipped(partition)
         return left
 
-    def _tell_skipped(self, partition: TopicPartition) -> None:
+    def _report_skipped(self, partition: TopicPartition) -> None:
         count = self._skipped.pop(partition, 0)
         if count:
             self._observer.emit(FinishedRecordsSkipped(partition, count))
@@ -125,7 +125,7 @@ class OffsetMapWatch:
         if again_at is not None and again_at <= now:
             self.look(position)
         elif again_at is not None:
-            self.look_again_at = again_at if self.look_again_at is None else min(again_at, self.look_again_at)
+            self.recheck_at = again_at if self.recheck_at is None else min(again_at, self.recheck_at)
         self._note(position, progress, is_held=fill.is_high)
         return fill.is_high
 
@@ -155,4 +155,4 @@ class OffsetMapWatch:
         """Forget partitions that were revoked, sought or reset."""
         for partition in partitions:
             self._held_back.discard(partition)
-            self._tell_skipped(partition)
+            self._report_skipped(partition)

@@ -54,7 +54,7 @@ class DeliveryProgress:
         polled: records of a polling user.
         sink: receiver of whole slices instead of the user; None if the user polls.
         finished_counter: number of finished records.
-        asked: set when the next record is polled.
+        next_poll: set when the next record is polled.
         progressed: set when a record in flight is finished, or its partition is dropped.
     """
 
@@ -62,7 +62,7 @@ class DeliveryProgress:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
         self.finished_counter = FinishedCounter(positions, self.polled, is_acked_by_hand=is_acked_by_hand)
-        self.asked = AutoResetEvent()
+        self.next_poll = AutoResetEvent()
         self.progressed = AutoResetEvent()
         self._positions = positions
         self._loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ class DeliveryProgress:
         self._unacknowledged: dict[TopicPartition, tuple[Progress, dict[int, Record]]] | None = (
             {} if is_acked_by_hand else None
         )
-        self._times_asked = 0
+        self._poll_count = 0
         self._watched: PolledSink | None = None
 
     @property
@@ -131,18 +131,18 @@ class DeliveryProgress:
         if self.sink is None:
             self.finished_counter.look()
         self.progressed.set()
-        self.come()
+        self.note_poll()
 
-    def come(self) -> None:
+    def note_poll(self) -> None:
         """Note that the next record is polled."""
-        self._times_asked += 1
-        self.asked.set()
+        self._poll_count += 1
+        self.next_poll.set()
 
     def finish_of(self, partitions: Iterable[TopicPartition]) -> None:
         """Finish the records in flight of some partitions."""
         self.polled.finish_of(frozenset(partitions))
 
-    def finished_some(self) -> None:
+    def note_finished(self) -> None:
         """Note that a sink has finished a record."""
         self.finished_counter.look()
         self.progressed.set()
@@ -157,7 +157,7 @@ class DeliveryProgress:
                 return False
         elif not self._acknowledge_alone(self._unacknowledged, record):
             return False
-        self._times_asked += 1
+        self._poll_count += 1
         self.progressed.set()
         return True
 
@@ -218,7 +218,7 @@ class DeliveryProgress:
     @property
     def progress(self) -> object:
         """A value that changes whenever the user polls."""
-        return self._times_asked, self.polled.taken, None if self._watched is None else self._watched.progress
+        return self._poll_count, self.polled.taken, None if self._watched is None else self._watched.progress
 
     def is_owed(self, *, waits: bool) -> bool:
         """Return True if the user has a record in flight or waiting; ``waits``: records are buffered."""

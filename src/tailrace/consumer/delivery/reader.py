@@ -43,7 +43,7 @@ class Reader:
     Attributes:
         kept: records delivered and finished; the consumer takes records from its slice.
         finished_counter: number of finished records.
-        asked: set when the next record is polled.
+        next_poll: set when the next record is polled.
         maps: offset maps of the partitions.
         on_change: called when a position may have moved.
     """
@@ -62,7 +62,7 @@ class Reader:
         self.maps = maps
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
         self.kept = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
-        self.finished_counter, self.asked = self.kept.finished_counter, self.kept.asked
+        self.finished_counter, self.next_poll = self.kept.finished_counter, self.kept.next_poll
         self._news = AutoResetEvent()
         self._slice_reader = SliceReader(
             positions,
@@ -91,23 +91,23 @@ class Reader:
 
     async def record_now(self) -> Record | None:
         """Return a buffered record; None if there is none. Other tasks have a turn first."""
-        await self._come()
+        await self._poll_and_yield()
         if not self.kept.polled.left and not self._find_slice(self._next_size()):
             return None
         return self._first_of_slice()
 
     async def records_now(self, count: int) -> list[Record]:
         """Return up to ``count`` buffered records. Other tasks have a turn first."""
-        await self._come()
+        await self._poll_and_yield()
         return self.take_now(count)
 
     async def next_batch(self, count: int, wait_s: float) -> list[Record]:
         """Wait for a record, then up to ``wait_s`` for more, and return up to ``count`` records."""
         while True:
-            await self.until_there_are(1)
+            await self.wait_for_records(1)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self.until_there_are(count)
+                    await self.wait_for_records(count)
             if taken := self.take_now(count):
                 return taken
             await self.wait_for_news()
@@ -115,19 +115,19 @@ class Reader:
     async def next_full(self, least: int, count: int) -> list[Record]:
         """Wait for ``least`` records, or as many as there is room for, and return up to ``count``."""
         while True:
-            await self.until_there_are(least, is_patient=False)
+            await self.wait_for_records(least, is_patient=False)
             if taken := self.take_now(count):
                 return taken
             await self.wait_for_news()
 
-    async def until_there_are(self, count: int, *, is_patient: bool = True) -> None:
-        """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_there``."""
-        self._be_the_only_one()
+    async def wait_for_records(self, count: int, *, is_patient: bool = True) -> None:
+        """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_available``."""
+        self._begin_poll()
         try:
             self.kept.finish()
             self._put_back_current()
-            await self._give_a_turn()
-            while not self._buffered_counts.are_there(count, is_patient=is_patient):
+            await self._yield_if_due()
+            while not self._buffered_counts.are_available(count, is_patient=is_patient):
                 self.raise_failure()
                 await self.wait_for_news()
         finally:
@@ -189,7 +189,7 @@ class Reader:
             lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
             lambda partition: self.finished_counter.room(min(room_of(partition), self.max_queued_records)),
         )
-        if self._slice_reader.has_passed:
+        if self._slice_reader.has_skipped:
             self.on_change()
         if found is None:
             return None
@@ -197,15 +197,15 @@ class Reader:
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has more room."""
-        self.kept.finished_some()
+        self.kept.note_finished()
         self._news.set()
 
     async def _until_something_to_read(self) -> None:
         """Wait for a slice and begin it; nothing is awaited after that."""
-        self._be_the_only_one()
+        self._begin_poll()
         try:
             self.kept.finish()
-            await self._give_a_turn()
+            await self._yield_if_due()
             size = self._next_size()
             while not self.kept.polled.left and not self._find_slice(size):
                 await self.wait_for_news()
@@ -213,9 +213,9 @@ class Reader:
         finally:
             self._is_waiting = False
 
-    async def _come(self) -> None:
+    async def _poll_and_yield(self) -> None:
         """Note a poll that does not wait, and yield: a loop of such polls must not starve other tasks."""
-        self._be_the_only_one()
+        self._begin_poll()
         try:
             self.kept.finish()
             await asyncio.sleep(0)
@@ -223,12 +223,12 @@ class Reader:
         finally:
             self._is_waiting = False
 
-    def _be_the_only_one(self) -> None:
+    def _begin_poll(self) -> None:
         if self._is_waiting or self.kept.sink is not None:
             raise ConsumerStateError(TWO_READERS)
         self._is_waiting = True
 
-    async def _give_a_turn(self) -> None:
+    async def _yield_if_due(self) -> None:
         if is_too_long(self._loop.time() - self._turn_began_at):
             # Records were delivered without a pause: heartbeats and fetches need a turn.
             await asyncio.sleep(0)
@@ -259,7 +259,7 @@ class Reader:
     async def wait_for_news(self) -> None:
         """Wait until more records may be deliverable; by one task at a time."""
         # The next attempt to read sets the time again.
-        until, self.maps.look_again_at = self.maps.look_again_at, None
+        until, self.maps.recheck_at = self.maps.recheck_at, None
         await self._news.wait(until)
 
     def _first_of_slice(self) -> Record:
@@ -282,7 +282,7 @@ class Reader:
         self._slice_reader.put(partition, buffered, size)
         self._news.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Look for records again: a partition may have become readable, or its position may have moved."""
         self._news.set()
         self.on_change()
@@ -305,7 +305,7 @@ class Reader:
         """Deliver only records of topics for which ``is_subscribed`` is true; None: of all that are assigned."""
         self._positions.subscribe(is_subscribed)
         self._put_back_if_not_readable()
-        self.look_again()
+        self.recheck()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the buffered records of ``partitions``, and those in flight."""

@@ -66,7 +66,7 @@ class SliceReader:
         self._on_room, self._on_prepared = on_room, on_prepared
         self.has_more = False
         """True if the last ``next_slice`` returned early without a slice and should be called again soon."""
-        self.has_passed = False
+        self.has_skipped = False
         """True if the last ``next_slice`` skipped offsets that hold no deliverable record."""
 
     def is_readable(self, partition: TopicPartition) -> bool:
@@ -87,7 +87,7 @@ class SliceReader:
         Raises:
             TailraceError: the error in place of its records.
         """
-        self._maps.look_again_at, self.has_more, self.has_passed = None, False, False
+        self._maps.recheck_at, self.has_more, self.has_skipped = None, False, False
 
         def is_ready(partition: TopicPartition) -> bool:
             if not is_wanted(partition):
@@ -122,12 +122,12 @@ class SliceReader:
         is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
         is_used_up = is_at_end and not buffered.is_blocked
         if self._gaps is not None and records:
-            good, gap = self._gaps.sound(position, records)
+            count_before, gap = self._gaps.check(position, records)
             if gap is not None:
-                buffered.give_back(records[good:])
-                if not good:
+                buffered.give_back(records[count_before:])
+                if not count_before:
                     raise gap
-                records, is_used_up = records[:good], False
+                records, is_used_up = records[:count_before], False
         if is_used_up:
             self._buffer.pop(position.partition)
             self._on_room()
@@ -135,7 +135,7 @@ class SliceReader:
         records = self._maps.unfinished_of(position, records)
         if not records:
             position.skip(end, buffered.leader_epoch)
-            self.has_passed = True
+            self.has_skipped = True
             return None
         return RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
 
@@ -151,13 +151,13 @@ class SliceReader:
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
         """Add a fetched entry; consecutive entries without records become one."""
         last = self._buffer.last(partition)
-        if last is None or not last.takes_in(buffered):
+        if last is None or not last.merge(buffered):
             self._buffer.put(partition, buffered, size)
 
-    def pass_over_nothing(self) -> None:
+    def skip_empty(self) -> None:
         """Skip leading offsets without records: a wait for many records would not reach them."""
         for position in self._positions:
-            while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_nothing:
+            while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_empty:
                 if not self.is_readable(position.partition):
                     break
                 self._buffer.pop(position.partition)

@@ -81,10 +81,10 @@ class PartitionStream:
     async def _next_record(self) -> Record:
         if self._lease is not None:
             self._lease.finish_taken()
-        self._streams.come()
+        self._streams.note_poll()
         await asyncio.sleep(0)  # many streams: each new slice gives the others a turn
         while True:
-            if not self._streams.is_ours(self._position):
+            if not self._streams.is_assigned(self._position):
                 self._streams.raise_failure()
                 raise StopAsyncIteration
             if not self._left:
@@ -160,10 +160,10 @@ class Streams:
                 raise StopAsyncIteration
             for position in self._positions:
                 if position.assignment not in self._known:
-                    return position.partition, self._begin(position)
+                    return position.partition, self._open_stream(position)
             await self.news()
 
-    def _begin(self, position: Position) -> PartitionStream:
+    def _open_stream(self, position: Position) -> PartitionStream:
         self._known = {one.assignment for one in self._positions} & self._known | {position.assignment}
         size = max(1, min(500, self.config.max_queued_records // max(1, len(self._positions))))
         stream = self._streams[position.partition] = PartitionStream(self, position, size)
@@ -185,17 +185,17 @@ class Streams:
         found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
         return None if found is None else found[1]
 
-    def is_ours(self, position: Position) -> bool:
+    def is_assigned(self, position: Position) -> bool:
         """Return True if the partition is still assigned."""
         return self._positions.get(position.partition) is position and not self._reader.is_over()
 
     def progressed(self) -> None:
         """Wake a revocation that waits for records in flight."""
-        self._reader.kept.finished_some()
+        self._reader.kept.note_finished()
 
-    def come(self) -> None:
+    def note_poll(self) -> None:
         """Note that a stream was polled, which finishes the record before."""
-        self._reader.kept.come()
+        self._reader.kept.note_poll()
         self.progressed()
 
     def raise_failure(self) -> None:

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.deserializers import deserializing
+from tailrace.consumer.delivery.deserializers import make_deserializers
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.batch_limits import forbidden
 from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
@@ -97,7 +97,7 @@ class Fetcher:
         self._metadata_refresher, self._observer = metadata_refresher, observer
         self._name = name
         self.reconfigure(config)
-        self._deserializing = deserializing(config, observer)
+        self._deserializing = make_deserializers(config, observer)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._fetched_records = 0
@@ -437,7 +437,7 @@ class Fetcher:
                 batch.next_offset,
                 batch=batch if is_visible else None,
                 leader_epoch=batch.leader_epoch,
-                deserializing=self._deserializing,
+                deserializers=self._deserializing,
                 max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
             )
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)

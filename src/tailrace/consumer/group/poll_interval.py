@@ -27,7 +27,7 @@ async def run_poll_interval_check(reader: Reader, limit_s: float, tell: Callable
         clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)
         if clock.is_stuck:
             tell(PollingStalled(RebalanceError(_LEFT.format(limit_s))))
-            await reader.asked.wait(clock.next_at(loop.time()))
+            await reader.next_poll.wait(clock.next_at(loop.time()))
         else:
             tell(PollingResumed())
             await anyio.sleep_until(clock.next_at(loop.time()))
