@@ -11,10 +11,10 @@ from tailrace.errors import RecordTooLargeError, TailraceError
 if TYPE_CHECKING:
     from tailrace.batches.record_batch import RecordBatch
 
-__all__ = ["forbidden"]
+__all__ = ["size_error"]
 
 
-def forbidden(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
+def size_error(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
     """Return the error to raise instead of delivering ``batch``; None if it is within the limit."""
     limit = config.max_batch_bytes
     if limit is None or batch.size <= limit:

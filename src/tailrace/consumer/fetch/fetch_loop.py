@@ -17,7 +17,7 @@ class FetchConnection(NamedTuple):
     """One connection to one broker."""
 
     node_id: int
-    lane: FetcherSlot
+    slot: FetcherSlot
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class FetchLoop:
     """Plan of the fetch in flight."""
     held_until: float = 0.0
     """Time at which the broker answers that fetch at the latest."""
-    held_aside: FetchPlan | None = None
+    held_added: FetchPlan | None = None
     """Plan of a fetch of added partitions that the broker may hold for long."""
-    aside: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    added_scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Scope of the latest fetch of added partitions."""

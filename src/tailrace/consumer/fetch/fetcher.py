@@ -23,7 +23,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.deserializers import make_deserializers
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.fetch.batch_limits import forbidden
+from tailrace.consumer.fetch.batch_limits import size_error
 from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
@@ -71,7 +71,7 @@ __all__ = ["Fetcher", "connection_name"]
 
 _GRACE_S = 5.0
 """Time that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
-_REFUSALS = 3
+_CORRUPT_ATTEMPTS = 3
 """Number of times a batch may arrive corrupt before it is reported as corrupt."""
 
 
@@ -97,16 +97,16 @@ class Fetcher:
         self._metadata_refresher, self._observer = metadata_refresher, observer
         self._name = name
         self.reconfigure(config)
-        self._deserializing = make_deserializers(config, observer)
+        self._deserializers = make_deserializers(config, observer)
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._fetched_records = 0
         """Number of records fetched since the last FetchCompleted event."""
         self._news = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchLoop] = {}
-        self._crowded: set[AutoResetEvent] = set()
+        self._waiting_for_room: set[AutoResetEvent] = set()
         """Events of the loops that wait for room in the buffer."""
-        self._refusals: dict[TopicPartition, tuple[int, int]] = {}
+        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
         """Offset of the last corrupt batch of each partition, and how often it arrived so."""
 
     def reconfigure(self, config: ConsumerConfig) -> None:
@@ -122,22 +122,22 @@ class Fetcher:
 
     def room_made(self) -> None:
         """Wake the loops that wait for room in the buffer, and no others."""
-        for crowded in self._crowded:
-            crowded.set()
+        for waiting in self._waiting_for_room:
+            waiting.set()
 
     async def run_fetches(self) -> None:
         """Run one loop for each broker to fetch from, until canceled."""
         async with anyio.create_task_group() as tasks:
             while True:
-                self._begin_loops(tasks)
+                self._start_loops(tasks)
                 await self._news.wait(sources_change_at(self._positions, self._loop.time()))
                 for connection, loop in self._loops.items():
                     loop.news.set()
                     loop.added.set()
-                    if loop.held_aside and self._added_plan(connection, loop).added_to(loop.held_aside).partitions:
-                        loop.aside.cancel()
+                    if loop.held_added and self._added_plan(connection, loop).added_to(loop.held_added).partitions:
+                        loop.added_scope.cancel()
 
-    def _begin_loops(self, tasks: TaskGroup) -> None:
+    def _start_loops(self, tasks: TaskGroup) -> None:
         now, topology = self._loop.time(), self._cluster.topology
         count = self._config.num_fetchers
         for node_id, number in {(source_of(p, topology, now), slot_of(p.partition, count)) for p in self._positions}:
@@ -164,9 +164,9 @@ class Fetcher:
                     continue
                 fetch_wait.longest_s = self._limits.max_wait_s
                 wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
-                asked_at = self._loop.time()
+                sent_at = self._loop.time()
                 try:
-                    loop.under_way, loop.held_until = plan, asked_at + wait_s
+                    loop.under_way, loop.held_until = plan, sent_at + wait_s
                     answer = await self._fetch_in_session(connection, plan, session, wait_s)
                 except AuthenticationError:
                     raise
@@ -177,12 +177,12 @@ class Fetcher:
                     continue
                 finally:
                     loop.under_way = None
-                    if loop.held_aside:
-                        loop.aside.cancel()
-                failures, took_s = 0, self._loop.time() - asked_at
-                self._absorb(node_id, plan, session, answer)
+                    if loop.held_added:
+                        loop.added_scope.cancel()
+                failures, took_s = 0, self._loop.time() - sent_at
+                self._handle_response(node_id, plan, session, answer)
                 self._measure(node_id, answer, took_s)
-                if self._crowded:
+                if self._waiting_for_room:
                     # Loops that wait for the room left by this fetch have a turn before this one reserves it again.
                     await asyncio.sleep(0)
         finally:
@@ -191,16 +191,16 @@ class Fetcher:
 
     async def _run_added(self, connection: FetchConnection, loop: FetchLoop) -> None:
         """Fetch partitions added during a fetch in flight, until that is answered; ends with the connection's loop."""
-        name = connection_name(self._name, connection.lane.number, is_for_added=True)
+        name = connection_name(self._name, connection.slot.number, is_for_added=True)
         hold = AddedWait()
         while self._loops.get(connection) is loop:
-            plan, asked_at = self._added_plan(connection, loop), self._loop.time()
-            wait_s = hold.wait_s(plan, self._limits.max_wait_s, loop.held_until - asked_at) if plan.partitions else None
+            plan, sent_at = self._added_plan(connection, loop), self._loop.time()
+            wait_s = hold.wait_s(plan, self._limits.max_wait_s, loop.held_until - sent_at) if plan.partitions else None
             if wait_s is None:
                 await loop.added.wait()
                 continue
-            loop.held_aside = plan if hold.is_long(plan) else None
-            with anyio.CancelScope() as loop.aside:
+            loop.held_added = plan if hold.is_long(plan) else None
+            with anyio.CancelScope() as loop.added_scope:
                 try:
                     answer = await self._fetch(connection, plan, without_session(plan.partitions), wait_s, name)
                 except AuthenticationError:
@@ -210,14 +210,14 @@ class Fetcher:
                     await loop.added.wait()
                     continue
                 finally:
-                    loop.held_aside = None
-            if loop.aside.cancelled_caught:
+                    loop.held_added = None
+            if loop.added_scope.cancelled_caught:
                 # Until it answers the fetch, the broker reads no other request of this connection.
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
             hold.answered(plan, is_empty=not any(one.records for one in answer.partitions))
-            self._absorb(connection.node_id, plan, FetchSession(), answer)
-            self._measure(connection.node_id, answer, self._loop.time() - asked_at)
+            self._handle_response(connection.node_id, plan, FetchSession(), answer)
+            self._measure(connection.node_id, answer, self._loop.time() - sent_at)
 
     def _added_plan(self, connection: FetchConnection, loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the fetch in flight does not request; empty if none is in flight."""
@@ -227,15 +227,15 @@ class Fetcher:
     def _next_plan(self, connection: FetchConnection) -> FetchPlan:
         topology, now = self._cluster.topology, self._loop.time()
         return make_plan(
-            connection.node_id, self._positions, topology, self._buffer, self._limits, now, connection.lane
+            connection.node_id, self._positions, topology, self._buffer, self._limits, now, connection.slot
         )
 
     def _plan(self, connection: FetchConnection) -> FetchPlan:
         plan = self._next_plan(connection)
         has_room = self._cut(plan.overdrawn)
-        for position in self._positions.of(plan.recreated):
-            self._start_over(position, self._policy.of_added(position.partition))
-        if not has_room and not plan.recreated:
+        for position in self._positions.of(plan.remade):
+            self._reset_position(position, self._policy.of_added(position.partition))
+        if not has_room and not plan.remade:
             return plan
         return self._next_plan(connection)
 
@@ -249,11 +249,11 @@ class Fetcher:
                 position.fetched_to(last.next_offset, last.leader_epoch)
                 has_room = True
             if position.is_paused and self._buffer.bytes_of(position.partition) > share:
-                self._set_aside(position)
+                self._drop_buffered(position)
                 has_room = True
         return has_room
 
-    def _set_aside(self, position: Position) -> None:
+    def _drop_buffered(self, position: Position) -> None:
         """Drop all buffered batches of a paused partition: a broker sends whole batches, however small the share.
 
         A partition that is not paused would be fetched again at once, and dropped again.
@@ -263,20 +263,20 @@ class Fetcher:
 
     async def _wait(self, news: AutoResetEvent, plan: FetchPlan) -> None:
         if plan.lacks_room:
-            self._crowded.add(news)
+            self._waiting_for_room.add(news)
         try:
             await news.wait(plan.retry_at)
         finally:
-            self._crowded.discard(news)
+            self._waiting_for_room.discard(news)
 
     async def _fetch_in_session(
         self, connection: FetchConnection, plan: FetchPlan, session: FetchSession, wait_s: float
     ) -> FetchResponse:
-        asked = self._positions.of(plan.partitions)
-        if any(one.high_watermark is None and session.knows(one.partition) for one in asked):
+        requested = self._positions.of(plan.partitions)
+        if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
             # Reassigned since it was added to the session: the broker sends the high watermark only when it changes.
             session.lost()
-        name = connection_name(self._name, connection.lane.number)
+        name = connection_name(self._name, connection.slot.number)
         return await self._fetch(connection, plan, session.ask(plan.partitions), wait_s, name)
 
     async def _fetch(
@@ -305,8 +305,8 @@ class Fetcher:
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """Refresh the metadata and pause after a fetch that was not answered."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
-        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
-        self._tell_failure(node_id, None, str(error), action, failures - 1)
+        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.LOOK_AGAIN
+        self._report_failure(node_id, None, str(error), action, failures - 1)
         for position in self._positions.of(plan.partitions):
             # A nearer replica that fails is left for the leader (KIP-392).
             position.preferred_read_replica = None
@@ -323,7 +323,7 @@ class Fetcher:
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def _absorb(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
+    def _handle_response(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
         if not session.answered(answer):
             return
         if answer.error_code:
@@ -336,16 +336,16 @@ class Fetcher:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
             if position is not None and plan.counts(position):
-                self._absorb_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
+                self._handle_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
 
-    def _absorb_partition(
+    def _handle_partition(
         self, node_id: int, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID
     ) -> None:
         if fetched.error_code and position.preferred_read_replica == node_id:
             # A follower may lag, or have lost the partition: only an error of the leader counts.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
-            self._tell_failure(node_id, position.partition, error, FetchErrorAction.REFRESH_METADATA, position.failures)
+            self._report_failure(node_id, position.partition, error, FetchErrorAction.LOOK_AGAIN, position.failures)
             self._back_off([position])
             self.wake()
             return
@@ -354,7 +354,7 @@ class Fetcher:
                 self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
                 return
             case FetchErrorAction.RESET:
-                self._start_over(position, self._policy.of_reset(position.partition))
+                self._reset_position(position, self._policy.again(position.partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
@@ -365,16 +365,16 @@ class Fetcher:
                 self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
             case FetchErrorAction.RETRY:
                 pass
-        self._tell_failure(node_id, position.partition, name_of(fetched.error_code), action, position.failures)
+        self._report_failure(node_id, position.partition, name_of(fetched.error_code), action, position.failures)
         self._back_off([position])
 
-    def _tell_failure(
+    def _report_failure(
         self, node_id: int, partition: TopicPartition | None, error: str, action: FetchErrorAction, failures: int
     ) -> None:
         kind = FetchInterrupted if is_interruption(action, failures) else FetchFailed
         self._observer.emit(kind(f"broker {node_id}", partition, error))
 
-    def _start_over(self, position: Position, at: StartPoint) -> None:
+    def _reset_position(self, position: Position, at: StartPoint) -> None:
         """Read from ``at`` on, since the position is out of range or the topic was recreated."""
         if self._buffer.holds(position.partition) or position.finished != position.delivered:
             # Records fetched before are valid; the position is reset when all of them are finished.
@@ -383,7 +383,7 @@ class Fetcher:
         self._start_positions.place(position, at, before=position.fetched)
         self._on_reset()
 
-    def _go_back(self, position: Position, end_offset: int) -> None:
+    def _handle_truncation(self, position: Position, end_offset: int) -> None:
         """Continue from where the log was truncated: fetched records may be among the removed ones (KIP-320)."""
         topic, number = position.partition
         before, (after, lost) = position.next_offset, position.diverged(end_offset)
@@ -403,7 +403,7 @@ class Fetcher:
     ) -> None:
         position.failures = 0
         if fetched.diverging_epoch.end_offset >= 0:
-            self._go_back(position, fetched.diverging_epoch.end_offset)
+            self._handle_truncation(position, fetched.diverging_epoch.end_offset)
             return
         position.fetched_topic_id = fetched_topic_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
@@ -424,11 +424,11 @@ class Fetcher:
         try:
             batches = split(fetched.records)
         except MalformedMessageError as error:
-            self._refuse(position, str(error))
+            self._handle_corrupt(position, str(error))
             return
         aborted = fetched.aborted_transactions if is_committed else None
-        for batch, is_visible in visible(self._sound(position, batches), aborted):
-            if (fault := forbidden(self._config, position, batch)) is not None:
+        for batch, is_visible in visible(self._readable_batches(position, batches), aborted):
+            if (fault := size_error(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
                 position.stop_fetching()
                 return
@@ -437,22 +437,22 @@ class Fetcher:
                 batch.next_offset,
                 batch=batch if is_visible else None,
                 leader_epoch=batch.leader_epoch,
-                deserializers=self._deserializing,
+                deserializers=self._deserializers,
                 max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
             )
             self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
             self._fetched_records += batch.next_offset - batch.base_offset if is_visible else 0
             position.fetched_to(batch.next_offset, batch.leader_epoch)
 
-    def _sound(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         """Yield the batches from the position on, up to one that cannot be read, which is fetched again."""
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
             if (fault := self._fault_of(batch)) is not None:
-                self._refuse(position, fault, batch.next_offset)
+                self._handle_corrupt(position, fault, batch.next_offset)
                 return
-            self._refusals.pop(position.partition, None)
+            self._corrupt.pop(position.partition, None)
             yield batch
 
     def _fault_of(self, batch: RecordBatch) -> str | None:
@@ -466,18 +466,18 @@ class Fetcher:
             return str(error)
         return None
 
-    def _refuse(self, position: Position, reason: str, behind: int | None = None) -> None:
+    def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, as the network may have changed it; after some attempts the log is corrupt."""
         partition, offset = position.partition, position.fetched or 0
-        refused_at, times = self._refusals.get(partition, (offset, 0))
-        times = times + 1 if refused_at == offset else 1
-        self._refusals[partition] = (offset, times)
+        corrupt_at, times = self._corrupt.get(partition, (offset, 0))
+        times = times + 1 if corrupt_at == offset else 1
+        self._corrupt[partition] = (offset, times)
         self._observer.emit(CorruptBatchFetched(partition, offset, reason))
-        if times < _REFUSALS:
+        if times < _CORRUPT_ATTEMPTS:
             self._back_off([position])
         else:
             error = CorruptRecordError(partition, offset, reason)
-            self._reader.put(partition, BufferedBatch(behind or offset + 1, error=error), 0)
+            self._reader.put(partition, BufferedBatch(next_offset or offset + 1, error=error), 0)
             position.stop_fetching()
 
     def _back_off(self, positions: Iterable[Position]) -> None:
