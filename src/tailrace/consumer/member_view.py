@@ -28,7 +28,7 @@ class MemberView:
     def identity(self) -> Identity | None:
         """Identity to commit with; None while the group counts the consumer in no generation."""
         coordinator = self._engine.coordinator
-        return None if coordinator is None else coordinator.committing_as()
+        return None if coordinator is None else coordinator.commit_identity()
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None if its start is not known yet."""

@@ -86,7 +86,7 @@ class SubscriptionState:
             commits,
             components.reader,
             components.observer,
-            self._committing_as,
+            self._commit_identity,
             self._commit_refused,
             components.start_positions.restart,
         )
@@ -292,9 +292,9 @@ class SubscriptionState:
             self.coordinator.metadata_changed()
         self._components.metadata_changed()
 
-    def _committing_as(self) -> Identity | None:
+    def _commit_identity(self) -> Identity | None:
         if self.coordinator is not None:
-            return self.coordinator.committing_as()
+            return self.coordinator.commit_identity()
         # A manual assignment commits without a member id (a "simple" consumer).
         return Identity() if self._is_assigned else None
 

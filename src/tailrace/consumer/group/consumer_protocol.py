@@ -57,8 +57,8 @@ class ConsumerProtocol:
     def offers(self, effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
         """Return one subscription for each assignor."""
         return tuple(
-            JoinGroupProtocol(name, write_subscription(said, name, effect.held_before, effect.generation))
-            for name, said in effect.subscriptions
+            JoinGroupProtocol(name, write_subscription(subscription, name, effect.held_before, effect.generation))
+            for name, subscription in effect.subscriptions
         )
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:

@@ -75,7 +75,7 @@ class Coordinator:
         """Seconds since the last acknowledged heartbeat was sent."""
         return self._membership.heartbeat_age_s
 
-    def committing_as(self) -> Identity | None:
+    def commit_identity(self) -> Identity | None:
         """Return the identity to commit with; None while the group counts the member in no generation."""
         return self._membership.identity if self._membership.is_member else None
 
@@ -87,7 +87,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Release all partitions and leave the group."""
-        self._membership.receive(StopMembership(self._ownership.is_owing))
+        self._membership.receive(StopMembership(self._ownership.may_commit))
 
     def refused(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if that is still the current one."""

@@ -135,7 +135,7 @@ class _Membership:
         self._membership = MembershipLoop(config, machine, requests, self._cluster, self._observer, self)
         self._changed = asyncio.Condition()
         self._failure: TailraceError | None = None
-        self._times_asked = 0
+        self._rejoin_count = 0
 
     # ---- for the user ------------------------------------------------------------------------------------------
 
@@ -147,9 +147,9 @@ class _Membership:
         return self.generation
 
     def rejoin(self) -> None:
-        self._times_asked += 1
+        self._rejoin_count += 1
         # For the state machine this is another subscription, so that a join in flight is followed by another one.
-        self._membership.receive(Resubscribed(frozenset({str(self._times_asked)})))
+        self._membership.receive(Resubscribed(frozenset({str(self._rejoin_count)})))
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -194,10 +194,10 @@ class _Membership:
 
     def fail(self, error: TailraceError) -> None:
         """Raise the error in ``joined()``."""
-        self._failure = self._in_our_words(error)
+        self._failure = self._with_protocols(error)
         self._observer.emit(ConsumerFailed(str(self._failure)))
 
-    def _in_our_words(self, error: TailraceError) -> TailraceError:
+    def _with_protocols(self, error: TailraceError) -> TailraceError:
         if not isinstance(error, NoCommonAssignorError):
             return error
         offered = ", ".join(repr(one.name) for one in self._protocol.strategies)

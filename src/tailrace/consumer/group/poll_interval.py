@@ -20,14 +20,14 @@ _LEFT = (
 )
 
 
-async def run_poll_interval_check(reader: Reader, limit_s: float, tell: Callable[[GroupEvent], None]) -> None:
+async def run_poll_interval_check(reader: Reader, limit_s: float, receive: Callable[[GroupEvent], None]) -> None:
     """Report a reader that was not polled for ``limit_s``, and the next poll as soon as it comes, until canceled."""
     loop, clock = asyncio.get_running_loop(), PollIntervalClock(limit_s)
     while True:
         clock.look(reader.progress, loop.time(), is_owed=reader.is_owed)
         if clock.is_stuck:
-            tell(PollingStalled(RebalanceError(_LEFT.format(limit_s))))
+            receive(PollingStalled(RebalanceError(_LEFT.format(limit_s))))
             await reader.next_poll.wait(clock.next_at(loop.time()))
         else:
-            tell(PollingResumed())
+            receive(PollingResumed())
             await anyio.sleep_until(clock.next_at(loop.time()))

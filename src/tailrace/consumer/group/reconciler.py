@@ -103,8 +103,8 @@ class AssignmentReconciler:
         self._reader, self._committer, self._observer = reader, committer, observer
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
         self._consumer = consumer
-        self._starts_anew = config.reset_offset_on_start and is_first
-        self._before: dict[TopicPartition, int | None] = {}
+        self._resets_offsets = config.reset_offset_on_start and is_first
+        self._positions_before: dict[TopicPartition, int | None] = {}
         """Positions of the partitions owned before the rebalance in progress."""
         self._announced: Partitions = frozenset()
         """Partitions that the user's listener knows as assigned: the next rebalance may cancel a takeover."""
@@ -125,13 +125,13 @@ class AssignmentReconciler:
         self._remember(kept)
         self._unsought |= {position.partition: position.epoch for position in self._positions.add(added)}
         # Announced partitions have their positions, even if the takeover that set them was canceled.
-        news = added - self._announced
+        unannounced = added - self._announced
         committed = await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, self._group_id, news),
+            partial(committed_offsets, self._cluster, self._group_id, unannounced),
             timeout_s=self._config.max_poll_interval_ms / 1000,
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
-        for position in self._positions.of(news):
+        for position in self._positions.of(unannounced):
             # A seek since the assignment takes precedence.
             if position.epoch == self._unsought[position.partition]:
                 start = self._start_positions.policy.of_subscribed(
@@ -139,41 +139,41 @@ class AssignmentReconciler:
                     self._cluster.topology,
                     committed.get(position.partition),
                     self._released.pop(position.partition, (None, None)),
-                    ignores_committed=self._starts_anew,
+                    ignores_committed=self._resets_offsets,
                 )
                 self._start_positions.place(position, start)
                 self._unsought[position.partition] = position.epoch
-        if self._starts_anew and news:
-            await self._start_anew(news)
+        if self._resets_offsets and unannounced:
+            await self._commit_reset_positions(unannounced)
         self._observer.emit(PartitionsAssigned(self._group_id, added, kept))
-        await self._announce(news)
-        await self._ask_callback()
+        await self._announce(unannounced)
+        await self._apply_overrides()
         for position in self._positions.of(added):
             position.is_fetchable = True
-        self._before.clear()
+        self._positions_before.clear()
         self._start_positions.on_changed()
 
-    async def _announce(self, news: Partitions) -> None:
-        self._announced |= news
+    async def _announce(self, added: Partitions) -> None:
+        self._announced |= added
         try:
-            await self._tell_listener("on_partitions_assigned", news)
+            await self._call_listener("on_partitions_assigned", added)
         except asyncio.CancelledError:
             # The next rebalance came before the listener returned: it announces those that are left again.
-            self._announced -= news
+            self._announced -= added
             raise
 
-    async def _start_anew(self, added: Partitions) -> None:
+    async def _commit_reset_positions(self, added: Partitions) -> None:
         """Commit the reset positions once, at the first assignment (``reset_offset_on_start``)."""
         self._start_positions.on_changed()
         await self._offset_resetter.found(self._positions.of(added), self._config.max_poll_interval_ms / 1000)
         await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
-        self._starts_anew = False
+        self._resets_offsets = False
 
-    async def _ask_callback(self) -> None:
+    async def _apply_overrides(self) -> None:
         callback = self._config.post_rebalance_callback
         if callback is None:
             return
-        old = MappingProxyType(dict(self._before))
+        old = MappingProxyType(dict(self._positions_before))
         new = MappingProxyType({position.partition: position.next_offset for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
@@ -187,20 +187,20 @@ class AssignmentReconciler:
     def _override(self, partition: TopicPartition, offset: int) -> None:
         position = self._positions.get(partition)
         if position is None:
-            self._refuse(partition, offset, "the partition is not assigned to this consumer")
+            self._reject_override(partition, offset, "the partition is not assigned to this consumer")
         elif not is_offset(offset):
-            self._refuse(partition, offset, "an offset must be an integer, 0 or more")
+            self._reject_override(partition, offset, "an offset must be an integer, 0 or more")
         else:
             # On a kept partition this is a seek.
             self._start_positions.move(position, offset)
 
-    def _refuse(self, partition: TopicPartition, offset: object, reason: str) -> None:
+    def _reject_override(self, partition: TopicPartition, offset: object, reason: str) -> None:
         self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
 
     # ---- revocation --------------------------------------------------------------------------------------------
 
     @property
-    def is_owing(self) -> bool:
+    def may_commit(self) -> bool:
         """True if the revocation of all partitions may commit: finished records, or in the user's callback."""
         if self._config.commits_automatically:
             return self._committer.is_behind
@@ -237,12 +237,12 @@ class AssignmentReconciler:
         else:
             # The user may be committing the records that were in flight until now.
             await self._committer.wait(timeout_s=self._commit_timeout_s)
-        told = self._denounced(partitions)
+        announced = self._unannounce(partitions)
         try:
-            await self._tell_listener("on_partitions_revoked", told)
+            await self._call_listener("on_partitions_revoked", announced)
         except asyncio.CancelledError:
             # A loss or a stop came before the listener returned: it releases these partitions and calls it again.
-            self._announced |= told
+            self._announced |= announced
             raise
         except RebalanceError:
             self._remove(partitions)
@@ -261,7 +261,7 @@ class AssignmentReconciler:
         self._remember(partitions)
         self._remove(partitions)
         self._observer.emit(PartitionsLost(self._group_id, partitions, reason))
-        await self._tell_listener("on_partitions_lost", self._denounced(partitions))
+        await self._call_listener("on_partitions_lost", self._unannounce(partitions))
 
     async def _drain(self, partitions: Partitions) -> None:
         loop = asyncio.get_running_loop()
@@ -275,14 +275,14 @@ class AssignmentReconciler:
         # Half a session: with the cluster down the membership ends anyway. stop() has its own bound.
         return min(self._config.session_timeout_ms, self._config.stop_timeout_ms) / 2 / 1000
 
-    def _denounced(self, partitions: Partitions) -> Partitions:
+    def _unannounce(self, partitions: Partitions) -> Partitions:
         known = partitions & self._announced
         self._announced -= partitions
         return known
 
     def _remember(self, partitions: Iterable[TopicPartition]) -> None:
         for position in self._positions.of(partitions):
-            self._before[position.partition] = position.next_offset
+            self._positions_before[position.partition] = position.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
         self._reader.drop(partitions)
@@ -294,11 +294,11 @@ class AssignmentReconciler:
 
     # ---- the user's code ---------------------------------------------------------------------------------------
 
-    async def _tell_listener(self, name: str, partitions: Partitions) -> None:
-        told = getattr(self._config.rebalance_listener, name, None)
+    async def _call_listener(self, name: str, partitions: Partitions) -> None:
+        callback = getattr(self._config.rebalance_listener, name, None)
         # An empty revocation is not reported; an empty assignment is: the member has joined.
-        if told is not None and (partitions or name == "on_partitions_assigned"):
-            await self._call(name, told, partitions)
+        if callback is not None and (partitions or name == "on_partitions_assigned"):
+            await self._call(name, callback, partitions)
 
     async def _call(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         """Call the user's function, sync or async, with a deadline; in it, calls that would wait for its end raise."""

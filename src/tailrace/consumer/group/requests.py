@@ -103,7 +103,7 @@ class GroupRequests:
     async def outcome(self, question: Question) -> GroupEvent:
         """Send the request of an effect and return its outcome."""
         began_at = asyncio.get_running_loop().time()
-        event = self._limit.after(question, await outcome_of(self._ask(question)))
+        event = self._limit.after(question, await outcome_of(self._send(question)))
         # A member id is only the first step of a join, which is measured once complete.
         if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned):
             what = type(question).__name__.removeprefix("Send")
@@ -126,16 +126,16 @@ class GroupRequests:
                     return SessionKnown(int(config.value) / 1000)
         return None
 
-    async def _ask(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one return for each effect
+    async def _send(self, question: Question) -> GroupEvent:  # noqa: PLR0911 - one return for each effect
         match question:
             case SendJoin():
                 return await self._join(question)
             case SendSync():
                 return await self._sync(question)
             case SendHeartbeat():
-                return await self._beat(question)
+                return await self._heartbeat(question)
             case SendGroupHeartbeat():
-                return await self._beat_and_reconcile(question)
+                return await self._group_heartbeat(question)
             case SendLeave():
                 return await self._leave(question)
             case FindPartitions():
@@ -162,9 +162,9 @@ class GroupRequests:
             group_instance_id=self._config.group_instance_id,
             reason=effect.reason,
         )
-        return await self._while_it_lives(coordinator, self._ask_to_join(coordinator, request, effect.timeout_s))
+        return await self._while_coordinator_lives(coordinator, self._send_join(coordinator, request, effect.timeout_s))
 
-    async def _ask_to_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
+    async def _send_join(self, coordinator: Broker, request: JoinGroupRequest, timeout_s: float) -> GroupEvent:
         answer = await self._send_held(coordinator, request, timeout_s)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return MemberIdAssigned(answer.member_id)
@@ -184,31 +184,31 @@ class GroupRequests:
         many sessions, so the event comes once. The last third is for the answer: when the coordinator has completed the
         rebalance and its answer is lost, it acknowledges no heartbeat of the former generation.
         """
-        has_told = False
-        patience_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD
+        is_reported = False
+        attempt_s = self._config.session_timeout_ms / 1000 * _SESSION_SHARE_OF_HELD
         deadline = anyio.current_time() + timeout_s
         while True:
             # A request that is not answered in time takes its connection with it.
             left_s = deadline - anyio.current_time()
             try:
-                return await coordinator.send(request, member=self._member, timeout_s=min(patience_s, left_s))
+                return await coordinator.send(request, member=self._member, timeout_s=min(attempt_s, left_s))
             except RequestTimedOutError as error:
                 if anyio.current_time() >= deadline:
                     raise
-                if has_told:
+                if is_reported:
                     continue
-                has_told = True
+                is_reported = True
                 name = type(request).__name__.removesuffix("GroupRequest")
                 self._observer.emit(
                     GroupRequestFailed(self._group_id, name, str(error), "resending on another connection")
                 )
 
-    async def _while_it_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
+    async def _while_coordinator_lives(self, coordinator: Broker, work: Awaitable[GroupEvent]) -> GroupEvent:
         """Return the outcome of ``work``, or CoordinatorGone if the coordinator falls silent or changes before."""
         outcomes: list[GroupEvent] = []
 
         async def watch() -> None:
-            outcomes.append(await self._loss_of(coordinator))
+            outcomes.append(await self._watch_coordinator(coordinator))
             # The held request must not block later ones on that connection.
             coordinator.forget(self._member)
             tasks.cancel_scope.cancel()
@@ -219,16 +219,16 @@ class GroupRequests:
             tasks.cancel_scope.cancel()
         return outcomes[0]
 
-    async def _loss_of(self, coordinator: Broker) -> CoordinatorGone:
+    async def _watch_coordinator(self, coordinator: Broker) -> CoordinatorGone:
         """Send FindCoordinator every third of a session until the broker names another one, or is silent for one."""
         session_s, question = self._config.session_timeout_ms / 1000, FindCoordinatorRequest(self._group_id)
-        heard_at = asked_at = anyio.current_time()
+        heard_at = sent_at = anyio.current_time()
         while heard_at + session_s > anyio.current_time():
-            await anyio.sleep_until(asked_at + session_s / 3)
-            asked_at = anyio.current_time()
+            await anyio.sleep_until(sent_at + session_s / 3)
+            sent_at = anyio.current_time()
             with contextlib.suppress(BrokerConnectionError, MalformedMessageError):
                 answer = await coordinator.send(question, key=self._heartbeats, timeout_s=session_s / 3)
-                heard_at = asked_at
+                heard_at = sent_at
                 if not answer.error_code and answer.node_id != coordinator.id:
                     return CoordinatorGone(f"broker {answer.node_id} is the coordinator now")
             if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:
@@ -259,7 +259,7 @@ class GroupRequests:
             return self._reactions.event_of(answer.error_code, GroupRequestKind.SYNC)
         return self._protocol.synced(answer.assignment)
 
-    async def _beat(self, effect: SendHeartbeat) -> GroupEvent:
+    async def _heartbeat(self, effect: SendHeartbeat) -> GroupEvent:
         """Send a heartbeat on a connection of its own; the wait is short, so that a session survives a lost one."""
         me = effect.identity
         with anyio.move_on_after(effect.timeout_s):
@@ -273,7 +273,7 @@ class GroupRequests:
 
     # ---- the consumer protocol ---------------------------------------------------------------------------------
 
-    async def _beat_and_reconcile(self, effect: SendGroupHeartbeat) -> GroupEvent:
+    async def _group_heartbeat(self, effect: SendGroupHeartbeat) -> GroupEvent:
         me = effect.identity
         request = ConsumerGroupHeartbeatRequest(
             self._group_id,
@@ -326,7 +326,7 @@ class GroupRequests:
 
     async def _leave(self, effect: SendLeave) -> GroupEvent:
         for _ in range(_LEAVE_ATTEMPTS):
-            event = await outcome_of(self._say_goodbye(effect))
+            event = await outcome_of(self._send_leave(effect))
             if isinstance(event, LeaveAnswered):
                 break
             why = str(event.error) if isinstance(event, MembershipFailed) else getattr(event, "reason", str(event))
@@ -338,13 +338,13 @@ class GroupRequests:
             self._cluster.forget_coordinator(self._group_id, why)
         return LeaveAnswered()
 
-    async def _say_goodbye(self, effect: SendLeave) -> GroupEvent:
+    async def _send_leave(self, effect: SendLeave) -> GroupEvent:
         me = effect.identity
         coordinator = await self._coordinator()
         # Not on the group's connection, where a join may still be held.
         if self._config.group_protocol == "consumer":
-            farewell = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
-            codes = [(await coordinator.send(farewell, key=self._heartbeats)).error_code]
+            heartbeat = ConsumerGroupHeartbeatRequest(self._group_id, me.member_id, me.generation, me.instance_id)
+            codes = [(await coordinator.send(heartbeat, key=self._heartbeats)).error_code]
         else:
             leaving = LeaveGroupRequest(self._group_id, me.member_id, me.instance_id, effect.reason)
             answer = await coordinator.send(leaving, key=self._heartbeats)

@@ -82,11 +82,11 @@ class RoleProtocol:
     @property
     def strategies(self) -> tuple[Strategy, ...]:
         """Names of the protocols, as strategies that assign nothing: ``shares`` assigns the states."""
-        return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._said())
+        return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._protocols())
 
     def offers(self, _effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
         """Return the role's current protocols."""
-        return tuple(JoinGroupProtocol(name, data) for name, data in self._said())
+        return tuple(JoinGroupProtocol(name, data) for name, data in self._protocols())
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
         """Return the event of the join, and keep the members' data for ``shares``."""
@@ -124,7 +124,7 @@ class RoleProtocol:
         self.generation = Generation(me.generation_id, me.member_id, me.protocol_name or "", is_leader, bytes(given))
         return Synced(_STATE)
 
-    def _said(self) -> list[tuple[str, bytes]]:
+    def _protocols(self) -> list[tuple[str, bytes]]:
         return [(name, _bytes_of(data, "protocols()")) for name, data in self._role.protocols()]
 
 

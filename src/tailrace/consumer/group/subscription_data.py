@@ -24,14 +24,14 @@ __all__ = ["read_subscription", "write_subscription"]
 
 
 def write_subscription(
-    said: MemberSubscription, assignor: str, held_before: Sequence[OwnedPartitions], generation: int
+    subscription: MemberSubscription, assignor: str, held_before: Sequence[OwnedPartitions], generation: int
 ) -> bytes:
     """Return the encoded subscription that is offered with ``assignor``."""
     if assignor == "sticky":
-        said = replace(said, user_data=encode_sticky_data(held_before, generation))
+        subscription = replace(subscription, user_data=encode_sticky_data(held_before, generation))
     elif assignor == "cooperative-sticky":
-        said = replace(said, user_data=encode_cooperative_data(said.generation_id))
-    return encode_subscription(said)
+        subscription = replace(subscription, user_data=encode_cooperative_data(subscription.generation_id))
+    return encode_subscription(subscription)
 
 
 def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
@@ -40,10 +40,10 @@ def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
     Raises:
         MalformedMessageError: ``data`` is not a valid subscription.
     """
-    said = decode_subscription(data)
+    subscription = decode_subscription(data)
     if assignor == "sticky":
-        held, generation = decode_sticky_data(said.user_data)
-        return replace(said, owned_partitions=held, generation_id=generation)
-    if assignor == "cooperative-sticky" and said.generation_id < 0:
-        return replace(said, generation_id=decode_cooperative_data(said.user_data))
-    return said
+        held, generation = decode_sticky_data(subscription.user_data)
+        return replace(subscription, owned_partitions=held, generation_id=generation)
+    if assignor == "cooperative-sticky" and subscription.generation_id < 0:
+        return replace(subscription, generation_id=decode_cooperative_data(subscription.user_data))
+    return subscription
