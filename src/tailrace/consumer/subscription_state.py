@@ -181,7 +181,7 @@ class SubscriptionState:
         """Commit the finished records of partitions assigned by the user."""
         config = self._components.config
         if self._is_assigned and self.committer is not None and config.commits_automatically:
-            await self.committer.commit_unasked(timeout_s=config.stop_timeout_ms / 2000, will_retry=False)
+            await self.committer.commit_automatically(timeout_s=config.stop_timeout_ms / 2000, will_retry=False)
 
     # ---- changes by the user -----------------------------------------------------------------------------------
 

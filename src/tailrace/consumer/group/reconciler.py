@@ -166,7 +166,7 @@ class AssignmentReconciler:
         """Commit the reset positions once, at the first assignment (``reset_offset_on_start``)."""
         self._start_positions.on_changed()
         await self._offset_resetter.found(self._positions.of(added), self._config.max_poll_interval_ms / 1000)
-        await self._committer.commit_unasked(added, timeout_s=self._commit_timeout_s, will_retry=True)
+        await self._committer.commit_automatically(added, timeout_s=self._commit_timeout_s, will_retry=True)
         self._resets_offsets = False
 
     async def _apply_overrides(self) -> None:
@@ -203,8 +203,8 @@ class AssignmentReconciler:
     def may_commit(self) -> bool:
         """True if the revocation of all partitions may commit: finished records, or in the user's callback."""
         if self._config.commits_automatically:
-            return self._committer.is_behind
-        return self._committer.is_at_work or self._config.rebalance_listener is not None
+            return self._committer.has_uncommitted
+        return self._committer.is_committing or self._config.rebalance_listener is not None
 
     @property
     def _may_commit_in_flight(self) -> bool:
@@ -233,7 +233,7 @@ class AssignmentReconciler:
         self._remember(partitions)
         if self._config.commits_automatically:
             # The rebalance cannot wait for retries; the next owner begins at the last successful commit.
-            await self._committer.commit_unasked(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
+            await self._committer.commit_automatically(partitions, timeout_s=self._commit_timeout_s, will_retry=False)
         else:
             # The user may be committing the records that were in flight until now.
             await self._committer.wait(timeout_s=self._commit_timeout_s)

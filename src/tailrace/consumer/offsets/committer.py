@@ -88,7 +88,7 @@ class Committer:
         self._clock = _clock_of(config)
         self._is_over = self.is_used = False
         self._out_of_retries: CommitFailedError | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._news = AutoResetEvent()
         self._dropped: set[TopicPartition] = set()
         """Partitions whose offset map did not fit into their last commit."""
@@ -104,9 +104,9 @@ class Committer:
                 continue
             self._restart(loop.time(), finished_counter.finished)
             # A failed commit is repeated at the next interval, or its records are delivered to the next owner.
-            await self.commit_unasked(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
+            await self.commit_automatically(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
-    async def commit_unasked(
+    async def commit_automatically(
         self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float, will_retry: bool
     ) -> None:
         """Commit finished records automatically; the next polling call raises an error that is final.
@@ -148,19 +148,19 @@ class Committer:
         await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
     @property
-    def is_at_work(self) -> bool:
+    def is_committing(self) -> bool:
         """True while a commit is in flight."""
-        return self._one_at_a_time.locked()
+        return self._lock.locked()
 
     @property
-    def is_behind(self) -> bool:
+    def has_uncommitted(self) -> bool:
         """True if finished records are not known to be committed."""
-        return self.is_at_work or bool(self._commits.snapshot())
+        return self.is_committing or bool(self._commits.snapshot())
 
     async def wait(self, *, timeout_s: float) -> None:
         """Wait for commits in flight, for ``timeout_s`` at most."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._one_at_a_time:
+            async with asyncio.timeout(timeout_s), self._lock:
                 pass
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -174,11 +174,11 @@ class Committer:
                 if snapshot:
                     await self._send_until_done(snapshot, deadline)
         except TailraceError as error:
-            await self._call_back(snapshot, error)
+            await self._call_callback(snapshot, error)
             raise
-        await self._call_back(snapshot, None)
+        await self._call_callback(snapshot, None)
 
-    async def _call_back(self, snapshot: CommitSnapshot | None, error: TailraceError | None) -> None:
+    async def _call_callback(self, snapshot: CommitSnapshot | None, error: TailraceError | None) -> None:
         """Call ``offset_commit_callback``; the next commit does not wait for it."""
         callback = self._config.offset_commit_callback
         if callback is None or not snapshot:
@@ -208,7 +208,7 @@ class Committer:
         deadline = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                await self._one_at_a_time.acquire()
+                await self._lock.acquire()
         except TimeoutError:
             raise CommitFailedError(f"the commit in flight did not complete within {timeout_s:.1f} s") from None
         try:
@@ -217,11 +217,11 @@ class Committer:
             self._restart(loop.time(), finished)
             self._news.set()
         finally:
-            self._one_at_a_time.release()
+            self._lock.release()
 
     async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
         left = dict(snapshot.offsets)
-        self._tell_dropped(snapshot)
+        self._report_dropped_maps(snapshot)
         final: list[BrokerError] = []
         recreated: set[TopicPartition] = set()
         attempts, retries = 0, self._config.offset_commit_max_retries
@@ -294,7 +294,7 @@ class Committer:
         )
         try:
             coordinator = await self._cluster.coordinator(self._group_id)
-            asked_at = asyncio.get_running_loop().time()
+            sent_at = asyncio.get_running_loop().time()
             if outdated := await outdated_topics(coordinator, request, entries, coordinator_timeout_s(self._config)):
                 await self._look_for_topics(outdated, snapshot, left, recreated)
                 if not left.keys().isdisjoint(outdated):
@@ -308,7 +308,7 @@ class Committer:
         except MalformedMessageError as error:
             self._cluster.forget_coordinator(self._group_id, str(error))
             raise BrokerConnectionError(str(error)) from error
-        took_s = asyncio.get_running_loop().time() - asked_at
+        took_s = asyncio.get_running_loop().time() - sent_at
         self._observer.emit(GroupRequestCompleted(self._group_id, "Commit", took_s))
         names = {one.topic_id: one.topic for one in request.partitions}
         codes = {
@@ -322,10 +322,10 @@ class Committer:
         unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC]
         await self._look_for_topics(unknown, snapshot, left, recreated)
         too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
-        if shortened := [one for one in too_large if self._shorten(one, snapshot, left)]:
-            raise _to_be_tried_again(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
+        if without_map := [one for one in too_large if self._drop_map(one, snapshot, left)]:
+            raise _retriable(ErrorCode.OFFSET_METADATA_TOO_LARGE, without_map[0])
         for partition in entries.keys() & left.keys():
-            self._refused(partition, codes.get(partition), identity)
+            self._raise_refusal(partition, codes.get(partition), identity)
 
     async def _look_for_topics(
         self,
@@ -359,19 +359,19 @@ class Committer:
                 retriable=False,
             )
 
-    def _shorten(
+    def _drop_map(
         self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
     ) -> bool:
         """Remove the offset map from an entry whose metadata the broker refused as too large; return False if final."""
         bare = self._commits.without_map(left[partition], snapshot.notes[partition])
         if bare is None:
-            return self._blank(partition, left)
+            return self._drop_metadata(partition, left)
         left[partition] = bare
         reason = "the broker's limit is lower: set offset_metadata_max_bytes to its offset.metadata.max.bytes"
         self._observer.emit(OffsetMapDropped(partition, bare.offset, reason))
         return True
 
-    def _blank(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
+    def _drop_metadata(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
         """Remove the user's metadata, which is too large; return False if ``on_metadata_too_large`` is "raise"."""
         entry = left[partition]
         if self._config.on_metadata_too_large == "raise" or not entry.metadata:
@@ -380,7 +380,7 @@ class Committer:
         self._observer.emit(CommitMetadataDropped(partition, entry.offset, len(entry.metadata.encode())))
         return True
 
-    def _tell_dropped(self, snapshot: CommitSnapshot) -> None:
+    def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
         """Emit an event for each offset map that does not fit, once until it fits again."""
         for partition, note in snapshot.notes.items():
             if not note.is_map_dropped:
@@ -390,7 +390,7 @@ class Committer:
                 reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
                 self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
 
-    def _refused(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
+    def _raise_refusal(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:
             raise broker_error(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition} is missing in the response to a commit"
@@ -403,11 +403,11 @@ class Committer:
                 if code == ErrorCode.STALE_MEMBER_EPOCH:
                     # The next heartbeat brings the newer epoch.
                     self._on_error(code, identity)
-                raise _to_be_tried_again(code, partition)
+                raise _retriable(code, partition)
             case GroupReaction.REJOIN | GroupReaction.REJOIN_AS_NEW | GroupReaction.REJOIN_WITH_SAME_ID:
                 if not self._on_error(code, identity):
                     # A rebalance has begun or ended since the request: offsets still owned go under the new generation.
-                    raise _to_be_tried_again(code, partition)
+                    raise _retriable(code, partition)
                 raise CommitFailedError(
                     f"{partition} was not committed: the group continues without this member ({name_of(code)})"
                     " - its records are delivered again to the new owner; if handling takes long, raise"
@@ -419,7 +419,7 @@ class Committer:
                     raise broker_error(code, f"{partition} was not committed")
                 if not self._on_error(code, identity):
                     # This member has joined again with a new member id since the request.
-                    raise _to_be_tried_again(code, partition)
+                    raise _retriable(code, partition)
                 raise error_of(code, GroupRequestKind.COMMIT)
 
 
@@ -433,7 +433,7 @@ def _clock_of(config: ConsumerConfig) -> CommitClock:
     return CommitClock(None if interval_ms is None else interval_ms / 1000, config.auto_commit_every_records)
 
 
-def _to_be_tried_again(code: int, partition: TopicPartition) -> BrokerError:
+def _retriable(code: int, partition: TopicPartition) -> BrokerError:
     error = broker_error(code, f"{partition} was not committed")
     # Some of these codes are not retriable in general, but are here.
     error.retriable = True

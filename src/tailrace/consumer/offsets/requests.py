@@ -57,7 +57,7 @@ def is_offset(given: object) -> bool:
 def coordinator_timeout_s(config: ConsumerConfig) -> float:
     """Return the time limit of one attempt at the coordinator.
 
-    It is a heartbeat's: a coordinator that hangs is replaced within the session, and its successor has to be asked.
+    It is a heartbeat's, so that after a coordinator that hangs its successor is tried within the session.
     """
     return min(config.request_timeout_ms, config.session_timeout_ms / 3) / 1000
 
@@ -103,10 +103,10 @@ async def committed_offsets(
         return {}
     coordinator = await cluster.coordinator(group_id)
     topology = cluster.topology
-    asked = tuple(OffsetFetchPartition(*one, topology.topic_id(one.topic)) for one in wanted)
-    names = {one.topic_id: one.topic for one in asked}
+    requested = tuple(OffsetFetchPartition(*one, topology.topic_id(one.topic)) for one in wanted)
+    names = {one.topic_id: one.topic for one in requested}
     try:
-        request = OffsetFetchRequest(group_id, asked)
+        request = OffsetFetchRequest(group_id, requested)
         answer = await coordinator.send(request, timeout_s=coordinator_timeout_s(cluster.config))
         found = _checked(answer, wanted, names)
     except BrokerConnectionError as error:

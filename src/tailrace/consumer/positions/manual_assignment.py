@@ -66,23 +66,24 @@ class ManualAssignment:
             BrokerConnectionError: the committed offsets could not be read in time.
         """
         if self._committer is not None and self._config.commits_automatically:
-            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=False)
-        return await self._committed([one for one, begin in chosen.items() if begin is None and not self._starts_anew])
+            await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=False)
+        without_start = [one for one, begin in chosen.items() if begin is None]
+        return {} if self._resets_offsets else await self._committed(without_start)
 
     async def replace(
         self, chosen: dict[TopicPartition, RequestedStart], committed: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         """Replace the assignment by ``chosen``, each partition from its start or its committed offset on."""
-        starts_anew = self._starts_anew
+        resets_offsets = self._resets_offsets
         self.clear()
         for position in self._positions.add(chosen):
             requested, offset = chosen[position.partition], committed.get(position.partition)
             self._start_positions.place(position, self._start_positions.policy.of_chosen(requested, offset))
             position.is_fetchable = True
         self._start_positions.on_changed()
-        if starts_anew and chosen and self._committer is not None:
+        if resets_offsets and chosen and self._committer is not None:
             await self._offset_resetter.found(self._positions.of(chosen), self._timeout_s)
-            await self._committer.commit_unasked(timeout_s=self._timeout_s, will_retry=True)
+            await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=True)
         self._is_first = self._is_first and not chosen
 
     def clear(self) -> None:
@@ -102,7 +103,7 @@ class ManualAssignment:
         )
 
     @property
-    def _starts_anew(self) -> bool:
+    def _resets_offsets(self) -> bool:
         return self._is_first and self._config.reset_offset_on_start
 
     @property

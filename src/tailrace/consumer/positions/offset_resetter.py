@@ -43,7 +43,7 @@ class _Search:
         return self.start.next_timestamp(self.known)
 
     @property
-    def counts(self) -> bool:
+    def is_current(self) -> bool:
         """True if the position still waits for this start, and was not assigned, sought or reset meanwhile."""
         return self.position.epoch == self.epoch and self.position.reset_to is not None
 
@@ -80,9 +80,9 @@ class OffsetResetter:
     def wake(self) -> None:
         """Look for positions that wait for a start, and wake the tasks that wait for one."""
         self._news.set()
-        self._tell_who_waits()
+        self._wake_waiters()
 
-    def _tell_who_waits(self) -> None:
+    def _wake_waiters(self) -> None:
         self._round.set()
         self._round = asyncio.Event()
 
@@ -104,7 +104,7 @@ class OffsetResetter:
                 for position in waiting.values():
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self._start_positions.leave_to_user(position)
-                        self._tell_who_waits()
+                        self._wake_waiters()
                 led, leaderless = by_leader(self._cluster, (p for p, at in waiting.items() if at.reset_to is not None))
                 if leaderless:
                     self._metadata_refresher.ask()
@@ -129,8 +129,8 @@ class OffsetResetter:
             for partition, offset in found.items():
                 search = searches[partition]
                 search.known[wanted[partition]] = offset
-                if search.question is None and search.counts:
-                    self._begin(search)
+                if search.question is None and search.is_current:
+                    self._place(search)
                     is_found = True
         if is_found:
             self._start_positions.on_changed()
@@ -149,8 +149,8 @@ class OffsetResetter:
         failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
-    def _begin(self, search: _Search) -> None:
-        position, (offset, leader_epoch) = search.position, search.start.resolve(search.known)
+    def _place(self, search: _Search) -> None:
+        position, (offset, leader_epoch) = search.position, search.start.place(search.known)
         before, policy = position.reset_from, str(position.reset_to)
         self._start_positions.place(position, offset, leader_epoch=leader_epoch)
         if before is not None:
@@ -159,5 +159,5 @@ class OffsetResetter:
 
 
 def _questions(searches: dict[TopicPartition, _Search]) -> dict[TopicPartition, int]:
-    asked = {partition: search.question for partition, search in searches.items()}
-    return {partition: question for partition, question in asked.items() if question is not None}
+    questions = {partition: search.question for partition, search in searches.items()}
+    return {partition: question for partition, question in questions.items() if question is not None}

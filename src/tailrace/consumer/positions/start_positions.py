@@ -56,7 +56,7 @@ class StartPositions:
         if isinstance(start, StartPoint):
             position.reset(start, before)
         elif isinstance(start, OffsetAndMetadata):
-            self._take_up(position, start)
+            self._place_committed(position, start)
         else:
             position.begin(start, leader_epoch)
 
@@ -88,7 +88,7 @@ class StartPositions:
         self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
         position.refuse()
 
-    def _take_up(self, position: Position, committed: OffsetAndMetadata) -> None:
+    def _place_committed(self, position: Position, committed: OffsetAndMetadata) -> None:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
