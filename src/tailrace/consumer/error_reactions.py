@@ -14,26 +14,26 @@ class ErrorReactions:
     """Table of ``core.group.error_reactions``, overridden by the option ``group_error_reactions``."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self._said = config.group_error_reactions or {}
+        self._reactions = config.group_error_reactions or {}
 
-    def to(self, code: int, asked: GroupRequestKind) -> GroupReaction:
-        """Return the reaction to ``code`` in the response to ``asked``.
+    def to(self, code: int, request: GroupRequestKind) -> GroupReaction:
+        """Return the reaction to ``code`` in the response to ``request``.
 
         Raises:
             ConfigurationError: the user's function raised, or returned no reaction.
         """
-        return REACTIONS.reaction_to(code, asked, self._overrides(code))
+        return REACTIONS.reaction_to(code, request, self._overrides(code))
 
-    def event_of(self, code: int, asked: GroupRequestKind) -> GroupEvent:
+    def event_of(self, code: int, request: GroupRequestKind) -> GroupEvent:
         """Return the reaction as an event of the membership; raises as ``to`` does."""
-        return event_of(code, asked, self._overrides(code))
+        return event_of(code, request, self._overrides(code))
 
     def _overrides(self, code: int) -> dict[int, GroupReaction]:
-        said = self._said.get(code)
-        if said is None:
+        configured = self._reactions.get(code)
+        if configured is None:
             return {}
         try:
-            name = said(code) if callable(said) else said
+            name = configured(code) if callable(configured) else configured
         except Exception as error:
             raise ConfigurationError(
                 f"group_error_reactions: the function for code {code} raised {type(error).__name__}: {error}"

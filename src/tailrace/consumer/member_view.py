@@ -51,9 +51,9 @@ class MemberView:
             if one.delivered is not None and one.committed is not None and one.delivered > one.committed
         ]
 
-    def watch(self, told: Callable[[], None]) -> None:
-        """Call ``told`` whenever a position may have moved."""
-        self._engine.reader.on_change = told
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call ``on_change`` whenever a position may have moved."""
+        self._engine.reader.on_change = on_change
 
     def is_ours(self, position: Position) -> bool:
         """Return True if ``position`` belongs to a current assignment."""

@@ -22,17 +22,19 @@ def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
     life.topics |= whole
 
 
-def subscribe_matching(consumer: Consumer, takes: Callable[[str], bool], said: str, *, whole: Container[str]) -> None:
+def subscribe_matching(
+    consumer: Consumer, takes: Callable[[str], bool], description: str, *, whole: Container[str]
+) -> None:
     """Subscribe a consumer, before its start, to the topics that ``takes`` accepts, those created later included.
 
     Args:
         consumer: a consumer that names no topics.
         takes: predicate of topic names.
-        said: description of the topics, for messages.
+        description: short description of the topics, for messages.
         whole: those of the topics that are read from their first record on.
     """
     life = consumer._life  # noqa: SLF001 - same package
-    life.pattern, life.whole = TopicChoice(said, takes), whole
+    life.pattern, life.whole = TopicChoice(description, takes), whole
 
 
 def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:

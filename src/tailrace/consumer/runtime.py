@@ -111,28 +111,28 @@ class ConsumerRuntime:
             await self.cluster.retrying(self.cluster.refresh, timeout_s=timeout_s, what="refreshing metadata")
         else:
             await self.cluster.reach(timeout_s)
-        await self.subject.see_topics(timeout_s)
+        await self.subject.check_topics_exist(timeout_s)
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
         self.subject.metadata_changed()
         components = self._components
-        beside = [
+        background = [
             components.metadata_refresher.run_refreshes,
             components.fetcher.run_fetches,
             components.offset_resetter.run_resets,
         ]
         if self.committer is not None:
-            beside.append(self.committer.run_commits)
+            background.append(self.committer.run_commits)
         async with anyio.create_task_group() as tasks:
             # Decoding needs aiokafka, whose import takes a tenth of a second: as long as joining a group.
             tasks.start_soon(asyncio.to_thread, import_module, "tailrace.batches.record_batch")
-            for run in beside:
-                tasks.start_soon(self._run_beside, run, stopping)
-            tasks.start_soon(self._leave_when, stopping, tasks.cancel_scope)
+            for run in background:
+                tasks.start_soon(self._run_background, run, stopping)
+            tasks.start_soon(self._stop_when, stopping, tasks.cancel_scope)
             await self._run_memberships(stopping)
             tasks.cancel_scope.cancel()
 
-    async def _run_beside(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
+    async def _run_background(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
         try:
             await run()
         except Exception as error:  # noqa: BLE001 - raised by the next polling call
@@ -140,11 +140,11 @@ class ConsumerRuntime:
             self.fail(raised(error))
             stopping.set()
 
-    async def _leave_when(self, stopping: asyncio.Event, everything: anyio.CancelScope) -> None:
+    async def _stop_when(self, stopping: asyncio.Event, scope: anyio.CancelScope) -> None:
         await stopping.wait()
         self.subject.stop()
         await asyncio.sleep(self.config.stop_timeout_ms / 1000)
-        everything.cancel()
+        scope.cancel()
 
     async def _run_memberships(self, stopping: asyncio.Event) -> None:
         """Run one membership of the group after another, as the subscription changes, until the end."""
@@ -152,7 +152,7 @@ class ConsumerRuntime:
             await self.subject.run_membership()
             if self.failure is not None or stopping.is_set():
                 break
-            await self.subject.news.wait()
+            await self.subject.membership_changed.wait()
         await self.subject.commit_assigned()
 
     def fail(self, error: TailraceError) -> None:

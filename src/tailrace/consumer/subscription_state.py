@@ -56,12 +56,12 @@ class SubscriptionState:
         self._on_failure = on_failure
         self.committer = self._new_committer() if components.config.group_id is not None else None
         self.coordinator: Coordinator | None = None
-        self._solo: StandaloneAssignment | None = None
+        self._standalone: StandaloneAssignment | None = None
         self._is_first = True
         """True before the first membership."""
-        self._is_assigned = False
+        self._is_manual = False
         """True if the user assigned the partitions."""
-        self._assigning = ManualAssignment(
+        self._manual_assignment = ManualAssignment(
             components.config,
             self._cluster,
             components.positions,
@@ -71,11 +71,11 @@ class SubscriptionState:
             components.start_positions,
             self.committer,
         )
-        self.news = AutoResetEvent()
+        self.membership_changed = AutoResetEvent()
         """Set when a new membership should run, or the consumer stops."""
         self._left = asyncio.Event()
         if topics or pattern is not None:
-            self._follow(topics, pattern)
+            self._subscribe_to(topics, pattern)
 
     def _new_committer(self) -> Committer:
         config, components = self._components.config, self._components
@@ -91,7 +91,7 @@ class SubscriptionState:
             components.start_positions.restart,
         )
 
-    def _follow(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+    def _subscribe_to(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
         """Read topics, as a member of the group or standalone."""
         self.topics, self._pattern = topics, pattern
         components = self._components
@@ -99,7 +99,7 @@ class SubscriptionState:
             self.coordinator = self._new_membership(self.committer)
         else:
             assert not isinstance(pattern, BrokerPattern), "a broker resolves patterns only for a group"
-            self._solo = StandaloneAssignment(
+            self._standalone = StandaloneAssignment(
                 components.start_positions,
                 self._cluster,
                 components.positions,
@@ -110,7 +110,7 @@ class SubscriptionState:
 
     def _new_membership(self, committer: Committer) -> Coordinator:
         config, components = self._components.config, self._components
-        ownership = AssignmentReconciler(
+        reconciler = AssignmentReconciler(
             config,
             self._cluster,
             components.positions,
@@ -126,7 +126,7 @@ class SubscriptionState:
         return Coordinator(
             config,
             self._cluster,
-            ownership,
+            reconciler,
             components.reader,
             components.observer,
             components.new_member(),
@@ -141,15 +141,15 @@ class SubscriptionState:
         """Keep the metadata of the initial topics up to date."""
         self._components.watch(self.topics if self._pattern is None else None)
 
-    async def see_topics(self, timeout_s: float) -> None:
+    async def check_topics_exist(self, timeout_s: float) -> None:
         """Check that the initial topics exist.
 
         Raises:
             UnknownTopicError: a topic does not exist.
         """
-        await self._see(self.topics - self._optional, self._pattern, timeout_s)
+        await self._check_topics(self.topics - self._optional, self._pattern, timeout_s)
 
-    async def _see(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
+    async def _check_topics(self, topics: frozenset[str], pattern: TopicPattern | None, timeout_s: float) -> None:
         """Check that topics exist, and note their partitions; with a pattern, those of all topics."""
         await self._cluster.retrying(
             partial(check_topics, self._cluster, topics),
@@ -175,12 +175,12 @@ class SubscriptionState:
         """End the membership and the loop that waits for another one."""
         if self.coordinator is not None:
             self.coordinator.stop()
-        self.news.set()
+        self.membership_changed.set()
 
     async def commit_assigned(self) -> None:
         """Commit the finished records of partitions assigned by the user."""
         config = self._components.config
-        if self._is_assigned and self.committer is not None and config.commits_automatically:
+        if self._is_manual and self.committer is not None and config.commits_automatically:
             await self.committer.commit_automatically(timeout_s=config.stop_timeout_ms / 2000, will_retry=False)
 
     # ---- changes by the user -----------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ class SubscriptionState:
             ConsumerStateError: partitions are assigned by the user.
             UnknownTopicError: a topic does not exist; the subscription is unchanged.
         """
-        if self._is_assigned:
+        if self._is_manual:
             raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
-        await self._look_for(topics, pattern)
+        await self._watch_topics(topics, pattern)
         self._optional = frozenset()
         is_other_kind = isinstance(pattern, BrokerPattern) or isinstance(self._pattern, BrokerPattern)
         if self.coordinator is not None and is_other_kind:
@@ -205,16 +205,16 @@ class SubscriptionState:
             # Before the rebalance that revokes the other partitions, which may take seconds.
             self._components.reader.subscribe(_predicate_of(topics, pattern))
             self.coordinator.resubscribe(topics, pattern)
-        elif self._solo is not None:
+        elif self._standalone is not None:
             assert not isinstance(pattern, BrokerPattern)
             self.topics, self._pattern = topics, pattern
-            self._solo.resubscribe(topics, pattern)
+            self._standalone.resubscribe(topics, pattern)
         else:
-            self._follow(topics, pattern)
+            self._subscribe_to(topics, pattern)
             self.metadata_changed()
-            self.news.set()
+            self.membership_changed.set()
 
-    async def _look_for(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
+    async def _watch_topics(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
         """Check that topics exist and keep their metadata up to date; on an error the former topics stay watched."""
         token, wanted = object(), None if pattern is not None else topics
         timeout_s = self._components.config.default_api_timeout_ms / 1000
@@ -222,7 +222,7 @@ class SubscriptionState:
         try:
             # Also for a pattern: the metadata may lack topics that match it.
             await self._cluster.retrying(self._cluster.refresh, timeout_s=timeout_s, what="looking for the topics")
-            await self._see(topics, pattern, timeout_s)
+            await self._check_topics(topics, pattern, timeout_s)
             self._components.watch(wanted)
         finally:
             self._cluster.unwatch(token)
@@ -239,11 +239,11 @@ class SubscriptionState:
             await self._left.wait()
         if self._components.reader.is_over():
             return
-        if self._is_assigned:
-            await self._assigning.prepare({})
-            self._is_assigned = False
-        self.topics, self._pattern, self._solo = frozenset(), None, None
-        self._assigning.clear()
+        if self._is_manual:
+            await self._manual_assignment.prepare({})
+            self._is_manual = False
+        self.topics, self._pattern, self._standalone = frozenset(), None, None
+        self._manual_assignment.clear()
         self._components.reader.subscribe(None)
         self._components.watch(())
 
@@ -256,29 +256,29 @@ class SubscriptionState:
             BrokerError: the committed offsets may not be read; the assignment is unchanged.
             BrokerConnectionError: the committed offsets could not be read in time; the assignment is unchanged.
         """
-        if self.coordinator is not None or self._solo is not None:
+        if self.coordinator is not None or self._standalone is not None:
             raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")
-        chosen = await self._assigning.find(specs)
-        if not chosen and not self._is_assigned:
+        chosen = await self._manual_assignment.find(specs)
+        if not chosen and not self._is_manual:
             return
-        committed = await self._assigning.prepare(chosen)
+        committed = await self._manual_assignment.prepare(chosen)
         self.topics = frozenset(partition.topic for partition in chosen)
         self._components.watch(self.topics)
-        self._is_assigned = True
-        await self._assigning.replace(chosen, committed)
+        self._is_manual = True
+        await self._manual_assignment.replace(chosen, committed)
 
     # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def is_nothing(self) -> bool:
         """True if there is neither a subscription nor a manual assignment."""
-        return self.coordinator is None and self._solo is None and not self._is_assigned
+        return self.coordinator is None and self._standalone is None and not self._is_manual
 
     @property
     def subscription(self) -> frozenset[str]:
         """Topics that are read; with a pattern that the broker resolves, those of the assigned partitions."""
-        if self._solo is not None:
-            return self._solo.topics
+        if self._standalone is not None:
+            return self._standalone.topics
         if self.coordinator is None:
             return frozenset()
         owned = {partition.topic for partition in self._components.positions.partitions}
@@ -286,8 +286,8 @@ class SubscriptionState:
 
     def metadata_changed(self) -> None:
         """Handle new cluster metadata: topics, partitions and leaders may have changed."""
-        if self._solo is not None:
-            self._solo.metadata_changed()
+        if self._standalone is not None:
+            self._standalone.metadata_changed()
         if self.coordinator is not None:
             self.coordinator.metadata_changed()
         self._components.metadata_changed()
@@ -296,12 +296,12 @@ class SubscriptionState:
         if self.coordinator is not None:
             return self.coordinator.commit_identity()
         # A manual assignment commits without a member id (a "simple" consumer).
-        return Identity() if self._is_assigned else None
+        return Identity() if self._is_manual else None
 
     def _commit_refused(self, code: int, identity: Identity) -> bool:
         if self.coordinator is not None:
             return self.coordinator.refused(code, identity)
-        return self._is_assigned
+        return self._is_manual
 
 
 def _predicate_of(topics: frozenset[str], pattern: TopicPattern | None) -> Callable[[str], object]:

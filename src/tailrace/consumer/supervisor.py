@@ -53,8 +53,8 @@ class Supervisor:
         try:
             await asyncio.wait({self._task, *waiting}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as cancelled:
-            if not await self._ended(ending_s):
-                cancelled.add_note(self._left_behind(ending_s))
+            if not await self._cancel(ending_s):
+                cancelled.add_note(self._still_running(ending_s))
             raise
         finally:
             for one in waiting:
@@ -86,16 +86,16 @@ class Supervisor:
             try:
                 await asyncio.wait({self._task}, timeout=timeout_s)
             except asyncio.CancelledError as cancelled:
-                if not await self._ended(ending_s):
-                    cancelled.add_note(self._left_behind(ending_s))
+                if not await self._cancel(ending_s):
+                    cancelled.add_note(self._still_running(ending_s))
                 raise
-            if not await self._ended(ending_s):
-                raise TailraceError(self._left_behind(ending_s))
+            if not await self._cancel(ending_s):
+                raise TailraceError(self._still_running(ending_s))
 
     async def _run(self) -> None:
         await self._body(self)
 
-    async def _ended(self, within_s: float) -> bool:
+    async def _cancel(self, within_s: float) -> bool:
         """Cancel the body, twice if necessary; return False if it still runs and is abandoned."""
         assert self._task is not None
         for _ in range(_CANCELLATIONS):
@@ -109,8 +109,8 @@ class Supervisor:
             self._task.exception()
         return True
 
-    def _left_behind(self, within_s: float) -> str:
-        return f"{self._name} has not ended {within_s:g} s after it was canceled, and is left behind"
+    def _still_running(self, within_s: float) -> str:
+        return f"{self._name} has not ended {within_s:g} s after it was canceled, and is abandoned"
 
 
 def raised(error: BaseException) -> TailraceError:

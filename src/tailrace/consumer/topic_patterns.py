@@ -15,7 +15,7 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["BrokerPattern", "TopicChoice", "TopicPattern", "checked_pattern"]
 
-_WORDS_OF_RE2 = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
+_RE2_FLAGS = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +65,5 @@ def _for_broker(given: re.Pattern[str]) -> BrokerPattern:
             f"pattern={given.pattern!r} has re.VERBOSE, which brokers do not support (group_protocol='consumer')"
             " - write it without blanks and comments"
         )
-    flags = "".join(letter for flag, letter in _WORDS_OF_RE2 if given.flags & flag)
+    flags = "".join(name for flag, name in _RE2_FLAGS if given.flags & flag)
     return BrokerPattern(f"(?{flags}){given.pattern}" if flags else given.pattern)

@@ -46,7 +46,7 @@ class Coordinator:
         self,
         config: ConsumerConfig,
         cluster: Cluster,
-        ownership: AssignmentReconciler,
+        reconciler: AssignmentReconciler,
         reader: Reader,
         observer: Observer,
         member: str,
@@ -55,7 +55,7 @@ class Coordinator:
         on_failure: Callable[[TailraceError], None],
     ) -> None:
         self.topics, self._pattern = topics, pattern
-        self._cluster, self._ownership, self._reader = cluster, ownership, reader
+        self._cluster, self._reconciler, self._reader = cluster, reconciler, reader
         self._max_wait_s = config.max_poll_interval_ms / 1000
         self._on_failure = on_failure
         self._reactions = ErrorReactions(config)
@@ -87,7 +87,7 @@ class Coordinator:
 
     def stop(self) -> None:
         """Release all partitions and leave the group."""
-        self._membership.receive(StopMembership(self._ownership.may_commit))
+        self._membership.receive(StopMembership(self._reconciler.may_commit))
 
     def refused(self, code: int, identity: Identity) -> bool:
         """Handle the error code of a commit sent as ``identity``; return True if that is still the current one."""
@@ -129,14 +129,14 @@ class Coordinator:
 
     async def take_over(self, effect: TakeOver) -> None:
         """Make the assigned partitions ready."""
-        await self._ownership.take_over(effect.added, effect.kept)
+        await self._reconciler.take_over(effect.added, effect.kept)
 
     async def release(self, effect: Release) -> None:
         """Give up revoked or lost partitions."""
         if effect.is_lost:
-            await self._ownership.lose(effect.partitions, effect.reason)
+            await self._reconciler.lose(effect.partitions, effect.reason)
         else:
-            await self._ownership.release(effect.partitions, is_last=effect.is_last)
+            await self._reconciler.release(effect.partitions, is_last=effect.is_last)
 
     def report(self, error: TailraceError) -> None:
         """Raise the error in the next reading call."""

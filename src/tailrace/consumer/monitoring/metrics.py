@@ -42,7 +42,7 @@ class ConsumerMetrics:
         self._heartbeats, self._joins, self._syncs, self._commits = Meter(now), Meter(now), Meter(now), Meter(now)
         self._fetches, self._bytes, self._records = Meter(now), Meter(now), Meter(now)
         self._throttled, self._rebalances = Meter(now), Meter(now)
-        self._asked = {
+        self._by_request = {
             "Heartbeat": self._heartbeats,
             "GroupHeartbeat": self._heartbeats,
             "Join": self._joins,
@@ -61,8 +61,8 @@ class ConsumerMetrics:
                 self._bytes.note(now, event.size)
                 self._records.note(now, event.records)
                 self._throttled.note(now, event.throttled_s * 1000)
-            case GroupRequestCompleted() if event.request in self._asked:
-                self._asked[event.request].note(now, event.took_s * 1000)
+            case GroupRequestCompleted() if event.request in self._by_request:
+                self._by_request[event.request].note(now, event.took_s * 1000)
             case CommitFailed():
                 self._failed_commits += 1
             case RebalanceStarted():
