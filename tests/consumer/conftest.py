@@ -1,4 +1,4 @@
-"""Brokers behind fault proxies, a broker that tests may kill, and consumers of the shared broker."""
+"""Fixtures: brokers behind fault proxies, a broker that tests may kill, and consumers of the shared broker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support.proxied_broker import ProxiedBroker
 
 @pytest.fixture(scope="session")
 def quick_server() -> Iterator[KafkaServer]:
-    """A broker behind a fault proxy, for all tests that need one; groups of the consumer protocol beat quickly."""
+    """Start a broker behind a fault proxy with short heartbeat intervals for groups of the consumer protocol."""
     with KafkaServer(proxied=True, config=QUICK) as server:
         yield server
 
 
 @pytest.fixture
 def proxied_server(quick_server) -> Iterator[KafkaServer]:
-    """That broker for one test, which sees its own frames only; whole again after it."""
+    """Provide that broker for one test, which sees only its own frames; the proxy is restored after the test."""
     quick_server.proxy.frames.clear()
     yield quick_server
     quick_server.proxy.restore()
@@ -29,26 +29,26 @@ def proxied_server(quick_server) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def witness_of(proxied_server) -> ProxiedBroker:
-    """The broker behind the proxy, and members of the classic protocol."""
+    """Provide that broker with members of the classic protocol."""
     return ProxiedBroker(proxied_server)
 
 
 @pytest.fixture
 def quick(proxied_server) -> Kip848Broker:
-    """The same, and members of the consumer protocol."""
+    """Provide that broker with members of the consumer protocol."""
     return Kip848Broker(proxied_server)
 
 
 @pytest.fixture(scope="session")
 def observed_server() -> Iterator[KafkaServer]:
-    """A broker behind a fault proxy, with Kafka's own defaults for groups."""
+    """Start a broker behind a fault proxy with Kafka's defaults for groups."""
     with KafkaServer(proxied=True) as server:
         yield server
 
 
 @pytest.fixture
 def kafka(observed_server) -> Iterator[ProxiedBroker]:
-    """That broker and what a test needs of it; it sees its own frames only, and the proxy is restored after it."""
+    """Provide that broker for one test, which sees only its own frames; the proxy is restored after the test."""
     observed_server.proxy.frames.clear()
     yield ProxiedBroker(observed_server)
     observed_server.proxy.restore()
@@ -56,7 +56,7 @@ def kafka(observed_server) -> Iterator[ProxiedBroker]:
 
 @pytest.fixture(scope="session")
 def killed_server() -> Iterator[KafkaServer]:
-    """A broker that tests may kill; they are of one xdist_group, so that there is one."""
+    """Start a broker that tests may kill; these tests share one xdist_group, so that there is one."""
     with KafkaServer(config=QUICK) as server:
         server.create_topic("always-there", 2)
         yield server
@@ -64,7 +64,7 @@ def killed_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def own_server(killed_server) -> KafkaServer:
-    """That broker, running."""
+    """Provide that broker, running."""
     if not killed_server.node.is_running:
         killed_server.restart()
     return killed_server
@@ -72,7 +72,7 @@ def own_server(killed_server) -> KafkaServer:
 
 @pytest.fixture
 def new_consumer(kafka_server) -> Callable[..., Consumer]:
-    """Makes a consumer of the shared broker; the test starts it, by ``async with``."""
+    """Return a function that creates consumers of the shared broker; the test starts them by ``async with``."""
 
     def make(*topics: str, **options: object) -> Consumer:
         return Consumer(*topics, **{"bootstrap_servers": kafka_server.bootstrap_servers, **options})

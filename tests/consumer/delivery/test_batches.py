@@ -1,4 +1,4 @@
-"""Reading in batches, and how long reading waits: what it gives, raises, or ends when nothing comes."""
+"""Reading in batches, and timeouts of reading."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tailrace import (
 from tests.support.consumer_group import until
 
 
-async def test_batches_are_as_full_as_their_time_allows(new_topic, new_consumer, witness, group):
-    """At most max_records; what is there at once is not waited for; the rest comes when max_wait_ms is over."""
+async def test_a_batch_collects_records_for_max_wait_ms(new_topic, new_consumer, witness, group):
+    """A full batch is returned at once, a smaller one after max_wait_ms; none exceeds max_records."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(250)))
     sizes = []
@@ -38,8 +38,8 @@ async def test_batches_are_as_full_as_their_time_allows(new_topic, new_consumer,
     assert 0.6 < took_s < 20
 
 
-async def test_a_batch_is_filled_by_what_comes_meanwhile(new_topic, new_consumer, witness, group):
-    """Records that come within the time make the batch fuller, and it is handed out as soon as it is full."""
+async def test_records_that_arrive_in_time_join_the_batch(new_topic, new_consumer, witness, group):
+    """Records that arrive within max_wait_ms join the batch, which is returned as soon as it is full."""
     topic = new_topic()
     witness.produce(topic, [b"first"])
 
@@ -53,10 +53,8 @@ async def test_a_batch_is_filled_by_what_comes_meanwhile(new_topic, new_consumer
     assert [record.value for record in batch] == [b"first", b"second", b"third"]
 
 
-async def test_a_batch_is_done_when_the_next_is_asked_for_and_the_loop_ends_with_stop(
-    new_topic, new_consumer, witness, group
-):
-    """stop() from elsewhere ends the loop; the batch in hand is not committed, the one before it is."""
+async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, new_consumer, witness, group):
+    """stop() from another task ends the loop; the current batch is not committed, the one before it is."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(50)))
     consumer = new_consumer(topic, group_id=group)
@@ -80,8 +78,8 @@ async def test_a_batch_is_done_when_the_next_is_asked_for_and_the_loop_ends_with
     assert await witness.committed(group, topic, 1) == {0: 20}
 
 
-async def test_a_cancelled_batch_loses_nothing(new_topic, new_consumer, witness, group):
-    """Waiting for a full batch may be cancelled at any moment: all records come, once, in order."""
+async def test_a_canceled_wait_for_a_batch_loses_no_record(new_topic, new_consumer, witness, group):
+    """The wait for a full batch may be canceled at any moment: all records are delivered once and in order."""
     topic = new_topic()
     got = []
 
@@ -103,8 +101,8 @@ def feed(witness, topic):
         witness.produce(topic, (b"%d" % (10 * n + i) for i in range(10)))
 
 
-async def test_getmany_waits_for_a_number_of_records(new_topic, new_consumer, witness, group):
-    """min_records: fewer come when the time is over, at once what is there with 0, and all when they are there."""
+async def test_getmany_waits_for_min_records(new_topic, new_consumer, witness, group):
+    """min_records: fewer are returned at the timeout, at once with timeout 0, and all as soon as they are there."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(3)))
 
@@ -131,8 +129,8 @@ async def test_getmany_waits_for_a_number_of_records(new_topic, new_consumer, wi
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witness, group, partitions):
-    """A batch larger than the buffer comes as large as the buffer, or a partition's share of it, in place of never."""
+async def test_a_batch_larger_than_the_buffer_is_cut(new_topic, new_consumer, witness, group, partitions):
+    """A batch larger than the buffer, or than a partition's share of it, is returned as large as fits."""
     topic = new_topic(partitions)
     witness.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=0, batch_bytes=10_000)
 
@@ -143,8 +141,8 @@ async def test_what_has_no_room_is_not_waited_for(new_topic, new_consumer, witne
     assert 0 < len(batch) < 400
 
 
-async def test_a_batch_that_is_used_up_takes_no_room(new_topic, new_consumer, witness, group):
-    """Also where it had as many records as were asked for: the next one is fetched, however large both are."""
+async def test_an_exhausted_batch_frees_its_room(new_topic, new_consumer, witness, group):
+    """Also if it had exactly as many records as were requested: the next batch is fetched, however large both are."""
     topic = new_topic()
     for _ in range(3):
         witness.produce(topic, [b"x" * 60_000])
@@ -156,8 +154,8 @@ async def test_a_batch_that_is_used_up_takes_no_room(new_topic, new_consumer, wi
     assert [[record.offset for record in batch] for batch in got] == [[0], [1], [2]]
 
 
-async def test_a_fetch_under_way_makes_no_batch_smaller(new_topic, new_consumer, witness, group):
-    """It may have reserved all the room there is, and is waited for: by a number of records as by a batch's time."""
+async def test_a_fetch_in_flight_is_waited_for(new_topic, new_consumer, witness, group):
+    """A fetch in flight may have reserved all room; min_records and a batch's max_wait_ms both wait for it."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
 
@@ -174,8 +172,8 @@ async def test_a_fetch_under_way_makes_no_batch_smaller(new_topic, new_consumer,
         assert len(await batch) == 3
 
 
-async def test_what_is_no_record_does_not_hold_a_batch_up(new_topic, new_consumer, kafka_server, group):
-    """Aborted data, more than there is room for, and markers are passed over by whoever waits for many records."""
+async def test_offsets_without_records_do_not_delay_a_batch(new_topic, new_consumer, kafka_server, group):
+    """A wait for many records skips aborted data, even more than there is room for, and control records."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     servers = {"bootstrap.servers": kafka_server.bootstrap_servers}
@@ -202,8 +200,8 @@ async def test_what_is_no_record_does_not_hold_a_batch_up(new_topic, new_consume
     assert (position, held) == (304, 0)
 
 
-async def test_an_error_is_told_before_there_are_enough_records(new_topic, new_consumer, witness, group):
-    """Behind it no more come: those before it are handed out, however many are waited for, and then it is raised."""
+async def test_an_error_ends_the_wait_for_more_records(new_topic, new_consumer, witness, group):
+    """Records before an error are delivered, however many were requested; then the error is raised."""
     topic = new_topic()
     witness.produce(topic, [b"x" * 100, b"y" * 100])
     witness.produce(topic, [b"z" * 5_000])
@@ -216,8 +214,8 @@ async def test_an_error_is_told_before_there_are_enough_records(new_topic, new_c
     assert [record.offset for record in batch] == [0, 1]
 
 
-async def test_one_batch_is_a_finite_iteration(new_topic, new_consumer, witness, group):
-    """A loop over one call's records ends, also over none; then one asks for another."""
+async def test_a_loop_over_one_getmany_call_ends(new_topic, new_consumer, witness, group):
+    """A loop over the records of one call ends, also if there are none; the next call returns more."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(5)))
 
@@ -228,8 +226,8 @@ async def test_one_batch_is_a_finite_iteration(new_topic, new_consumer, witness,
     assert (first, second) == ([0, 1, 2, 3, 4], [])
 
 
-async def test_nothing_in_time_is_an_answer_to_a_call_that_asks_so(new_topic, new_consumer):
-    """timeout_ms on the call: None, or an empty list, and about then."""
+async def test_timeout_ms_returns_none_or_an_empty_list(new_topic, new_consumer):
+    """A call with timeout_ms returns None or an empty list at about that time."""
     async with new_consumer(new_topic(), consumer_timeout_ms=60_000) as consumer:
         began_at = time.monotonic()
         assert await consumer.getone(timeout_ms=300) is None
@@ -237,8 +235,8 @@ async def test_nothing_in_time_is_an_answer_to_a_call_that_asks_so(new_topic, ne
         assert 0.5 < time.monotonic() - began_at < 20
 
 
-async def test_nothing_in_time_raises(new_topic, new_consumer, witness):
-    """consumer_timeout_ms: calls and loops raise ConsumerTimeoutError, and the consumer can be read on."""
+async def test_consumer_timeout_ms_raises(new_topic, new_consumer, witness):
+    """With consumer_timeout_ms, calls and loops raise ConsumerTimeoutError, and the consumer can be polled again."""
     topic = new_topic()
 
     async with new_consumer(topic, consumer_timeout_ms=300, auto_offset_reset="earliest") as consumer:
@@ -249,8 +247,8 @@ async def test_nothing_in_time_raises(new_topic, new_consumer, witness):
         assert (await consumer.getone(timeout_ms=30_000)).value == b"late"
 
 
-async def test_nothing_in_time_ends_the_loop(new_topic, new_consumer, witness):
-    """when_timed_out="stop": loops end quietly after the last record, and another loop may follow."""
+async def test_when_timed_out_stop_ends_the_loop(new_topic, new_consumer, witness):
+    """With when_timed_out="stop", loops end after the last record without an error, and another loop may follow."""
     topic = new_topic()
     witness.produce(topic, [b"1", b"2"])
     options = {"consumer_timeout_ms": 500, "when_timed_out": "stop", "auto_offset_reset": "earliest"}
@@ -265,8 +263,8 @@ async def test_nothing_in_time_ends_the_loop(new_topic, new_consumer, witness):
     assert (first, second) == ([b"1", b"2"], [b"3"])
 
 
-async def test_batches_wait_as_options_say_by_now(new_topic, new_consumer):
-    """A loop that has begun heeds what is set anew."""
+async def test_a_running_loop_uses_changed_timeouts(new_topic, new_consumer):
+    """A loop that is running applies options changed by reconfigure()."""
     async with new_consumer(new_topic()) as consumer, asyncio.timeout(30):
         batches = consumer.batches()
         await consumer.reconfigure(consumer_timeout_ms=200, when_timed_out="stop")
@@ -274,8 +272,8 @@ async def test_batches_wait_as_options_say_by_now(new_topic, new_consumer):
         assert [batch async for batch in batches] == []
 
 
-async def test_batches_and_other_readers_at_once_are_refused(new_topic, new_consumer, group):
-    """The second task that waits gets an error."""
+async def test_batches_beside_another_reader_raise(new_topic, new_consumer, group):
+    """The second task that waits for records gets an error."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         waiting = asyncio.create_task(anext(aiter(consumer.batches())))
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Keys and values by the user's functions, records that they cannot read, and offsets that are missing."""
+"""Deserializers of the user, records that they cannot decode, and missing offsets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.support.event_recorder import EventRecorder
 
 @pytest.fixture
 def orders(new_topic, witness) -> str:
-    """A topic of ten records, of which the sixth is no JSON."""
+    """Create a topic of ten records, the sixth of which is not JSON."""
     topic = new_topic()
     values = [json.dumps({"n": n}).encode() if n != 5 else b"{broken" for n in range(10)]
     witness.produce(topic, values, keys=[b"%d" % n for n in range(10)])
     return topic
 
 
-async def test_keys_and_values_are_read_by_the_users_functions(orders, new_consumer, witness, group):
-    """Each by its own; null stays null, and a record keeps all else."""
+async def test_deserializers_apply_to_keys_and_values(orders, new_consumer, witness, group):
+    """Each has its own function; null stays null, and all other fields are unchanged."""
     witness.produce(orders, [None])
     options = {"key_deserializer": int, "value_deserializer": json.loads, "on_deserialize_error": "skip"}
 
@@ -33,8 +33,8 @@ async def test_keys_and_values_are_read_by_the_users_functions(orders, new_consu
     assert (records[-1].key, records[-1].value, records[-1].offset) == (None, None, 10)
 
 
-async def test_what_cannot_be_read_raises_until_somebody_seeks_past_it(orders, new_consumer, witness, group):
-    """All before it comes, the error says where, twice; nothing behind it is lost or committed past."""
+async def test_an_undecodable_record_raises_until_a_seek_past_it(orders, new_consumer, witness, group):
+    """Records before it are delivered; the error names the offset, twice; none after it is lost or committed past."""
     place = TopicPartition(orders, 0)
 
     async with new_consumer(orders, group_id=group, value_deserializer=json.loads) as consumer:
@@ -51,8 +51,8 @@ async def test_what_cannot_be_read_raises_until_somebody_seeks_past_it(orders, n
     assert [record.offset for record in batch] == [6, 7, 8, 9]
 
 
-async def test_what_cannot_be_read_is_left_out_if_that_is_wanted(orders, new_consumer, witness, group):
-    """Nine of ten come, an event tells of the tenth, and the position is past it."""
+async def test_an_undecodable_record_is_skipped_on_request(orders, new_consumer, witness, group):
+    """Nine of ten records are delivered, an event names the tenth, and the position is after it."""
     events = EventRecorder()
     options = {"value_deserializer": json.loads, "on_deserialize_error": "skip", "hooks": [events]}
 
@@ -65,8 +65,8 @@ async def test_what_cannot_be_read_is_left_out_if_that_is_wanted(orders, new_con
     assert await witness.committed(group, orders, 1) == {0: 10}
 
 
-async def test_an_app_has_codecs_instead(kafka_server, orders, group):
-    """Functions for Consumer are refused where handlers have types."""
+async def test_an_app_refuses_deserializers(kafka_server, orders, group):
+    """Deserializers are for Consumer; handlers of an App have types."""
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, value_deserializer=json.loads)
 
     @app.handler(orders)
@@ -76,8 +76,8 @@ async def test_an_app_has_codecs_instead(kafka_server, orders, group):
         await app.start()
 
 
-async def test_gaps_are_told_where_there_should_be_none(new_topic, new_consumer, kafka_server, group):
-    """A transaction's marker leaves one: by default all records come, with allow_offset_gaps=False an error first."""
+async def test_offset_gaps_raise_if_not_allowed(new_topic, new_consumer, kafka_server, group):
+    """A control record leaves a gap: all records are delivered by default; allow_offset_gaps=False raises first."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     producer.init_transactions(20)

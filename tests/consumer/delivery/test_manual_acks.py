@@ -19,7 +19,7 @@ QUICK = {"heartbeat_interval_ms": 200}
 
 @pytest.fixture
 def by_hand(new_consumer, group):
-    """Makes a consumer whose records are acknowledged by hand; it commits when it is told to."""
+    """Return a function that creates consumers with ``ack="manual"`` and without automatic commits."""
 
     def make(*topics, **options):
         return new_consumer(*topics, **{"group_id": group, "ack": "manual", "enable_auto_commit": False, **options})
@@ -28,15 +28,15 @@ def by_hand(new_consumer, group):
 
 
 async def take(consumer, count):
-    """So many records, whatever the batches are."""
+    """Read ``count`` records, whatever the batches are."""
     records = []
     while len(records) < count:
         records += await consumer.getmany(max_records=count - len(records))
     return records
 
 
-async def test_a_commit_follows_the_lowest_that_is_not_acknowledged(new_topic, by_hand, witness, group):
-    """In whichever order they are acknowledged; asking for the next record acknowledges nothing."""
+async def test_a_commit_stops_at_the_lowest_unacknowledged_record(new_topic, by_hand, witness, group):
+    """In whatever order records are acknowledged; polling the next record acknowledges none."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
 
@@ -52,8 +52,8 @@ async def test_a_commit_follows_the_lowest_that_is_not_acknowledged(new_topic, b
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_a_body_may_spawn_a_task_for_each_record(new_topic, by_hand, witness, group):
-    """However long each takes, all are committed when all are through, and none is left when the consumer stops."""
+async def test_each_record_may_be_acknowledged_by_its_own_task(new_topic, by_hand, witness, group):
+    """However long each takes, all are committed once all have finished; no task is left when the consumer stops."""
     topic, chance = new_topic(3), random.Random(7)
     witness.produce(topic, (b"%d" % n for n in range(900)), batch_bytes=4_000)
     handled = []
@@ -74,8 +74,8 @@ async def test_a_body_may_spawn_a_task_for_each_record(new_topic, by_hand, witne
     assert await witness.committed(group, topic, 3) == await witness.ends(topic, 3)
 
 
-async def test_what_is_not_in_hand_is_not_acknowledged(new_topic, by_hand, witness):
-    """Twice, after a seek for the record of before, and after the end: False, and it counts for nothing."""
+async def test_ack_of_a_record_not_in_flight_returns_false(new_topic, by_hand, witness):
+    """A second ack, one of a record from before a seek, and one after stop() return False and change nothing."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(5)))
 
@@ -98,8 +98,8 @@ async def test_what_is_not_in_hand_is_not_acknowledged(new_topic, by_hand, witne
         by_hand(topic).ack(after[2])
 
 
-async def test_a_pause_gives_back_what_was_not_handed_out(new_topic, by_hand, witness, group):
-    """Records that were decoded and wait are nobody's to acknowledge, and hold no commit."""
+async def test_a_pause_puts_undelivered_records_back(new_topic, by_hand, witness, group):
+    """Records that are decoded and not delivered cannot be acknowledged and hold no commit back."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(40)))
 
@@ -120,8 +120,8 @@ async def test_a_pause_gives_back_what_was_not_handed_out(new_topic, by_hand, wi
     assert await witness.committed(group, topic, 1) == {0: 40}
 
 
-async def test_markers_and_aborted_records_are_not_waited_for(new_topic, by_hand, witness, kafka_server, group):
-    """Offsets that are handed out to nobody leave no gap: with all acknowledged, the commit is the end of the log."""
+async def test_control_and_aborted_records_hold_no_commit_back(new_topic, by_hand, witness, kafka_server, group):
+    """With all delivered records acknowledged, the commit is the end of the log."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -146,8 +146,8 @@ async def test_markers_and_aborted_records_are_not_waited_for(new_topic, by_hand
     assert await witness.committed(group, topic, 1) == await witness.ends(topic, 1) == {0: 24}
 
 
-async def test_what_compaction_took_is_not_waited_for(quick, by_hand, group):
-    """Nor is what it takes while records are in hand: with all acknowledged, the commit is behind the last of them."""
+async def test_compacted_records_hold_no_commit_back(quick, by_hand, group):
+    """Also those removed while records are in flight: with all acknowledged, the commit is after the last one."""
     topic = quick.topic(cleanup_policy="compact", segment_ms=50, min_cleanable_dirty_ratio=0.01)
     place = {"bootstrap_servers": quick.server.bootstrap_servers}
     for _ in range(4):
@@ -180,8 +180,8 @@ async def test_what_compaction_took_is_not_waited_for(quick, by_hand, group):
 
 
 @pytest.mark.parametrize("kind", [QUICK, {"group_protocol": "consumer"}], ids=["classic", "consumer"])
-async def test_a_rebalance_waits_for_what_is_not_acknowledged(quick, by_hand, group, kind):
-    """What is revoked is handed over when the last record in hand is acknowledged: the next owner repeats none."""
+async def test_a_rebalance_waits_for_unacknowledged_records(quick, by_hand, group, kind):
+    """A revoked partition is released once its last record in flight is acknowledged; the next owner repeats none."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     quick.fill(topic, 2, 10)
     options = {"bootstrap_servers": quick.bootstrap_servers, "enable_auto_commit": True, **kind}
@@ -208,8 +208,8 @@ async def test_a_rebalance_waits_for_what_is_not_acknowledged(quick, by_hand, gr
     assert await quick.committed(group, topic, 2) == {0: 10, 1: 10}
 
 
-async def test_what_was_revoked_is_not_acknowledged_any_more(new_topic, by_hand, witness, group):
-    """After the deadline for the drain the next owner runs it again, and an acknowledgement that is late is False."""
+async def test_ack_after_the_revocation_returns_false(new_topic, by_hand, witness, group):
+    """After the drain deadline the next owner handles the record again, and a late ack returns False."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
     options = {"enable_auto_commit": True, "rebalance_drain_ms": 200, **QUICK}
@@ -236,8 +236,8 @@ async def test_what_was_revoked_is_not_acknowledged_any_more(new_topic, by_hand,
     assert await witness.committed(group, topic, 2) == {0: 10, 1: 10}
 
 
-async def test_an_acknowledgement_is_news_to_a_rebalance(new_topic, by_hand, new_consumer, witness, group):
-    """With ``ack="auto"`` as well: the record in hand is acknowledged, and nobody has to ask for the next one."""
+async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, witness, group):
+    """Also with ``ack="auto"``: an ack of the record in flight is enough, without another poll."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
 

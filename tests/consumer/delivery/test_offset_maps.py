@@ -1,4 +1,4 @@
-"""What is finished behind a commit: written with it, read at a takeover, held within its room."""
+"""Offset maps: committed with the offset, read at a takeover, limited in size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events():
 
 @pytest.fixture
 def by_hand(new_consumer, group, events):
-    """Makes a consumer whose records are acknowledged by hand; it commits when it is told to."""
+    """Return a function that creates consumers with ``ack="manual"`` and without automatic commits."""
 
     def make(*topics, on=new_consumer, **options):
         defaults = {"group_id": group, "ack": "manual", "enable_auto_commit": False, "hooks": [events]}
@@ -45,14 +45,14 @@ def by_hand(new_consumer, group, events):
 
 @pytest.fixture
 def topic(new_topic, witness):
-    """Of one partition and a hundred records."""
+    """Create a topic with one partition and a hundred records."""
     made = new_topic()
     witness.produce(made, (b"%d" % n for n in range(100)), partition=0)
     return made
 
 
 async def take(consumer, count):
-    """So many records, whatever the batches are."""
+    """Read ``count`` records, whatever the batches are."""
     records = []
     while len(records) < count:
         records += await consumer.getmany(max_records=count - len(records))
@@ -60,7 +60,7 @@ async def take(consumer, count):
 
 
 async def finish_all_but(stuck, consumer, count):
-    """Take ``count`` records, acknowledge them but for some, and commit."""
+    """Read ``count`` records, acknowledge all but some, and commit."""
     for record in await take(consumer, count):
         if record.offset not in stuck:
             assert consumer.ack(record)
@@ -69,8 +69,8 @@ async def finish_all_but(stuck, consumer, count):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize("ack", ["auto", "manual"])
-async def test_what_is_finished_is_not_handed_out_again(quick, by_hand, events, group, protocol, ack):  # noqa: PLR0917
-    """The next owner skips what the map says is finished, in either way of acknowledging, and tells how many."""
+async def test_finished_records_are_not_delivered_again(quick, by_hand, events, group, protocol, ack):  # noqa: PLR0917
+    """The next owner skips records that the map marks as finished, in both ack modes, and emits their number."""
     topic, stuck = quick.topic_with(100), {3, 50, 77}
     options = {"on": quick.consumer, "group_protocol": protocol}
     async with by_hand(topic, **options) as first:
@@ -90,8 +90,8 @@ async def test_what_is_finished_is_not_handed_out_again(quick, by_hand, events, 
     assert (await quick.committed(group, topic, 1), await quick.metadata(group, topic)) == ({0: 100}, "")
 
 
-async def test_a_map_is_worth_a_commit_of_its_own(topic, by_hand, events, witness, group):
-    """Behind a record that is stuck nothing but the map changes: it is committed all the same, and only then."""
+async def test_a_changed_map_is_committed(topic, by_hand, events, witness, group):
+    """While the lowest record is unfinished, only the map changes: it is committed, and only when it has changed."""
     async with by_hand(topic, enable_auto_commit=True, auto_commit_interval_ms=30) as consumer:
         records = await take(consumer, 20)
         await events.wait_for(OffsetsCommitted)
@@ -110,8 +110,8 @@ async def test_a_map_is_worth_a_commit_of_its_own(topic, by_hand, events, witnes
     assert await witness.committed(group, topic, 1) == {0: 0}
 
 
-async def test_a_map_is_handed_on_until_it_is_passed(topic, by_hand, group, witness):
-    """An owner that goes before it comes to all of it leaves the rest of it to the next one, beside its own."""
+async def test_a_map_is_passed_on_until_delivery_has_passed_it(topic, by_hand, group, witness):
+    """An owner that leaves before its end commits the rest of the map beside its own."""
     async with by_hand(topic) as first:
         await finish_all_but({3, 50, 77}, first, 90)
     async with by_hand(topic, max_queued_records=1) as second:
@@ -126,8 +126,8 @@ async def test_a_map_is_handed_on_until_it_is_passed(topic, by_hand, group, witn
 
 
 @pytest.mark.parametrize("way", ["override", "seek"])
-async def test_who_says_where_to_begin_begins_without_a_map(topic, by_hand, witness, group, way):
-    """After an override or a seek all records come from there on, whatever was finished; the map is not kept."""
+async def test_an_override_or_seek_discards_the_map(topic, by_hand, witness, group, way):
+    """All records from that offset on are delivered, whatever was finished."""
     place = TopicPartition(topic, 0)
     async with by_hand(topic) as first:
         await finish_all_but({3}, first, 90)
@@ -156,8 +156,8 @@ async def test_who_says_where_to_begin_begins_without_a_map(topic, by_hand, witn
         ("\u00fcber", ForeignMetadataFound),
     ],
 )
-async def test_metadata_of_others_are_ignored_with_a_count(topic, by_hand, events, *, witness, group, metadata, kind):
-    """What another client wrote, or what is damaged, holds nobody up: all records come, and it is told and counted."""
+async def test_foreign_metadata_is_ignored_and_counted(topic, by_hand, events, *, witness, group, metadata, kind):
+    """Foreign or damaged metadata delays nothing: all records are delivered, and an event is emitted."""
     await witness.commit(group, topic, 40, metadata)
 
     async with by_hand(topic) as consumer:
@@ -173,7 +173,7 @@ async def test_metadata_of_others_are_ignored_with_a_count(topic, by_hand, event
 
 
 async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
-    """Commit metadata byte for byte, as a principal of the group may do with any client."""
+    """Commit metadata byte for byte, as any client of the group may."""
     consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
     await consumer.start()
     try:
@@ -184,8 +184,8 @@ async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
         await consumer.stop()
 
 
-async def test_a_forged_map_skips_no_record_to_come(topic, by_hand, events, *, witness, group, kafka_server):
-    """A map of all offsets up to 2^62 is dropped with an event, and the next commit does not carry it on."""
+async def test_a_map_beyond_the_log_skips_no_record(topic, by_hand, events, *, witness, group, kafka_server):
+    """A map of all offsets up to 2^62 is dropped with an event, and the next commit does not contain it."""
     forged = encode_metadata(OffsetMap(40, 1 << 62, (40,)), "", 4_096).text
     await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 40, forged)
 
@@ -245,8 +245,8 @@ async def test_a_map_older_than_the_records_skips_none_of_them(by_hand, events, 
     assert "was written again under epoch" in events.of(OffsetMapIgnored)[0].reason
 
 
-async def test_a_users_text_goes_with_its_offset(topic, by_hand, witness, group):
-    """It comes back as it was given, beside a map and without one, and leaves with the offset it was committed with."""
+async def test_the_users_metadata_belongs_to_its_offset(topic, by_hand, witness, group):
+    """It is returned unchanged, with a map and without, and is gone once another offset is committed."""
     place, text = TopicPartition(topic, 0), 'ledger 7:ü "x"'
     async with by_hand(topic) as consumer:
         records = await take(consumer, 10)
@@ -265,8 +265,8 @@ async def test_a_users_text_goes_with_its_offset(topic, by_hand, witness, group)
         assert decode_metadata(await witness.metadata(group, topic), 70).offset_map is None
 
 
-async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, events, witness, group):
-    """While the lowest is stuck and the map is three quarters full, its partition waits; others and the group go on."""
+async def test_a_full_map_holds_its_partition_back(new_topic, by_hand, events, witness, group):
+    """While the lowest record is unfinished and the map three quarters full, only its partition waits."""
     topic, chance = new_topic(2), random.Random(5)
     for partition in range(2):
         witness.produce(topic, (b"%d" % n for n in range(20_000)), partition=partition)
@@ -301,10 +301,8 @@ async def test_no_more_is_begun_than_the_map_has_room_for(new_topic, by_hand, ev
     assert decode_metadata(text, 0).offset_map is not None
 
 
-async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
-    new_topic, by_hand, events, *, witness, monkeypatch
-):
-    """A partition that waits for its lowest record costs nothing, however its reader waits."""
+async def test_a_wait_for_many_records_rarely_checks_a_full_map(new_topic, by_hand, events, *, witness, monkeypatch):
+    """A partition held back costs nothing, however its reader waits."""
     topic, chance, left, looks = new_topic(), random.Random(5), [], []
     witness.produce(topic, (b"%d" % n for n in range(20_000)))
 
@@ -334,10 +332,8 @@ async def test_who_waits_for_many_records_looks_at_a_full_map_now_and_then(
 
 
 @pytest.mark.parametrize("room", [10, 100])
-async def test_a_map_that_does_not_fit_is_dropped_and_the_commit_is_not(
-    new_topic, by_hand, events, *, witness, group, room
-):
-    """Somebody who is far ahead when the lowest gets stuck commits all the same, and is told once."""
+async def test_a_map_that_does_not_fit_is_left_out_of_the_commit(new_topic, by_hand, events, *, witness, group, room):
+    """The offset is committed all the same, and one event is emitted."""
     topic, chance = new_topic(), random.Random(5)
     witness.produce(topic, (b"%d" % n for n in range(4_000)), partition=0)
 
@@ -357,10 +353,10 @@ async def test_a_map_that_does_not_fit_is_dropped_and_the_commit_is_not(
     assert [event.offset for event in events.of(OffsetMapDropped)] == [500]
 
 
-async def test_a_broker_that_takes_less_metadata_gets_the_commit_without_the_map(
+async def test_metadata_above_the_brokers_limit_is_committed_without_the_map(
     new_topic, by_hand, events, witness, group
 ):
-    """Where ``offset_metadata_max_bytes`` is above the broker's limit, the commit is made, and it is told."""
+    """If ``offset_metadata_max_bytes`` exceeds the broker's limit, the offset is committed and an event emitted."""
     topic, chance = new_topic(), random.Random(5)
     witness.produce(topic, (b"%d" % n for n in range(40_000)), partition=0)
 
@@ -375,8 +371,8 @@ async def test_a_broker_that_takes_less_metadata_gets_the_commit_without_the_map
     assert "offset.metadata.max.bytes" in events.of(OffsetMapDropped)[0].reason
 
 
-async def test_maps_can_be_left_out(topic, by_hand, events, witness, group):
-    """With no room at all nothing is written and nothing held back; what is found is skipped all the same."""
+async def test_maps_can_be_switched_off(topic, by_hand, events, witness, group):
+    """With 0 bytes no map is written and nothing held back; maps found at a takeover still apply."""
     async with by_hand(topic) as first:
         await finish_all_but({3}, first, 90)
     async with by_hand(topic, offset_metadata_max_bytes=0) as second:

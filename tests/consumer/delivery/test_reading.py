@@ -1,4 +1,4 @@
-"""What a reader is promised: every record once and in order, and nothing lost however the reading ends."""
+"""Reading: every record once and in order, and nothing lost however the reading ends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def read(consumer: Consumer, count: int) -> list[Record]:
     return records
 
 
-async def test_every_record_comes_once_and_in_order(new_topic, new_consumer, witness, group):
-    """``async for`` hands out each record of every partition once, in the order of its offsets."""
+async def test_every_record_is_delivered_once_and_in_order(new_topic, new_consumer, witness, group):
+    """``async for`` delivers each record of every partition once, in the order of its offsets."""
     topic = new_topic(4)
     witness.produce(topic, (b"%d" % n for n in range(5_000)))
 
@@ -34,8 +34,8 @@ async def test_every_record_comes_once_and_in_order(new_topic, new_consumer, wit
     assert sorted(int(record.value) for record in records) == list(range(5_000))
 
 
-async def test_a_record_carries_what_was_produced(new_topic, new_consumer, kafka_server):
-    """Key, value, headers and timestamp are the producer's; a null value and a null key are told from empty ones."""
+async def test_a_record_has_the_fields_that_were_produced(new_topic, new_consumer, kafka_server):
+    """Key, value, headers and timestamp are the producer's; null keys and values differ from empty ones."""
     from confluent_kafka import Producer  # noqa: PLC0415 - the one use
 
     topic = new_topic()
@@ -52,8 +52,8 @@ async def test_a_record_carries_what_was_produced(new_topic, new_consumer, kafka
     assert (second.key, second.value, second.offset) == (b"", None, 1)
 
 
-async def test_without_a_group_only_new_records_come(new_topic, new_consumer, witness):
-    """A consumer without a group reads the tail: nothing from before its start, everything after."""
+async def test_without_a_group_only_new_records_are_delivered(new_topic, new_consumer, witness):
+    """A consumer without a group reads from the end: nothing written before its start, everything after."""
     topic = new_topic()
     witness.produce(topic, [b"before"])
 
@@ -64,8 +64,8 @@ async def test_without_a_group_only_new_records_come(new_topic, new_consumer, wi
         assert (await consumer.getone(timeout_ms=10_000)).value == b"after"
 
 
-async def test_a_cancelled_getone_loses_nothing(new_topic, new_consumer, witness, group):
-    """Calls to getone that are cancelled, before and while records come, leave every record to the next call."""
+async def test_a_canceled_getone_loses_no_record(new_topic, new_consumer, witness, group):
+    """Calls canceled before and while records arrive leave every record to the next call."""
     topic = new_topic()
     got = []
 
@@ -86,14 +86,14 @@ def feed(witness, topic):
         witness.produce(topic, (b"%d" % (10 * n + i) for i in range(10)))
 
 
-async def test_getone_gives_none_when_nothing_comes(new_topic, new_consumer, group):
-    """With a time-out, no record is an answer and no error."""
+async def test_getone_returns_none_at_its_timeout(new_topic, new_consumer, group):
+    """With timeout_ms, the absence of records is not an error."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         assert await consumer.getone(timeout_ms=200) is None
 
 
-async def test_a_loop_that_polls_without_waiting_reads_on(new_topic, new_consumer, witness, group):
-    """A time of 0 gives what is there, however long ago the last call was; a loop of such calls lets others run."""
+async def test_polls_without_waiting_let_other_tasks_run(new_topic, new_consumer, witness, group):
+    """timeout_ms=0 returns buffered records, however old the last call is; a loop of such calls yields."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -121,8 +121,8 @@ async def test_a_loop_that_polls_without_waiting_reads_on(new_topic, new_consume
     assert [record.offset for record in got] == list(range(30))
 
 
-async def test_getmany_gives_what_is_there(new_topic, new_consumer, witness, group):
-    """At most max_records come, at least one, in order; an empty list when the time is over."""
+async def test_getmany_returns_buffered_records(new_topic, new_consumer, witness, group):
+    """At least one and at most max_records, in order; an empty list at the timeout."""
     topic = new_topic(2)
     witness.produce(topic, (b"x" for _ in range(500)), partition=0)
     witness.produce(topic, (b"x" for _ in range(500)), partition=1)
@@ -139,8 +139,8 @@ async def test_getmany_gives_what_is_there(new_topic, new_consumer, witness, gro
     assert [o for p, o in offsets(got) if p == 0] == list(range(500))
 
 
-async def test_what_is_in_hand_is_not_done(new_topic, new_consumer, witness, group):
-    """Leaving the loop by an exception leaves the record in hand unacknowledged: it is delivered again."""
+async def test_an_exception_leaves_the_record_unfinished(new_topic, new_consumer, witness, group):
+    """Leaving the loop by an exception leaves the record in flight: it is delivered again."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -156,8 +156,8 @@ async def test_what_is_in_hand_is_not_done(new_topic, new_consumer, witness, gro
     assert await witness.committed(group, topic, 1) == {0: 5}
 
 
-async def test_break_leaves_the_record_in_hand_unacknowledged_and_ack_does_not(new_topic, new_consumer, witness, group):
-    """``break`` alone commits up to the record in hand, ``ack`` before it commits the record too."""
+async def test_break_leaves_the_record_unfinished_and_ack_finishes_it(new_topic, new_consumer, witness, group):
+    """``break`` alone commits up to the record in flight; ``ack`` before it commits that record, too."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -176,7 +176,7 @@ async def test_break_leaves_the_record_in_hand_unacknowledged_and_ack_does_not(n
     assert await witness.committed(group, topic, 1) == {0: 6}
 
 
-async def test_the_next_loop_goes_on_behind_a_break(new_topic, new_consumer, witness, group):
+async def test_the_next_loop_continues_after_a_break(new_topic, new_consumer, witness, group):
     """A second loop on the same consumer continues with the next record."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
@@ -188,8 +188,8 @@ async def test_the_next_loop_goes_on_behind_a_break(new_topic, new_consumer, wit
     assert list(range(10)) == [record.offset for record in first + second]
 
 
-async def test_a_batch_is_done_when_the_next_is_asked_for(new_topic, new_consumer, witness, group):
-    """The batch in hand is not committed by stop(), the one before it is."""
+async def test_the_next_poll_finishes_a_batch(new_topic, new_consumer, witness, group):
+    """The batch in flight is not committed by stop(), the one before it is."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -200,8 +200,8 @@ async def test_a_batch_is_done_when_the_next_is_asked_for(new_topic, new_consume
     assert await witness.committed(group, topic, 1) == {0: 30}
 
 
-async def test_ack_inside_a_batch_covers_what_came_before_it(new_topic, new_consumer, witness, group):
-    """Ack of a record in a batch commits up to it, and no further."""
+async def test_ack_in_a_batch_covers_earlier_records(new_topic, new_consumer, witness, group):
+    """Ack of a record in a batch commits up to and including it, and no further."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -212,8 +212,8 @@ async def test_ack_inside_a_batch_covers_what_came_before_it(new_topic, new_cons
     assert await witness.committed(group, topic, 1) == {0: 20}
 
 
-async def test_two_readers_at_once_are_refused(new_topic, new_consumer, group):
-    """The second task that waits for a record gets an error that says so; the first goes on waiting."""
+async def test_two_readers_at_once_raise(new_topic, new_consumer, group):
+    """The second task that waits for a record gets an error; the first continues to wait."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         first = asyncio.create_task(consumer.getone())
         await asyncio.sleep(0)
@@ -226,8 +226,8 @@ async def test_two_readers_at_once_are_refused(new_topic, new_consumer, group):
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_a_consumer_that_is_not_started_says_so(new_topic, new_consumer):
-    """Every call before start() names what is missing."""
+async def test_calls_before_start_raise(new_topic, new_consumer):
+    """The error of every call before start() says what is missing."""
     consumer = new_consumer(new_topic())
 
     with pytest.raises(ConsumerStateError, match="not started"):
@@ -241,8 +241,8 @@ async def test_a_consumer_that_is_not_started_says_so(new_topic, new_consumer):
         consumer.assignment()
 
 
-async def test_a_stopped_consumer_says_so(new_topic, new_consumer, group):
-    """Every call after stop() is refused, a second stop() is not, and start() asks for a new consumer."""
+async def test_calls_after_stop_raise(new_topic, new_consumer, group):
+    """Every call after stop() raises, apart from a second stop(); start() asks for a new consumer."""
     consumer = new_consumer(new_topic(), group_id=group)
     await consumer.start()
     await consumer.stop()
@@ -258,7 +258,7 @@ async def test_a_stopped_consumer_says_so(new_topic, new_consumer, group):
 
 
 async def test_stop_from_another_task_ends_the_loop(new_topic, new_consumer, witness, group):
-    """A loop that waits for records ends when another task stops the consumer; a waiting getone raises."""
+    """A loop that waits for records ends when another task stops the consumer; a waiting getone() raises."""
     topic = new_topic()
     witness.produce(topic, [b"only"])
     consumer = new_consumer(topic, group_id=group)
@@ -278,8 +278,8 @@ async def test_stop_from_another_task_ends_the_loop(new_topic, new_consumer, wit
     assert [record.value for record in got] == [b"only"]
 
 
-async def test_seek_drops_what_was_fetched(new_topic, new_consumer, witness, group):
-    """After seek the very next record is the one sought, also in the middle of a batch."""
+async def test_seek_drops_fetched_records(new_topic, new_consumer, witness, group):
+    """The next record after a seek is the one at the new position, also in the middle of a batch."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
     partition = TopicPartition(topic, 0)
@@ -294,7 +294,7 @@ async def test_seek_drops_what_was_fetched(new_topic, new_consumer, witness, gro
 
 
 async def test_pause_keeps_records_for_resume(new_topic, new_consumer, witness, group):
-    """A paused partition gives nothing, the others go on, and after resume it continues where it was."""
+    """A paused partition delivers nothing, the others continue, and after resume() it continues at its position."""
     topic = new_topic(2)
     witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=0)
     witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=1)
@@ -318,7 +318,7 @@ async def test_pause_keeps_records_for_resume(new_topic, new_consumer, witness, 
 
 
 async def test_a_record_larger_than_the_limits_is_delivered(new_topic, new_consumer, witness, group):
-    """One batch always gets through, whatever the fetch limits say, and those behind it do too."""
+    """One batch is always fetched, whatever the fetch limits are, and the batches after it follow."""
     topic = new_topic()
     witness.produce(topic, [b"a" * 500_000, b"b" * 600_000, b"c"])
 
@@ -330,8 +330,8 @@ async def test_a_record_larger_than_the_limits_is_delivered(new_topic, new_consu
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-async def test_every_codec_is_read(new_topic, new_consumer, witness, group, codec):
-    """Compressed batches are read without anything to install."""
+async def test_every_codec_is_decompressed(new_topic, new_consumer, witness, group, codec):
+    """Compressed batches are read without any extra package."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n * 20 for n in range(2_000)), compression=codec)
 
@@ -341,8 +341,8 @@ async def test_every_codec_is_read(new_topic, new_consumer, witness, group, code
     assert [b"%d" % n * 20 for n in range(2_000)] == [record.value for record in records]
 
 
-async def test_read_committed_hides_what_was_taken_back(new_topic, new_consumer, kafka_server, group):
-    """Records of an aborted transaction are not handed out, and the position passes over them and over markers."""
+async def test_read_committed_hides_aborted_records(new_topic, new_consumer, kafka_server, group):
+    """Records of an aborted transaction are not delivered; the position skips them and control records."""
     from confluent_kafka import Producer  # noqa: PLC0415 - the one use
 
     topic = new_topic()
@@ -364,8 +364,8 @@ async def test_read_committed_hides_what_was_taken_back(new_topic, new_consumer,
     assert [record.value for record in records] == [b"kept", b"kept too"]
 
 
-async def test_a_seek_that_comes_with_the_assignment_counts(kafka_server, new_topic, new_consumer, witness, group):
-    """Who seeks as soon as a partition is assigned reads from there, though committed offsets are still being asked."""
+async def test_a_seek_during_the_assignment_takes_precedence(kafka_server, new_topic, new_consumer, witness, group):
+    """A seek as soon as a partition is assigned wins over the committed offset, whose request is still in flight."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
     partition = TopicPartition(topic, 0)

@@ -1,4 +1,4 @@
-"""One iterator for each partition: by itself, in order, acknowledged by itself, and over when its partition goes."""
+"""One stream for each partition: read in order, acknowledged on its own, ended when the partition is revoked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.consumer_group import until
 
 @pytest.fixture
 def filled(new_topic, witness):
-    """Makes a topic with so many records in each partition."""
+    """Return a function that creates topics with ``count`` records in each partition."""
 
     def make(partitions: int = 1, count: int = 1_000) -> str:
         topic = new_topic(partitions)
@@ -25,7 +25,7 @@ def filled(new_topic, witness):
 
 
 async def test_each_partition_has_a_stream_of_its_own(filled, new_consumer, witness, group):
-    """Every record once and in order, read by a task for each partition, and committed in the end."""
+    """One task for each partition reads every record once and in order, and all are committed."""
     topic = filled(4)
     got: dict[TopicPartition, list[int]] = defaultdict(list)
     all_read = asyncio.Event()
@@ -53,8 +53,8 @@ async def test_each_partition_has_a_stream_of_its_own(filled, new_consumer, witn
     assert await witness.committed(group, topic, 4) == dict.fromkeys(range(4), 1_000)
 
 
-async def test_a_slow_stream_keeps_no_other_waiting_and_its_record_uncommitted(filled, new_consumer, witness, group):
-    """While one body hangs, the other partition is read to its end; what is in hand of the slow one is not done."""
+async def test_a_slow_stream_delays_no_other_stream(filled, new_consumer, witness, group):
+    """While one body hangs, the other partition is read to its end; the slow one's record is not committed."""
     topic = filled(2)
     done = asyncio.Event()
 
@@ -81,10 +81,11 @@ async def test_a_slow_stream_keeps_no_other_waiting_and_its_record_uncommitted(f
     assert await witness.committed(group, topic, 2) == {0: 3, 1: 1_000}
 
 
-async def test_a_stream_ends_when_its_partition_goes(filled, new_consumer, witness, group):
-    """The other member gets it behind the record that was in hand; nothing is lost and nothing comes twice.
+async def test_a_stream_ends_when_its_partition_is_revoked(filled, new_consumer, witness, group):
+    """The next owner begins after the record in flight; no record is lost or repeated.
 
-    Before that each record takes so long that there are some left, however long the other takes to join.
+    Each record takes so long before the rebalance that some are left, however long the other member takes to
+    join.
     """
     topic = filled(2)
     options = {"group_id": group, "heartbeat_interval_ms": 200}
@@ -117,8 +118,8 @@ async def test_a_stream_ends_when_its_partition_goes(filled, new_consumer, witne
     assert sorted(got) == [(partition, offset) for partition in range(2) for offset in range(1_000)]
 
 
-async def test_pause_and_seek_hold_for_streams(filled, new_consumer, group):
-    """A paused partition's stream waits, and goes on where it was; after a seek the next record is the one sought."""
+async def test_pause_and_seek_apply_to_streams(filled, new_consumer, group):
+    """A paused partition's stream waits and continues at its position; a seek decides the next record."""
     topic = filled()
     place = TopicPartition(topic, 0)
 
@@ -136,7 +137,7 @@ async def test_pause_and_seek_hold_for_streams(filled, new_consumer, group):
 
 
 async def test_streams_and_other_ways_of_reading_exclude_each_other(filled, new_consumer, group):
-    """One style at a time: the second raises and says so, and the first goes on."""
+    """The second way of reading raises, and the first continues."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -153,8 +154,8 @@ async def test_streams_and_other_ways_of_reading_exclude_each_other(filled, new_
             consumer.streams()
 
 
-async def test_two_readers_of_one_stream_are_refused_and_timeouts_hold(filled, new_consumer):
-    """The second task at once gets an error; a stream without a record raises after consumer_timeout_ms."""
+async def test_a_second_reader_of_a_stream_raises_and_timeouts_apply(filled, new_consumer):
+    """The second task gets an error; a stream without a record raises after consumer_timeout_ms."""
     topic = filled()
 
     async with new_consumer(topic, consumer_timeout_ms=300) as consumer:
@@ -167,8 +168,8 @@ async def test_two_readers_of_one_stream_are_refused_and_timeouts_hold(filled, n
             await first
 
 
-async def test_a_stream_waits_as_other_loops_do(new_topic, new_consumer, witness):
-    """when_timed_out="stop" ends its loop, and another may follow; what is set anew counts from the next wait on."""
+async def test_stream_timeouts_follow_the_options(new_topic, new_consumer, witness):
+    """when_timed_out="stop" ends the loop, and another may follow; a changed timeout applies from the next wait on."""
     topic = new_topic()
     witness.fill(topic, 1, 2)
 
@@ -189,7 +190,7 @@ async def test_a_stream_waits_as_other_loops_do(new_topic, new_consumer, witness
 
 @pytest.mark.parametrize("in_group", [True, False])
 async def test_a_stop_ends_streams_at_once(filled, new_consumer, witness, group, in_group):
-    """As it ends other loops: what was not handed out is not, and counts as not done."""
+    """Records that are not delivered yet are not delivered, and count as unfinished."""
     topic = filled()
     options = {"group_id": group} if in_group else {"auto_offset_reset": "earliest"}
 

@@ -1,4 +1,4 @@
-"""Partitions that may be fetched from elsewhere, or again, while a broker holds a fetch."""
+"""Partitions that become fetchable while a broker holds a fetch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def options(group: str) -> dict[str, object]:
 
 
 async def until_a_fetch_is_held(kafka, group: str) -> None:
-    """Wait until a fetch of that client has no answer for a while."""
+    """Wait until a fetch of that client has had no response for a while."""
     before = None
 
     def is_held() -> bool:
@@ -33,8 +33,8 @@ async def until_a_fetch_is_held(kafka, group: str) -> None:
     await until(is_held)
 
 
-async def test_a_seek_does_not_wait_for_the_fetch_under_way(kafka, group):
-    """Records from the new position come at once, all of them, though a broker holds the fetch of the end for long."""
+async def test_a_seek_does_not_wait_for_the_fetch_in_flight(kafka, group):
+    """All records from the new position arrive at once, though the broker holds the fetch at the end for long."""
     topic = kafka.topic_with(2_000)
 
     async with kafka.consumer(topic, max_partition_fetch_bytes=4_096, **options(group)) as consumer:
@@ -53,8 +53,8 @@ async def test_a_seek_does_not_wait_for_the_fetch_under_way(kafka, group):
     assert took_s < SOON_S
 
 
-async def test_a_resumed_partition_does_not_wait_for_the_fetch_under_way(kafka, group):
-    """What came while it was paused is there at once, and so is what comes next; other partitions are not disturbed."""
+async def test_a_resumed_partition_does_not_wait_for_the_fetch_in_flight(kafka, group):
+    """Records written during the pause and after it arrive at once; other partitions are not affected."""
     topic = kafka.topic_with(1, partitions=2)
     paused = TopicPartition(topic, 0)
 
@@ -81,7 +81,7 @@ async def test_a_resumed_partition_does_not_wait_for_the_fetch_under_way(kafka, 
 
 
 async def test_a_seek_costs_few_fetches_while_a_fetch_is_held(kafka, group):
-    """At the end of the log a broker holds the fetch of what was sought, too, until the fetch under way is answered."""
+    """At the end of the log the broker holds the fetch of the sought partition, too, until the first is answered."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(topic, **options(group) | {"fetch_max_wait_ms": 4_000}) as consumer:
@@ -97,8 +97,8 @@ async def test_a_seek_costs_few_fetches_while_a_fetch_is_held(kafka, group):
     assert len([frame for frame in asked if frame.connection != held[-1].connection]) <= 4
 
 
-async def test_seeks_do_not_wait_for_the_fetches_of_seeks_before(kafka, group):
-    """Each of several seeks has its records at once, though a broker holds the fetches of the end for long."""
+async def test_a_seek_does_not_wait_for_the_fetch_of_an_earlier_seek(kafka, group):
+    """Each of several seeks gets its records at once, though the broker holds the fetches at the end for long."""
     topic = kafka.topic_with(100)
 
     async with kafka.consumer(topic, **options(group)) as consumer:

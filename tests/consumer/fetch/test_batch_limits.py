@@ -1,4 +1,4 @@
-"""What a log may not have, for those who say so."""
+"""Limits of the size of batches, compressed and decompressed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tailrace.batches.record_batch import RecordBatch
 EARLIEST = {"auto_offset_reset": "earliest"}
 
 
-async def test_a_batch_may_be_too_large(kafka):
-    """With max_batch_bytes the error comes again until somebody seeks past it; without, all are handed out."""
+async def test_a_batch_above_max_batch_bytes_raises(kafka):
+    """With max_batch_bytes the error is raised until a seek past the batch; without, all records are delivered."""
     topic = kafka.topic()
     for size in (10, 20_000, 10):
         kafka.produce(topic, [bytes(size)])
@@ -54,8 +54,8 @@ def produce_batch(kafka, topic: str, values: list[bytes], codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-async def test_a_batch_that_decompresses_to_too_much_is_corrupt(kafka, codec):
-    """A few bytes that become 64 MiB are an error that names the batch, again until the reader seeks past it."""
+async def test_a_batch_that_decompresses_beyond_its_limit_is_corrupt(kafka, codec):
+    """A few bytes that become 64 MiB raise an error that names the batch, until a seek past it."""
     topic = kafka.topic(max_message_bytes=50_000_000)
     kafka.produce(topic, [b"before"])
     await asyncio.to_thread(produce_batch, kafka, topic, [bytes(64 << 20)], codec)
@@ -73,7 +73,7 @@ async def test_a_batch_that_decompresses_to_too_much_is_corrupt(kafka, codec):
 
 
 async def test_large_batches_are_decompressed_by_a_thread(kafka, monkeypatch):
-    """The event loop decompresses small batches only; the records of a partition keep their order all the same."""
+    """The event loop decompresses only small batches; the records of a partition keep their order."""
     topic, threads = kafka.topic(max_message_bytes=50_000_000), {}
     sizes = [100, 50_000, 100, 100, 30_000]
     for number, size in enumerate(sizes):
@@ -96,7 +96,7 @@ async def test_large_batches_are_decompressed_by_a_thread(kafka, monkeypatch):
 
 
 async def test_large_batches_are_delivered_in_every_style(kafka):
-    """getmany, batches and streams wait for a batch that a thread decompresses, and do not spin or miss it."""
+    """getmany(), batches() and streams() wait for a batch that a thread decompresses, without a busy loop."""
     topic = kafka.topic(max_message_bytes=50_000_000)
     await asyncio.to_thread(produce_batch, kafka, topic, [bytes(50_000)] * 100, "gzip")
 

@@ -1,4 +1,4 @@
-"""Decompressed batches of all partitions together take a bounded amount of memory, and none waits for ever."""
+"""Decompressed batches of all partitions take a bounded amount of memory, and no partition waits for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = {
 
 @pytest.fixture
 async def bombs(kafka):
-    """A topic with a batch of 32 MiB in each of eight partitions, and another one after it."""
+    """Create a topic with a batch of 32 MiB in each of eight partitions, and another batch after it."""
     topic = kafka.topic(PARTITIONS, max_message_bytes=50_000_000)
     await asyncio.to_thread(write, kafka.bootstrap_servers, topic)
     return topic
@@ -64,7 +64,7 @@ ALL = {partition: list(range(2 * RECORDS)) for partition in range(PARTITIONS)}
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bombs):
-    """Eight batches of 32 MiB, read in turns: they never take the 256 MiB that all of them would."""
+    """Eight batches of 32 MiB, read in turn, never take the 256 MiB of all of them."""
     records, most = [], 0
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(60):
         before = resident_bytes()
@@ -78,8 +78,8 @@ async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bo
     assert most < 320 * MIB
 
 
-async def test_a_paused_partition_does_not_keep_the_memory_that_others_need(kafka, bombs):
-    """Partitions paused in the midst of a batch are not waited for; resumed, they go on where they were."""
+async def test_a_paused_partition_yields_its_decompressed_memory(kafka, bombs):
+    """Partitions paused in the middle of a batch are not waited for; when resumed, they continue at their positions."""
     records = []
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(60):
         while len({partition for partition, _ in records}) < PARTITIONS:
@@ -95,8 +95,8 @@ async def test_a_paused_partition_does_not_keep_the_memory_that_others_need(kafk
     assert offsets_of(records) == ALL
 
 
-async def test_streams_that_are_read_by_turns_do_not_wait_for_each_other(kafka, bombs):
-    """A stream that stands still keeps no memory that the next one needs; none loses or repeats a record."""
+async def test_streams_read_in_turn_do_not_wait_for_each_other(kafka, bombs):
+    """A stream that is not polled keeps no memory that the next one needs; none loses or repeats a record."""
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(90):
         opened, streams = {}, aiter(consumer.streams())
         while len(opened) < PARTITIONS:

@@ -1,4 +1,4 @@
-"""What records are asked for and how they come, seen on the wire: the ancestors' fetch options."""
+"""Fetch options, as seen on the wire."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def fetches(kafka, client):
 
 
 def asked_at(kafka, client):
-    """When each fetch was sent."""
+    """Return the times at which fetches were sent."""
     return [frame.at for frame in kafka.proxy.requests(FetchRequest, client_id=client)]
 
 
-async def test_fetches_say_what_the_options_say(kafka, group):
-    """fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes and max_partition_fetch_bytes are fields of each fetch."""
+async def test_fetch_options_are_fields_of_each_fetch(kafka, group):
+    """fetch_min_bytes, fetch_max_wait_ms, fetch_max_bytes and max_partition_fetch_bytes are sent with each fetch."""
     topic = kafka.topic_with(10)
     options = {
         "fetch_min_bytes": 2,
@@ -47,8 +47,8 @@ async def test_fetches_say_what_the_options_say(kafka, group):
     assert [one.partition_max_bytes for one in first.partitions] == [12_345]
 
 
-async def test_an_answer_is_no_larger_than_asked_for(kafka, group):
-    """All of a leader's partitions share fetch_max_bytes: no answer has more records but for the last batch of it."""
+async def test_a_response_is_no_larger_than_fetch_max_bytes(kafka, group):
+    """A leader's partitions share fetch_max_bytes, which a response exceeds by its last batch at most."""
     topic = kafka.topic(4)
     for partition in range(4):
         kafka.produce(topic, (b"x" * 1_000 for _ in range(100)), partition=partition, batch_bytes=4_000)
@@ -63,8 +63,8 @@ async def test_an_answer_is_no_larger_than_asked_for(kafka, group):
     assert 20_000 - 4_000 < max(answers) < 20_000 + 4_000 + 500
 
 
-async def test_who_leads_is_looked_up_with_pauses(kafka, group):
-    """A broker says that it is not the leader, and again: the picture is asked for at once, then with pauses."""
+async def test_a_changed_leader_is_looked_up_with_backoff(kafka, group):
+    """A broker answers twice that it is not the leader: metadata is refreshed at once, then with pauses."""
     topic, pause_ms = kafka.topic_with(1), 200
     options = {"client_id": group, "retry_backoff_ms": pause_ms, "fetch_max_wait_ms": 100}
 
@@ -85,8 +85,8 @@ async def test_who_leads_is_looked_up_with_pauses(kafka, group):
     assert min(later - earlier for earlier, later in pairwise(asked)) >= 0.7 * pause_ms / 1000
 
 
-async def test_a_broker_waits_for_enough_or_for_so_long(kafka, group):
-    """A megabyte that is not there: the answer comes when fetch_max_wait_ms is over; one byte: at once."""
+async def test_the_broker_waits_for_fetch_min_bytes(kafka, group):
+    """For a megabyte that is not there it waits fetch_max_wait_ms; one byte is returned at once."""
     topic = kafka.topic_with(10)
     patient = {"fetch_min_bytes": 1_000_000, "fetch_max_wait_ms": 800, "auto_offset_reset": "earliest"}
 
@@ -100,8 +100,8 @@ async def test_a_broker_waits_for_enough_or_for_so_long(kafka, group):
     assert quick is not None
 
 
-async def test_an_empty_topic_is_asked_once_in_a_while(kafka, group):
-    """Between two fetches of nothing lies fetch_max_wait_ms."""
+async def test_an_empty_topic_is_fetched_every_fetch_max_wait_ms(kafka, group):
+    """Two fetches of nothing are fetch_max_wait_ms apart."""
     topic = kafka.topic()
 
     async with kafka.consumer(topic, client_id=group, fetch_max_wait_ms=300) as consumer:
@@ -115,7 +115,7 @@ async def test_an_empty_topic_is_asked_once_in_a_while(kafka, group):
 
 
 async def test_ways_of_reading_may_follow_one_another(kafka, group):
-    """getone, a loop, getmany and a loop again, over two topics: nothing is lost or comes twice, both are committed."""
+    """getone(), a loop, getmany() and a loop again, over two topics: each record is delivered once and committed."""
     topics, events = [kafka.topic_with(40), kafka.topic_with(40)], EventRecorder()
     options = {"auto_commit_interval_ms": 100, "auto_offset_reset": "earliest", "hooks": [events]}
 
@@ -142,7 +142,7 @@ async def test_ways_of_reading_may_follow_one_another(kafka, group):
 
 
 async def test_a_record_unpacks(kafka, group):
-    """Topic, partition, offset, key and value, in this order, as its first five fields."""
+    """Its first five fields are topic, partition, offset, key and value, in this order."""
     topic = kafka.topic()
     kafka.produce(topic, [b"value", b""], keys=[b"", b"key"])
 
@@ -153,7 +153,7 @@ async def test_a_record_unpacks(kafka, group):
 
 
 async def test_nothing_is_sent_before_the_start(kafka, group):
-    """A consumer that was made and not started talks to nobody; calls say what is missing."""
+    """A consumer that is not started connects to no broker; calls say what is missing."""
     topic = kafka.topic_with(1)
     consumer = kafka.consumer(topic, group_id=group, client_id=group)
     with pytest.raises(ConsumerStateError, match="not started"):
@@ -169,8 +169,8 @@ async def test_nothing_is_sent_before_the_start(kafka, group):
     assert kafka.proxy.requests(MetadataRequest, client_id=group)
 
 
-async def test_the_loop_goes_on_beside_much_data(kafka, group):
-    """While tens of megabytes are read, no turn of the loop takes 50 ms of its thread's own time."""
+async def test_large_fetches_do_not_block_the_event_loop(kafka, group):
+    """While tens of megabytes are read, no turn of the event loop takes 50 ms of its thread's CPU time."""
     topic, turns = kafka.topic(), []
     kafka.produce(topic, (bytes(10_000) for _ in range(3_000)))
 
@@ -193,8 +193,8 @@ async def test_the_loop_goes_on_beside_much_data(kafka, group):
 
 
 @pytest.mark.parametrize("with_group", [True, False])
-async def test_kafkas_own_topics(kafka, group, with_group):
-    """A pattern passes over them unless exclude_internal_topics=False; named, one is read all the same."""
+async def test_internal_topics(kafka, group, with_group):
+    """A pattern excludes them unless exclude_internal_topics=False; subscribed to by name, one is read."""
     topic = kafka.topic_with(1)
     await kafka.commit(f"{group}-other", topic, 1, "")  # from now on __consumer_offsets is there
     options = {"auto_offset_reset": "earliest", **({"group_id": group} if with_group else {})}
@@ -214,8 +214,8 @@ async def test_kafkas_own_topics(kafka, group, with_group):
     assert named == {"__consumer_offsets"}
 
 
-async def test_offsets_know_their_end_from_fetches(kafka, group):
-    """highwater() is the end that the last fetch told; it grows with what is produced, and is None before the first."""
+async def test_highwater_comes_from_fetches(kafka, group):
+    """highwater() is the high watermark of the last fetch: None before the first, and growing with production."""
     topic = kafka.topic_with(10)
     partition = TopicPartition(topic, 0)
 
@@ -230,8 +230,8 @@ async def test_offsets_know_their_end_from_fetches(kafka, group):
     assert (first, last, other) == (10, 15, None)
 
 
-def test_a_consumer_is_made_of_topics_and_options():
-    """Topics come first, by name, options after them; nothing is told twice."""
+def test_consumer_arguments():
+    """Topics come first, by name, then options; nothing has to be given twice."""
     consumer = Consumer("orders", "bills", bootstrap_servers="localhost:9092", group_id="billing")
 
     assert consumer.subscription() == {"orders", "bills"}

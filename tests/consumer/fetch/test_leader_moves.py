@@ -1,4 +1,4 @@
-"""Fetches while leadership of partitions moves from broker to broker."""
+"""Fetches while partitions change their leaders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.witness import Witness
 
 @pytest.mark.slow
 async def test_a_clean_leader_move_is_no_warning(kafka_cluster):
-    """Leaders move in a planned election: fetches are repeated with new metadata, and nothing is a warning."""
+    """Leaders move in a planned election: fetches are repeated with new metadata, and no warning is emitted."""
     cluster = kafka_cluster(3)
     cluster.create_topic("moving", 12, replication_factor=3)
     node, events = cluster.leader_of("moving"), EventRecorder()
@@ -45,7 +45,7 @@ async def test_a_clean_leader_move_is_no_warning(kafka_cluster):
 
 
 def until_in_sync(admin, topic, replicas):
-    """Wait until each partition's replicas are all in sync, so that an election moves its leader."""
+    """Wait until all replicas of each partition are in sync, so that an election moves its leader."""
     give_up_at = time.monotonic() + 30
     while any(len(one.isrs) < replicas for one in admin.list_topics(topic, 20).topics[topic].partitions.values()):
         assert time.monotonic() < give_up_at, f"waited in vain for all replicas of {topic}"

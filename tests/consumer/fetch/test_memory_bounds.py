@@ -1,4 +1,4 @@
-"""Memory is bounded by the two budgets, however far behind the reader is."""
+"""Memory stays within the two budgets, however slow the reader is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 
 
-async def test_without_a_reader_nothing_piles_up(witness_of, group):
-    """10,000 records wait, nobody reads: no more than 50 decoded, bytes within bound, fetches cease, heartbeats do not.
+async def test_without_polls_memory_is_bounded(witness_of, group):
+    """10,000 records, no polls: at most 50 are decoded, bytes stay in bounds, fetches cease, heartbeats do not.
 
-    And when the reader comes, all 10,000 are there, in order.
+    Once the consumer is polled, all 10,000 are delivered in order.
     """
     server, events = witness_of.server, EventRecorder()
     topic = witness_of.topic(1)
@@ -77,8 +77,8 @@ async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
 async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
     """While a fetch waits for records of an idle partition, the busy one of the same broker is read without a gap.
 
-    The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had to
-    wait for the end of that hold would need more than a minute here.
+    The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had
+    to wait for the end of that hold would need more than a minute here.
     """
     topic = witness_of.topic(2)
     witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
@@ -98,8 +98,8 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
     assert got == 20_000
 
 
-async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
-    """What a fetch may bring is reserved before it is asked for, so that even a fetch in flight is within the bound."""
+async def test_a_fetch_in_flight_is_within_the_budget(witness_of, group):
+    """Room for a response is reserved before the fetch is sent."""
     topic, bound = witness_of.topic(4), 400_000
     for partition in range(4):
         witness_of.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=partition, batch_bytes=16_384)
@@ -118,8 +118,8 @@ async def test_a_fetch_in_flight_is_within_the_budget_too(witness_of, group):
     assert max(asked) <= bound
 
 
-async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
-    """One partition had the whole budget and is paused: another topic is read all the same, and then the rest of it."""
+async def test_a_paused_partition_yields_its_buffer_to_a_new_one(witness_of, group):
+    """One partition fills the whole budget and is paused: another topic is read, and then the rest of the first."""
     first, second = witness_of.topic(), witness_of.topic()
     witness_of.produce(first, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
     witness_of.produce(second, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
@@ -146,10 +146,10 @@ async def test_what_is_paused_gives_room_to_what_comes_later(witness_of, group):
     assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
 
 
-async def test_what_is_paused_gives_room_though_it_is_one_batch(witness_of, group):
-    """Two partitions hold a batch that is larger than a share, one of them half read, and are paused: others are read.
+async def test_a_paused_partition_yields_even_a_single_batch(witness_of, group):
+    """Two paused partitions hold a batch larger than a share, one of them half read: others are read.
 
-    When they are resumed they go on where they were, without a gap and without a repeat.
+    When they are resumed they continue at their positions, without a gap and without a repeat.
     """
     first, second = witness_of.topic(2), witness_of.topic(2)
     for partition in range(2):
@@ -178,8 +178,8 @@ def place(record):
     return record.topic, record.partition, record.offset
 
 
-async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group):
-    """A fetch that is held for an idle partition has reserved all there is; what comes meanwhile waits no longer."""
+async def test_a_finished_fetch_yields_its_reserved_room(witness_of, group):
+    """A fetch held for an idle partition has reserved all room; records that arrive meanwhile wait no longer."""
     idle = witness_of.topic_with(1)
     lane = slot_of(TopicPartition(idle, 0), 2)
     later = next(one for one in iter(witness_of.topic, None) if slot_of(TopicPartition(one, 0), 2) != lane)
@@ -193,10 +193,10 @@ async def test_a_fetch_that_ends_gives_its_room_to_the_others(witness_of, group)
         assert (await consumer.getone(timeout_ms=30_000)).value == b"later"
 
 
-async def test_fetches_that_have_not_room_at_once_take_turns(witness_of):
-    """One partition holds a batch that is larger than its share: the others are fetched by any connection.
+async def test_fetches_take_turns_if_there_is_room_for_one(witness_of):
+    """One partition holds a batch larger than its share: the others are fetched by any connection.
 
-    The room is enough for one fetch, so that the other waits; it is not held by the one for an idle partition for ever.
+    There is room for one fetch at a time; the fetch of an idle partition does not keep it for ever.
     """
     topic = witness_of.topic(3)
     witness_of.produce(topic, [b"x" * 980_000], partition=0)
@@ -213,7 +213,7 @@ async def test_fetches_that_have_not_room_at_once_take_turns(witness_of):
             assert (await anext(opened[number])).value == b"small"
 
 
-async def test_a_pause_gives_its_room_to_those_that_wait_for_it(witness_of):
+async def test_a_pause_wakes_fetches_that_wait_for_room(witness_of):
     """A batch larger than its share is half read when its partition is paused: the others are fetched from then on."""
     topic = witness_of.topic(2)
     witness_of.produce(topic, [b"x" * 10_000] * 2, partition=0)

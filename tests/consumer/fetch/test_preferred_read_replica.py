@@ -1,4 +1,4 @@
-"""A replica that is nearer than the leader: read while it does, left when it does not (KIP-392)."""
+"""Fetching from the preferred read replica (KIP-392)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def from_nowhere(request):
 
 
 @pytest.mark.slow
-async def test_the_nearest_replica_is_read_from(kafka_cluster, group):
-    """With client_rack set, records come from the follower of that rack, and from the leader when it refuses or dies.
+async def test_records_are_fetched_from_the_preferred_replica(kafka_cluster, group):
+    """With client_rack, records come from the follower of that rack, and from the leader if it refuses or dies.
 
-    The leader's word is good for metadata_max_age_ms and no longer, also where nothing else happens: nothing but the
-    next picture but one would wake the fetches of a quiet topic, and that comes twice as late.
+    The leader's choice is valid for metadata_max_age_ms, also if nothing else happens: nothing but the metadata
+    refresh after next would wake the fetches of a quiet topic, and that comes twice as late.
     """
     cluster = kafka_cluster(3, proxied=True, racks=["a", "b", "c"], config=SELECTOR)
     cluster.create_topic("near", 1, replication_factor=3)

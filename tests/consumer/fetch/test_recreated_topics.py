@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew while it is read: other records under its name, and all of them are read."""
+"""A topic that is deleted and recreated while it is read: all records of the new one are delivered."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BY_HAND, ALONE, CLASSIC, KIP_848 = "by hand", "alone", "classic", "consumer"
 
 
 @pytest.mark.parametrize("kind", [BY_HAND, ALONE, CLASSIC, KIP_848])
-async def test_a_topic_that_was_made_anew_is_read_from_its_first_record(quick, group, kind):
-    """It has more records than the old one when it is seen: none is skipped, whatever policy and group say.
+async def test_a_recreated_topic_is_read_from_its_first_record(quick, group, kind):
+    """It has more records than the old topic when it is detected: none is skipped, whatever policy and group are.
 
-    What is done of the old topic is committed at a time when its name is the new one's.
+    The finished records of the old topic are committed at a time when its name is the new one's.
     """
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(3)))
@@ -49,8 +49,8 @@ def remake(witness, topic):
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
 
-async def test_what_was_fetched_of_the_old_topic_has_delivered_first(quick):
-    """A reader that is behind has the rest of the old records, then the new ones from the first on."""
+async def test_fetched_records_of_the_old_topic_are_delivered_first(quick):
+    """A slow reader gets the rest of the old records, then the new ones from the first on."""
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(5)))
 

@@ -1,4 +1,4 @@
-"""A log that was cut when its leader was lost: seen in the next fetch, counted, and never read over in silence."""
+"""A log that was truncated when its leader was lost: detected by the next fetch and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.proxied_broker import numbers
 
 
 def cut_at(offset: int):
-    """What a leader answers for once whose log differs from what was read, from ``offset`` on."""
+    """Return a function that edits one response into that of a log truncated to ``offset``."""
     done = []
 
     def edit(answer):
@@ -27,8 +27,8 @@ def cut_at(offset: int):
     return edit
 
 
-async def test_a_log_that_was_cut_is_read_again_from_there(witness_of, group):
-    """The broker is told which epoch was read last; when its log has another, reading goes on where they part."""
+async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group):
+    """A fetch carries the last leader epoch; if the log has another one, reading continues where the two diverge."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "client_id": group, "hooks": [events], "fetch_max_wait_ms": 100}
 
@@ -46,8 +46,8 @@ async def test_a_log_that_was_cut_is_read_again_from_there(witness_of, group):
     assert max(epochs) >= 0
 
 
-async def test_what_is_in_hand_when_a_log_was_cut_comes_again(witness_of, group):
-    """It counts for nothing after that, so no commit passes over what of it was not acknowledged."""
+async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of, group):
+    """They count for nothing after that, so no commit passes unacknowledged ones."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "client_id": group, "ack": "manual", "hooks": [events], "fetch_max_wait_ms": 100}
 
@@ -67,8 +67,8 @@ async def test_what_is_in_hand_when_a_log_was_cut_comes_again(witness_of, group)
     assert await witness_of.committed(group, topic, 1) == {0: 3}
 
 
-async def test_a_log_that_was_cut_is_the_users_to_decide_about_with_policy_none(witness_of, group):
-    """The error says where the log is what it was; after a seek there, reading goes on."""
+async def test_a_truncation_raises_with_policy_none(witness_of, group):
+    """The error contains the offset of the truncation; after a seek there, reading continues."""
     topic = witness_of.topic_with(10)
     await witness_of.commit(group, topic, 0, "")
     options = {"group_id": group, "auto_offset_reset": "none", "fetch_max_wait_ms": 100}

@@ -1,4 +1,4 @@
-"""A transaction's marker that cannot be read is an error of its partition, like any other batch."""
+"""Control records that cannot be decoded are errors of their partition, like any other batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_a_transaction(kafka, topic: str, value: bytes) -> None:
 
 
 def with_broken_markers(answer):
-    """Return the answer with markers whose key ends after a byte, under a checksum that holds."""
+    """Return the response with markers whose key ends after a byte, under a valid checksum."""
     return replace(answer, partitions=tuple(map(broken, answer.partitions)))
 
 
@@ -54,7 +54,7 @@ def broken(fetched):
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
 async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
-    """It raises CorruptRecordError at its partition and offset until the reader seeks past it; others are read on."""
+    """It raises CorruptRecordError with its partition and offset until a seek past it; other partitions continue."""
     topic, events = kafka.topic(2), EventRecorder()
     await asyncio.to_thread(in_a_transaction, kafka, topic, b"before")
     kafka.produce(topic, [b"after"], partition=0)
