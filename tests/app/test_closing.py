@@ -121,7 +121,7 @@ async def test_a_provider_whose_end_hangs_is_named(new_app, new_topic, recorder,
 
     await app.start()
     began_at = time.monotonic()
-    with pytest.raises(TailraceError, match=r"provider .*open_ledger did not end within|left behind"):
+    with pytest.raises(TailraceError, match=r"provider .*open_ledger did not end within|is abandoned"):
         await app.stop()
 
     assert time.monotonic() - began_at < 5
