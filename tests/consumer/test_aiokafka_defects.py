@@ -1,6 +1,6 @@
-"""Defects of an earlier asyncio client, B0 to B18 as its users met them: each cannot happen here.
+"""Defects of an earlier asyncio client, B0 to B18 as its users reported them: none can happen here.
 
-Where a name says Bn, the numbers are those of docs/explanation/design.md, "What went wrong before".
+Bn in a test's name is its number in docs/explanation/design.md, "What went wrong before".
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ async def read(consumer, count):
 
 @pytest.mark.parametrize("code", [14, 15, 16])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-async def test_b0_an_error_of_the_whole_group_is_no_missing_commit(witness_of, group, code, reset):
-    """OffsetFetch answered with an error beside an empty list is asked again; there is no reset."""
+async def test_b0_a_group_level_error_is_not_a_missing_commit(witness_of, group, code, reset):
+    """OffsetFetch answered with an error beside an empty list is retried; there is no reset."""
     topic, events = witness_of.topic_with(20), EventRecorder()
     options = {"group_id": group, "auto_offset_reset": reset, "hooks": [events]}
     await commit_ten(witness_of, topic, group)
@@ -66,8 +66,8 @@ async def test_b0_an_error_of_the_whole_group_is_no_missing_commit(witness_of, g
     assert not events.of(OffsetReset)
 
 
-async def test_b0_a_partition_that_is_absent_from_the_answer_is_asked_for_again(witness_of, group):
-    """An answer without an error that leaves out a partition is not taken for "nothing was committed"."""
+async def test_b0_a_partition_missing_from_the_response_is_requested_again(witness_of, group):
+    """A response without an error that omits a partition does not mean "nothing committed"."""
     topic = witness_of.topic_with(20)
     await commit_ten(witness_of, topic, group)
 
@@ -76,7 +76,7 @@ async def test_b0_a_partition_that_is_absent_from_the_answer_is_asked_for_again(
             assert (await consumer.getone()).offset == 10
 
 
-async def test_b2_heartbeats_go_on_and_nothing_is_fetched_while_a_callback_runs(witness_of, group):
+async def test_b2_heartbeats_continue_and_nothing_is_fetched_during_a_callback(witness_of, group):
     """On the wire: join, then heartbeats; the first Fetch only after the callback, and from its override."""
     topic, proxy = witness_of.topic_with(20), witness_of.proxy
     seen = {}
@@ -96,8 +96,8 @@ async def test_b2_heartbeats_go_on_and_nothing_is_fetched_while_a_callback_runs(
     assert first_fetch.partitions[0].fetch_offset == 7
 
 
-async def test_b3_a_cancelled_getone_loses_nothing(witness_of, group):
-    """Cancelled at any moment, it takes no record with it, and the next reader is not told that two read at once."""
+async def test_b3_a_canceled_getone_loses_no_record(witness_of, group):
+    """Canceled at any moment, it takes no record with it, and the next reader gets no error of two readers."""
     topic, got = witness_of.topic_with(100), []
 
     async with witness_of.consumer(topic, group_id=group, max_queued_records=7) as consumer:
@@ -117,8 +117,8 @@ async def test_b3_a_cancelled_getone_loses_nothing(witness_of, group):
     assert list(range(100)) == numbers(got)
 
 
-async def test_b3_a_cancelled_getone_leaves_the_watch_over_readers_on(witness_of, group):
-    """Nobody comes for a record after a getone that was cancelled: that is noticed within max_poll_interval_ms."""
+async def test_b3_a_canceled_getone_does_not_switch_the_poll_check_off(witness_of, group):
+    """Without another poll after a canceled getone(), max_poll_interval_ms applies."""
     topic, events = witness_of.topic(), EventRecorder()
     options = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 200, "hooks": [events]}
 
@@ -136,7 +136,7 @@ async def test_b3_a_cancelled_getone_leaves_the_watch_over_readers_on(witness_of
 
 
 async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
-    """A JoinGroup that is held past request_timeout_ms is waited for: the coordinator waits for the slowest member."""
+    """A JoinGroup held beyond request_timeout_ms is waited for: the coordinator waits for the slowest member."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {"request_timeout_ms": 1_000, "session_timeout_ms": 6_000, "max_poll_interval_ms": 10_000}
 
@@ -152,8 +152,8 @@ async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_b5_a_heartbeat_is_given_up_well_within_the_session(witness_of, group):
-    """One heartbeat that is never answered costs a third of the session, not the membership."""
+async def test_b5_a_heartbeat_times_out_well_within_the_session(witness_of, group):
+    """One heartbeat without a response costs a third of the session, not the membership."""
     topic, events = witness_of.topic_with(2), EventRecorder()
     options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 300, "hooks": [events]}
 
@@ -169,8 +169,8 @@ async def test_b5_a_heartbeat_is_given_up_well_within_the_session(witness_of, gr
 
 
 @pytest.mark.slow
-async def test_b6_one_broker_that_hangs_does_not_stall_the_others(kafka_cluster, group):
-    """A black-holed broker keeps its own partitions from us and nobody else's, the coordinator's included."""
+async def test_b6_a_broker_that_hangs_does_not_stall_the_others(kafka_cluster, group):
+    """A black-holed broker delays only its own partitions, also if it is not the coordinator."""
     with_proxies = kafka_cluster(3, proxied=True)
     with_proxies.create_topic("spread", 6, replication_factor=1)
     witness = ProxiedBroker(with_proxies)
@@ -199,10 +199,10 @@ async def test_b6_one_broker_that_hangs_does_not_stall_the_others(kafka_cluster,
     assert took < 25
 
 
-async def test_b7_a_batch_that_cannot_be_read_is_told_and_passed_by_hand(witness_of, group):
-    """Bytes flipped in the log: the error names the offset, comes again until seek() passes it, others are not held up.
+async def test_b7_a_corrupt_batch_raises_until_a_seek_past_it(witness_of, group):
+    """Bytes flipped in the log: the error names the offset until a seek past it; other partitions continue.
 
-    The batch is fetched anew first, since it may have been the network that changed it.
+    The batch is fetched again first, since the network may have changed it.
     """
     topic, events = witness_of.topic(2), EventRecorder()
     for n in range(3):
@@ -237,7 +237,7 @@ async def test_b7_a_batch_that_cannot_be_read_is_told_and_passed_by_hand(witness
 
 
 def broken_at(records, offset):
-    """The same bytes, but for one in the batch that begins at ``offset``."""
+    """Return the same bytes with one of them flipped, in the batch that begins at ``offset``."""
     data, at = bytearray(records), 0
     while at < len(data):
         if int.from_bytes(data[at : at + 8], "big") == offset:
@@ -246,8 +246,8 @@ def broken_at(records, offset):
     return memoryview(data)
 
 
-async def test_b7_a_batch_that_the_network_changed_is_fetched_anew(witness_of, group):
-    """One answer with flipped bytes: the checksum finds it, the next fetch heals it, nobody is told of an error."""
+async def test_b7_a_batch_corrupted_by_the_network_is_fetched_again(witness_of, group):
+    """One response with flipped bytes fails its checksum; the next fetch succeeds, and no error is raised."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     def flip(answer):
@@ -265,8 +265,8 @@ async def test_b7_a_batch_that_the_network_changed_is_fetched_anew(witness_of, g
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
-async def test_b8_a_partition_that_is_refused_is_asked_for_with_pauses(witness_of, group, code):
-    """While a broker answers NOT_LEADER it is asked after pauses that double, not at the network's speed."""
+async def test_b8_a_refused_partition_is_fetched_with_backoff(witness_of, group, code):
+    """While a broker answers NOT_LEADER, fetches follow pauses that double, not the network's speed."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     def refuse(answer):
@@ -291,7 +291,7 @@ async def test_b8_a_partition_that_is_refused_is_asked_for_with_pauses(witness_o
 
 
 async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
-    """Fetches, joins, heartbeats and commits each have a connection: a commit under a long fetch takes no time."""
+    """Fetches, joins, heartbeats and commits have connections of their own: a long fetch does not delay a commit."""
     topic, events = witness_of.topic_with(1), EventRecorder()
 
     options = {"fetch_max_wait_ms": 10_000, "heartbeat_interval_ms": 200, "hooks": [events], "client_id": group}
@@ -316,8 +316,8 @@ async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
     assert {"main", "fetch", "offsets"} <= {event.channel for event in events.of(ConnectionOpened)}
 
 
-async def test_b14_what_was_delivered_and_not_done_is_never_committed(witness_of, group):
-    """However often commits fire, none is above the record in hand: a crash then repeats it and loses nothing."""
+async def test_b14_an_unfinished_record_is_never_committed(witness_of, group):
+    """However often commits are sent, none is above the record in flight: a crash repeats it and loses nothing."""
     topic = witness_of.topic_with(200)
     options = {"group_id": group, "client_id": group, "auto_commit_interval_ms": 20}
     proxy = witness_of.proxy
@@ -343,7 +343,7 @@ def offset_of(frame):
 
 
 async def test_b18_reading_writes_no_log(witness_of, group, caplog):
-    """At DEBUG, thousands of records through dozens of fetches leave no line for records, fetches or heartbeats."""
+    """At DEBUG, thousands of records in dozens of fetches log no line for records, fetches or heartbeats."""
     topic = witness_of.topic(4)
     for partition in range(4):
         witness_of.produce(topic, (b"x" * 100 for _ in range(2_500)), partition=partition, batch_bytes=4_096)
@@ -362,8 +362,8 @@ async def test_b18_reading_writes_no_log(witness_of, group, caplog):
     assert len(lines) < 10
 
 
-async def test_a_connection_whose_answers_are_out_of_step_is_made_anew(witness_of):
-    """An answer to another question breaks the connection and nothing else: all that was asked on it is asked again."""
+async def test_a_connection_with_responses_out_of_order_is_replaced(witness_of):
+    """A response to another request breaks only its connection: its requests are sent again on a new one."""
     topic, proxy = witness_of.topic_with(3), witness_of.proxy
     options = {"auto_offset_reset": "earliest", "client_id": topic}
 

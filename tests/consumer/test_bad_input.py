@@ -1,4 +1,4 @@
-"""What bad input gets: a typed error that says what to do, in bounded time, and nothing left behind."""
+"""Bad input gets a typed error that says what to do, in bounded time, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 
 
-async def test_an_unknown_topic_is_told_by_name(new_consumer, group):
-    """A topic that nobody made is an error of start(), within seconds, and it is not made by looking."""
+async def test_start_raises_for_an_unknown_topic(new_consumer, group):
+    """start() raises within seconds, and looking for the topic does not create it."""
     consumer = new_consumer("no-such-topic", group_id=group)
     began = time.monotonic()
 
@@ -34,14 +34,14 @@ async def test_an_unknown_topic_is_told_by_name(new_consumer, group):
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-async def test_an_illegal_topic_name_is_told(new_consumer, group):
-    """The broker's rule for names is in the error."""
+async def test_start_raises_for_an_illegal_topic_name(new_consumer, group):
+    """The error contains the broker's rule for names."""
     with pytest.raises(InvalidTopicError, match="249 characters"):
         await new_consumer("no spaces, please", group_id=group).start()
 
 
-async def test_a_topic_made_a_moment_later_is_found(witness_of, group):
-    """start() gives a topic that is just being made some seconds to appear."""
+async def test_start_waits_for_a_topic_created_just_now(witness_of, group):
+    """A topic that is being created has some seconds to appear."""
     consumer = witness_of.consumer(group, group_id=group, client_id=group)
 
     def asked():
@@ -60,8 +60,8 @@ async def test_a_topic_made_a_moment_later_is_found(witness_of, group):
     assert found == {TopicPartition(group, 0)}
 
 
-async def test_a_port_that_is_no_kafka_is_told(group):
-    """A web server on that port is recognised, and the error says so at once when start_timeout_ms is over."""
+async def test_a_port_without_kafka_is_recognized(group):
+    """A web server on that port is named in the error, which is raised after start_timeout_ms."""
 
     async def answer(reader, writer):
         await reader.read(1_000)
@@ -89,14 +89,14 @@ async def test_a_port_that_is_no_kafka_is_told(group):
         ({"partition_assignment_strategy": ("best",), "group_id": "g"}, "range"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_they_are_given(options, said):
-    """An option that does not exist, has a wrong type or contradicts another is named before anything starts."""
+def test_invalid_options_raise_in_the_constructor(options, said):
+    """An option that is unknown, has a wrong type or contradicts another is named before anything starts."""
     with pytest.raises(ConfigurationError, match=said):
         Consumer("t", **options)
 
 
-async def test_nothing_to_connect_to_is_told(monkeypatch):
-    """Without bootstrap_servers, start() says how to give it."""
+async def test_start_raises_without_bootstrap_servers(monkeypatch):
+    """The error says how to set them."""
     monkeypatch.delenv("TAILRACE_BOOTSTRAP_SERVERS", raising=False)
 
     with pytest.raises(ConfigurationError, match="TAILRACE_BOOTSTRAP_SERVERS"):
@@ -104,21 +104,21 @@ async def test_nothing_to_connect_to_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("topics", [("",), (b"t",), (["a", "b"],)])
-def test_topics_that_are_no_names_are_refused(topics):
-    """A topic is a name."""
+def test_topics_must_be_names(topics):
+    """Topics of other types raise in the constructor."""
     with pytest.raises(ConfigurationError, match="topic"):
         Consumer(*topics)
 
 
-async def test_max_records_below_one_is_refused(new_topic, new_consumer):
-    """A batch of nothing is a mistake."""
+async def test_max_records_must_be_positive(new_topic, new_consumer):
+    """A batch of no records raises."""
     async with new_consumer(new_topic()) as consumer:
         with pytest.raises(ConfigurationError, match="max_records"):
             await consumer.getmany(max_records=0)
 
 
-async def test_a_seek_that_cannot_be_is_refused(new_topic, new_consumer, group):
-    """A partition of somebody else's and a negative offset are told."""
+async def test_an_invalid_seek_raises(new_topic, new_consumer, group):
+    """Partitions that are not assigned and negative offsets raise."""
     topic = new_topic()
     async with new_consumer(topic) as consumer:
         with pytest.raises(ConsumerStateError, match="not assigned"):
@@ -128,8 +128,8 @@ async def test_a_seek_that_cannot_be_is_refused(new_topic, new_consumer, group):
 
 
 @pytest.mark.parametrize("offset", [-5, 2**63, "3", 1.5, True])
-async def test_what_is_no_offset_is_neither_committed_nor_sought(new_topic, new_consumer, group, offset):
-    """Whatever a broker would refuse, or take for another number, is told before anything is sent."""
+async def test_invalid_offsets_are_neither_committed_nor_sought(new_topic, new_consumer, group, offset):
+    """Values that a broker would refuse, or read as another number, raise before anything is sent."""
     partition = TopicPartition(new_topic(), 0)
 
     async with new_consumer(partition.topic, group_id=group) as consumer:
@@ -141,8 +141,8 @@ async def test_what_is_no_offset_is_neither_committed_nor_sought(new_topic, new_
             await consumer.seek(partition, offset)
 
 
-def test_a_consumer_that_was_never_stopped_is_told_of(new_topic, new_consumer, group):
-    """Forgetting stop() is a ResourceWarning with the consumer's name, and no traceback of a forgotten task."""
+def test_a_consumer_that_was_never_stopped_warns(new_topic, new_consumer, group):
+    """Without stop(), a ResourceWarning names the consumer, and no task's traceback is logged."""
     topic = new_topic()
 
     async def start_only():
@@ -157,8 +157,8 @@ def test_a_consumer_that_was_never_stopped_is_told_of(new_topic, new_consumer, g
         forget()
 
 
-async def test_what_is_no_partition_is_not_paused(new_topic, new_consumer):
-    """A set in place of its members is refused, and not taken for a partition that is not assigned."""
+async def test_pause_raises_for_anything_but_partitions(new_topic, new_consumer):
+    """A set instead of its members raises, and does not count as a partition that is not assigned."""
     async with new_consumer(new_topic()) as consumer:
         for call in (consumer.pause, consumer.resume):
             with pytest.raises(ConfigurationError, match="no partition"):

@@ -1,4 +1,4 @@
-"""Brokers that die, freeze or refuse: nothing is lost, membership survives where the session allows it, waits end."""
+"""Brokers that die, freeze or refuse: no record is lost, memberships survive within the session, waits are bounded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def consumer_of(server, topic, **options):
 
 
 @pytest.mark.xdist_group("killed-broker")
-async def test_a_broker_killed_and_restarted_is_survived(own_server, own_topic, group):
+async def test_a_restart_of_the_only_broker_keeps_the_membership(own_server, own_topic, group):
     """SIGKILL of the only broker and its return within the session: each record comes once, nobody rebalances.
 
     A member of each protocol goes on as the same member.
@@ -80,8 +80,8 @@ async def test_a_broker_killed_and_restarted_is_survived(own_server, own_topic, 
 
 
 @pytest.mark.xdist_group("killed-broker")
-async def test_a_broker_frozen_within_the_session_is_waited_for(own_server, own_topic, group):
-    """SIGSTOP for less than the session, then SIGCONT: reading goes on, nothing repeats, nobody rebalances."""
+async def test_a_broker_frozen_within_the_session_keeps_the_membership(own_server, own_topic, group):
+    """SIGSTOP for less than the session, then SIGCONT: reading continues without repeats or a rebalance."""
     witness, events = Witness(own_server.bootstrap_servers), EventRecorder()
     witness.produce(own_topic, (b"%d" % n for n in range(500)))
     options = {"session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
@@ -103,7 +103,7 @@ async def test_a_broker_frozen_within_the_session_is_waited_for(own_server, own_
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, group):
-    """With every broker dead, stop() is through within stop_timeout_ms and leaves no task, in either protocol."""
+    """With every broker dead, stop() ends within stop_timeout_ms and leaves no task, in either protocol."""
     witness = Witness(own_server.bootstrap_servers)
     witness.produce(own_topic, (b"%d" % n for n in range(10)))
     consumers = [
@@ -125,8 +125,8 @@ async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, grou
 
 
 @pytest.mark.xdist_group("killed-broker")
-async def test_start_waits_for_a_broker_that_comes_late(killed_server, group):
-    """start() tries until start_timeout_ms is over, so a service may come up before its brokers do."""
+async def test_start_waits_for_a_broker_that_starts_later(killed_server, group):
+    """start() retries until start_timeout_ms, so that a service may start before its brokers."""
     if killed_server.node.is_running:
         await asyncio.to_thread(killed_server.kill)
     consumer = consumer_of(killed_server, "always-there", group_id=group, start_timeout_ms=60_000)
@@ -140,8 +140,8 @@ async def test_start_waits_for_a_broker_that_comes_late(killed_server, group):
     assert not done
 
 
-async def test_no_broker_there_is_told_in_bounded_time(group):
-    """Connection refused: the error names the address, what to look at, and comes when start_timeout_ms is over."""
+async def test_start_raises_if_no_broker_listens(group):
+    """Connection refused: after start_timeout_ms the error names the address and what to check."""
     consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group, start_timeout_ms=1_000)
     began = time.monotonic()
 
@@ -152,8 +152,8 @@ async def test_no_broker_there_is_told_in_bounded_time(group):
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-async def test_a_silent_port_is_named_when_the_start_is_given_up(group):
-    """A listener that never answers, for longer than start_timeout_ms: the error names the address."""
+async def test_start_raises_if_a_port_is_silent(group):
+    """A listener that does not answer within start_timeout_ms: the error names the address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = "{}:{}".format(*listening.getsockname())
         consumer = Consumer("any", bootstrap_servers=address, group_id=group, start_timeout_ms=500)
@@ -161,8 +161,8 @@ async def test_a_silent_port_is_named_when_the_start_is_given_up(group):
             await consumer.start()
 
 
-async def test_a_cancelled_start_leaves_nothing_behind(group):
-    """Cancelling start() ends what it began."""
+async def test_a_canceled_start_leaves_nothing_running(group):
+    """Canceling start() ends everything that it started."""
     consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group)
     starting = asyncio.create_task(consumer.start())
     await asyncio.sleep(0.1)
@@ -173,8 +173,8 @@ async def test_a_cancelled_start_leaves_nothing_behind(group):
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-async def test_connections_reset_again_and_again_lose_nothing(witness_of, group):
-    """Every connection is reset every second or so while 30,000 records are read: each is handled, none is skipped."""
+async def test_repeated_connection_resets_lose_no_record(witness_of, group):
+    """Every connection is reset about every second while 30,000 records are read: each is handled."""
     topic, events = witness_of.topic(4), EventRecorder()
     witness_of.produce(topic, (b"%d" % n + b"x" * 200 for n in range(30_000)), batch_bytes=16_384)
     options = {"group_id": group, "max_partition_fetch_bytes": 50_000, "hooks": [events]}
@@ -192,8 +192,8 @@ async def test_connections_reset_again_and_again_lose_nothing(witness_of, group)
     assert len(crew.handled) == 30_000
 
 
-async def test_a_slow_network_is_no_reason_to_rebalance(witness_of, group):
-    """100 ms on every frame and slices of a few bytes: records come, membership holds."""
+async def test_a_slow_network_causes_no_rebalance(witness_of, group):
+    """With 100 ms on every frame and slices of a few bytes, records arrive and the membership holds."""
     topic, events = witness_of.topic_with(300), EventRecorder()
     options = {"group_id": group, "session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
     witness_of.proxy.delay(0.1)
@@ -207,8 +207,8 @@ async def test_a_slow_network_is_no_reason_to_rebalance(witness_of, group):
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_the_cluster_is_found_again_when_all_known_brokers_are_gone(witness_of, group):
-    """Brokers that move to other addresses are found by bootstrap_servers again (KIP-899), and reading goes on."""
+async def test_a_cluster_that_moved_is_found_by_bootstrap_servers(witness_of, group):
+    """If all known brokers have moved, bootstrap_servers are used again (KIP-899), and reading continues."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     direct = f"127.0.0.1:{witness_of.server.node.ports.client}"
 
@@ -226,8 +226,8 @@ async def test_the_cluster_is_found_again_when_all_known_brokers_are_gone(witnes
     assert list(range(20)) == numbers(got)
 
 
-async def test_what_ends_the_consumer_in_the_background_leaves_the_group_in_order(quick, group):
-    """The reader is told at once; what is done is committed, the group need not miss the member, nothing more hangs."""
+async def test_a_background_failure_commits_and_leaves_the_group(quick, group):
+    """The reader gets the error at once; finished records are committed, the member leaves, and nothing hangs."""
     topic, proxy, events = quick.topic_with(10), quick.proxy, EventRecorder()
 
     def without_fetch(answer):  # of connections that are new; the others go on
@@ -254,7 +254,7 @@ HELD = {"joining": (JoinGroupRequest, 1), "syncing": (SyncGroupRequest, 0), "com
 
 
 class Witnessing:
-    """A callback or listener that tells when it is called, and may not end."""
+    """Callback or listener that records its calls and may hang."""
 
     def __init__(self, *, ends: bool) -> None:
         self.called, self._ends = asyncio.Event(), ends
@@ -271,8 +271,8 @@ class Witnessing:
 
 @pytest.mark.parametrize("fault", ["refuse", "black_hole"])
 @pytest.mark.parametrize("phase", [*HELD, "calling back", "reading", "giving back"])
-async def test_b4_stop_ends_whatever_is_going_on(witness_of, group, phase, fault):
-    """B4: with the cluster gone, stop() ends within stop_timeout_ms and leaves no task; what was had is revoked."""
+async def test_b4_stop_is_bounded_in_every_state(witness_of, group, phase, fault):
+    """B4: with the cluster gone, stop() ends within stop_timeout_ms, leaves no task and revokes owned partitions."""
     topic, proxy = witness_of.topic_with(10), witness_of.proxy
     listener = Witnessing(ends=phase != "giving back")
     options = {"stop_timeout_ms": 1_000, "auto_commit_interval_ms": 50, "rebalance_listener": listener}
@@ -299,11 +299,11 @@ async def test_b4_stop_ends_whatever_is_going_on(witness_of, group, phase, fault
 
 
 async def nothing():
-    """There is nothing to wait for."""
+    """Wait for nothing."""
 
 
-async def test_b4_a_clean_stop_gives_everything_back(witness_of, group):
-    """B4: stop() calls on_partitions_revoked, when what is done is committed and nobody else has the partitions yet."""
+async def test_b4_a_clean_stop_revokes_partitions(witness_of, group):
+    """B4: stop() calls on_partitions_revoked after the last commit and before other members own the partitions."""
     topic, told = witness_of.topic_with(10), []
 
     class Listener:

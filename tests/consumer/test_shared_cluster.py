@@ -20,8 +20,8 @@ def connections(kafka, kind, client):
     return {frame.connection for frame in kafka.proxy.requests(kind, client_id=client)}
 
 
-async def test_two_members_on_one_cluster(kafka, group):
-    """Both read all of their topics; metadata and commits go over one connection, fetches and joins over their own."""
+async def test_members_share_a_cluster(kafka, group):
+    """Both read all of their topics; metadata and commits share one connection, fetches and joins have their own."""
     topics = [kafka.topic_with(5), kafka.topic_with(5)]
 
     async with SharedCluster(bootstrap_servers=kafka.bootstrap_servers, client_id=group) as cluster:
@@ -43,8 +43,8 @@ async def test_two_members_on_one_cluster(kafka, group):
     assert len(connections(kafka, MetadataRequest, group)) <= 2
 
 
-async def test_one_that_stops_leaves_the_others_in_peace(kafka, group):
-    """The cluster stays open for the others, and for who comes later; what was one consumer's alone is closed."""
+async def test_a_stopped_consumer_does_not_affect_the_others(kafka, group):
+    """The cluster stays open for present and later consumers; only the stopped one's own connections are closed."""
     topic, events = kafka.topic_with(5), EventRecorder()
     options = {"auto_offset_reset": "earliest"}
 
@@ -63,8 +63,8 @@ async def test_one_that_stops_leaves_the_others_in_peace(kafka, group):
     assert not [name for name in tasks if name.startswith("tailrace consumer")]
 
 
-async def test_a_cluster_has_to_be_open(kafka):
-    """Before its start, and after its end, a consumer that is to use it says so."""
+async def test_a_shared_cluster_must_be_started(kafka):
+    """Consumers raise before its start and after its end."""
     cluster = SharedCluster(bootstrap_servers=kafka.bootstrap_servers)
     with pytest.raises(ConsumerStateError, match="not started"):
         await Consumer("orders", cluster=cluster).start()

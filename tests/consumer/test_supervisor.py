@@ -1,4 +1,4 @@
-"""The task in which a consumer lives: how it starts, and that it ends whatever it is in the middle of."""
+"""The task in which a consumer runs: its start, and its end in any state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.consumer.supervisor import Supervisor
 
 
 class Body:
-    """Ends when its last wait does; notes what it was told."""
+    """Body that ends when its last wait does, and records its cancellations."""
 
     def __init__(self, *, is_ready: bool = True, stubborn: int = 0) -> None:
         self.is_ready, self.stubborn = is_ready, stubborn
@@ -43,8 +43,8 @@ async def started(body: Body) -> Supervisor:
     return supervisor
 
 
-async def test_a_stop_that_is_cancelled_ends_the_body_at_once():
-    """Whoever has waited for long enough leaves nothing behind: no time is left then for an end in good order."""
+async def test_a_canceled_stop_cancels_the_body_at_once():
+    """No time is left for an orderly end then, and nothing keeps running."""
     body = Body()
     supervisor = await started(body)
 
@@ -56,8 +56,8 @@ async def test_a_stop_that_is_cancelled_ends_the_body_at_once():
     assert supervisor.is_over
 
 
-async def test_a_body_is_cancelled_again_when_it_goes_on():
-    """What swallows one cancellation, as the clean-up that hangs in its turn does, is cut short by the next."""
+async def test_a_body_that_swallows_a_cancellation_is_canceled_again():
+    """A clean-up that hangs, too, is ended by the second cancellation."""
     body = Body(stubborn=1)
     supervisor = await started(body)
 
@@ -68,8 +68,8 @@ async def test_a_body_is_cancelled_again_when_it_goes_on():
     assert supervisor.is_over
 
 
-async def test_a_body_that_does_not_end_is_told():
-    """Stopping is bounded whatever the body does, and does not keep silent about what it leaves behind."""
+async def test_stop_raises_if_the_body_does_not_end():
+    """stop() is bounded whatever the body does, and names what still runs."""
     body = Body(stubborn=100)
     supervisor = await started(body)
 
@@ -81,8 +81,8 @@ async def test_a_body_that_does_not_end_is_told():
     await body.is_over.wait()
 
 
-async def test_a_start_that_is_cancelled_is_bounded_too():
-    """The body may hang in its clean-up: the start ends all the same, as the cancellation that it is."""
+async def test_a_canceled_start_is_bounded():
+    """Even if the body hangs in its clean-up, start() ends with the cancellation."""
     body = Body(is_ready=False, stubborn=100)
     supervisor = Supervisor(body.run, "a body")
     starting = asyncio.create_task(supervisor.start(ending_s=0.1))
@@ -97,8 +97,8 @@ async def test_a_start_that_is_cancelled_is_bounded_too():
     await body.is_over.wait()
 
 
-async def test_who_starts_is_told_of_a_stop_meanwhile():
-    """A stop from elsewhere is no cancellation of whoever waits for the start."""
+async def test_start_raises_if_the_body_is_stopped_meanwhile():
+    """A stop by another task is not a cancellation of the task that starts."""
     body = Body(is_ready=False)
     supervisor = Supervisor(body.run, "a body")
     starting = asyncio.create_task(supervisor.start())
@@ -110,7 +110,7 @@ async def test_who_starts_is_told_of_a_stop_meanwhile():
 
 
 async def test_a_start_may_be_given_up():
-    """Whoever waits for an event beside it has the body in hand still, and stops it."""
+    """If the given event is set first, start() returns and the caller stops the body."""
     body, given_up = Body(is_ready=False), asyncio.Event()
     supervisor = Supervisor(body.run, "a body")
     given_up.set()
@@ -123,8 +123,8 @@ async def test_a_start_may_be_given_up():
     assert body.is_over.is_set()
 
 
-async def test_a_scope_that_is_cancelled_lets_the_end_be_in_order():
-    """A task group that is cancelled around it, as when another task fails, does not cut an orderly end short."""
+async def test_a_canceled_scope_does_not_hurry_stop():
+    """Canceling a surrounding task group, as when another task fails, does not cut an orderly end short."""
     body = Body()
     supervisor = await started(body)
 

@@ -1,4 +1,4 @@
-"""What a member measures of itself, under the names of Kafka's own consumer."""
+"""Group metrics of a member, under the names of Kafka's own consumer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "max_poll_in
 
 
 def of_group(consumer, prefix="consumer"):
-    """The coordinator's metrics, by name."""
+    """Return the coordinator metrics by name."""
     return {
         one.name: value for one, value in consumer.metrics().items() if one.group == f"{prefix}-coordinator-metrics"
     }
 
 
 async def test_heartbeats_are_measured(kafka, group):
-    """How many there were a second; the longest wait for an answer, and how long ago the last one was."""
+    """Their rate, the longest response time, and the age of the last one."""
     topic = kafka.topic_with(1)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -39,7 +39,7 @@ async def test_heartbeats_are_measured(kafka, group):
 
 
 async def test_joins_and_syncs_are_measured(kafka, group):
-    """One joins, another does, and it leaves: three of each, the longest as long as on the wire; so many partitions."""
+    """One member joins, another joins and leaves: three of each, the longest as long as on the wire."""
     topic, shares = kafka.topic(4), []
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
 
@@ -62,7 +62,7 @@ async def test_joins_and_syncs_are_measured(kafka, group):
 
 
 def longest_ms(kafka, kind, client):
-    """How long the slowest answer took, as the proxy saw it."""
+    """Return the longest response time that the proxy has seen."""
     asked = {one.correlation_id: one.at for one in kafka.proxy.requests(kind, client_id=client)}
     return max(one.at - asked[one.correlation_id] for one in kafka.proxy.answers(kind, client_id=client)) * 1000
 
@@ -89,7 +89,7 @@ async def test_commits_are_measured(kafka, group):
 
 
 async def test_metrics_have_groups_and_tags(kafka, group):
-    """Each belongs to a group under the prefix that was asked for, and says of which client and group it is."""
+    """Each metric group has the configured prefix, each metric the tags of its client and group."""
     topic = kafka.topic_with(10)
     options = {"metric_group_prefix": "ours", "client_id": group, **QUICK}
 

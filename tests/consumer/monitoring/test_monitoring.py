@@ -1,4 +1,4 @@
-"""What a consumer says of itself: offsets of all kinds, lag, health, metrics; and options that change meanwhile."""
+"""Offsets, lag, health and metrics of a consumer, and options that change while it runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GROUP, FETCH = "consumer-coordinator-metrics", "consumer-fetch-manager-metrics"
 
 
 def of(metrics, group) -> dict[str, float]:
-    """The values of one group, of the whole consumer, by name."""
+    """Return the values of one metric group, by name, of the whole consumer."""
     return {
         name.name: value for name, value in metrics.items() if name.group == group and "topic" not in dict(name.tags)
     }
 
 
 async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
-    """After ten read, of which six are done and committed: each kind says so, by name and by place, as a copy."""
+    """After ten records of which six are finished and committed: each kind, by name and by index, as a copy."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -57,8 +57,8 @@ async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
     assert pickle.loads(pickle.dumps(offsets)) == offsets
 
 
-async def test_lag_is_the_end_less_the_position(new_topic, new_consumer, witness, group):
-    """Of each partition, of some, and in sum; it grows with what is produced and goes with what is read."""
+async def test_lag_is_the_end_offset_minus_the_position(new_topic, new_consumer, witness, group):
+    """Of each partition, of some, and in total; it grows with production and shrinks with reading."""
     topic = new_topic(2)
     first, second = (TopicPartition(topic, number) for number in range(2))
     for number in range(2):
@@ -77,8 +77,8 @@ async def test_lag_is_the_end_less_the_position(new_topic, new_consumer, witness
     assert later.partitions == {first: behind[first] + 5}
 
 
-async def test_the_lag_of_all_leaves_out_what_goes_meanwhile(witness_of):
-    """Whoever asks about all that is assigned is told of what is left, and not that a partition has just gone."""
+async def test_lag_leaves_out_partitions_revoked_meanwhile(witness_of):
+    """lag() of all assigned partitions returns those that are left instead of raising."""
     topic = witness_of.topic_with(5, 2)
 
     async with witness_of.consumer() as consumer:
@@ -94,8 +94,8 @@ async def test_the_lag_of_all_leaves_out_what_goes_meanwhile(witness_of):
     assert lag == ({TopicPartition(topic, 0): 2}, 2)
 
 
-async def test_health_says_how_a_member_is(witness_of, group):
-    """Starting before the first assignment, ok after it, degraded while the group is out of reach."""
+async def test_health_of_a_member(witness_of, group):
+    """It is starting before the first assignment, ok after it, degraded while the coordinator cannot be reached."""
     topic = witness_of.topic_with(10)
     options = {"group_id": group, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
 
@@ -117,7 +117,7 @@ async def test_health_says_how_a_member_is(witness_of, group):
     assert (bad.status, bad.is_live, bool(bad.detail)) == ("degraded", True, True)
 
 
-async def test_the_groups_metrics_agree_with_what_is_seen_on_the_wire(witness_of, group):
+async def test_group_metrics_agree_with_the_wire(witness_of, group):
     """Heartbeats, joins, syncs, commits, assigned partitions: counts and times, tagged with client and group."""
     topic = witness_of.topic_with(100)
     options = {
@@ -155,7 +155,7 @@ async def test_the_groups_metrics_agree_with_what_is_seen_on_the_wire(witness_of
 
 
 async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_consumer, witness, group):
-    """Records, bytes and fetches as they came; the lag of each partition and the greatest; the prefix is an option."""
+    """Records, bytes, fetches, the lag of each partition and the largest; the prefix is an option."""
     topic = new_topic(2)
     for number, count in ((0, 60), (1, 40)):
         witness.produce(topic, (b"x" * 100 for _ in range(count)), partition=number)
@@ -175,8 +175,8 @@ async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_co
     assert of(metrics, "orders-coordinator-metrics")["assigned-partitions"] == 2
 
 
-async def test_what_is_of_an_open_transaction_is_no_lag(new_topic, new_consumer, kafka_server, group):
-    """With read_committed the metric counts what may be read, as lag() does and as Kafka's own consumer."""
+async def test_records_of_an_open_transaction_are_no_lag(new_topic, new_consumer, kafka_server, group):
+    """With read_committed the lag counts up to the last stable offset, in lag() and the metric."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
@@ -195,8 +195,8 @@ async def test_what_is_of_an_open_transaction_is_no_lag(new_topic, new_consumer,
     assert (lags, lag.total) == ([0], 0)
 
 
-async def test_options_change_while_it_runs(witness_of, group):
-    """The next fetch says so; what stays for life, or will not do, changes nothing at all."""
+async def test_reconfigure_changes_options(witness_of, group):
+    """The next fetch uses them; options that cannot change, or are invalid, leave all options unchanged."""
     topic = witness_of.topic_with(10)
     proxy = witness_of.proxy
 
@@ -219,7 +219,7 @@ async def test_options_change_while_it_runs(witness_of, group):
 
 
 async def test_several_connections_fetch_at_once(witness_of, group):
-    """num_fetchers: so many fetches are open together, no partition is in two of them, and every record comes once."""
+    """With num_fetchers, as many fetches are in flight; no partition is in two of them, and no record is lost."""
     topic = witness_of.topic_with(50, partitions=4)
     options = {"num_fetchers": 4, "client_id": group, "auto_offset_reset": "earliest"}
 
@@ -237,8 +237,8 @@ async def test_several_connections_fetch_at_once(witness_of, group):
     assert {len(connections) for connections in partitions.values()} == {1}
 
 
-async def test_the_end_is_told_of_a_partition_that_is_assigned_anew(new_topic, new_consumer, witness):
-    """At once, and not when the next record comes: the broker tells what has not changed only to who asks anew."""
+async def test_the_high_watermark_is_known_after_a_reassignment(new_topic, new_consumer, witness):
+    """At once, not with the next record: an unchanged high watermark is sent only in a new fetch session."""
     topic = new_topic()
     witness.fill(topic, 1, 5)
     place = TopicPartition(topic, 0)

@@ -1,4 +1,4 @@
-"""When and how offsets are committed, as kafka-python's, kiel's and pykafka's users know it."""
+"""Options of commits, as users of kafka-python, kiel and pykafka know them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NEVER = {"auto_commit_interval_ms": None}
 
 
 def refusing(code):
-    """Edits an answer to a commit into a refusal."""
+    """Return a function that edits a commit's response into a refusal."""
     return lambda answer: replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
 
 
 def refused_fetch(code):
-    """The same for an answer to a fetch of offsets."""
+    """Return a function that edits the response to an OffsetFetch into a refusal."""
     return lambda answer: replace(answer, partitions=(), error_code=code)
 
 
 def commits(kafka, client):
-    """The offset of each commit that was sent, of partition 0."""
+    """Return the offsets of the commits that were sent, of partition 0."""
     frames = kafka.proxy.requests(OffsetCommitRequest, client_id=client)
     return [next(one.offset for one in frame.message.partitions if not one.partition) for frame in frames]
 
@@ -48,8 +48,8 @@ async def read(consumer, count):
 # ---- by number, by time, by hand ----------------------------------------------------------------------------------
 
 
-async def test_every_so_many_records(kafka, group):
-    """auto_commit_every_records=100: not at 99 that are done, at 100 one commit, and it says 100."""
+async def test_auto_commit_every_records(kafka, group):
+    """With 100: none after 99 finished records, one commit of offset 100 after 100."""
     topic, events = kafka.topic_with(300), EventRecorder()
     options = {"auto_commit_every_records": 100, "client_id": group, "hooks": [events], **NEVER}
 
@@ -65,8 +65,8 @@ async def test_every_so_many_records(kafka, group):
         assert await kafka.committed(group, topic, 1) == {0: 100}
 
 
-async def test_each_restarts_the_other(kafka, group):
-    """A commit by number begins the interval anew, and one by time the count."""
+async def test_commits_by_number_and_by_interval_restart_each_other(kafka, group):
+    """A commit by number restarts the interval, and one by interval restarts the count."""
     topic, events = kafka.topic_with(400), EventRecorder()
     options = {
         "auto_commit_every_records": 100,
@@ -90,8 +90,8 @@ async def test_each_restarts_the_other(kafka, group):
         assert by_time - by_number >= 2.6
 
 
-async def test_a_commit_by_hand_restarts_both(kafka, group):
-    """commit() at 99, then 99 more: none of its own."""
+async def test_an_explicit_commit_restarts_number_and_interval(kafka, group):
+    """After commit() at 99 and 99 more records there is no automatic commit."""
     topic = kafka.topic_with(300)
 
     options = {"auto_commit_every_records": 100, "client_id": group, **NEVER}
@@ -105,8 +105,8 @@ async def test_a_commit_by_hand_restarts_both(kafka, group):
 
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
-async def test_records_are_counted_in_batches_and_when_acknowledged(kafka, group, ack):
-    """A batch counts when the next one is asked for, a record of ack="manual" when that is said of it."""
+async def test_batches_and_acknowledged_records_are_counted(kafka, group, ack):
+    """A batch counts at the next poll, a record with ack="manual" at its acknowledgement."""
     topic, events = kafka.topic_with(30), EventRecorder()
 
     options = {"auto_commit_every_records": 10, "ack": ack, "hooks": [events], **NEVER}
@@ -124,8 +124,8 @@ async def test_records_are_counted_in_batches_and_when_acknowledged(kafka, group
         assert await kafka.committed(group, topic, 1) == {0: 10}
 
 
-async def test_by_neither_is_at_the_end(kafka, group):
-    """auto_commit_interval_ms=None and no number: nothing while it runs, all that is done when it stops."""
+async def test_without_number_and_interval_only_stop_commits(kafka, group):
+    """auto_commit_interval_ms=None and no number: no commit while it runs, all finished records at stop()."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
@@ -137,8 +137,8 @@ async def test_by_neither_is_at_the_end(kafka, group):
     assert await kafka.committed(group, topic, 1) == {0: 5}
 
 
-async def test_what_is_done_is_committed_when_another_joins(kafka, group):
-    """Though no interval ever ends, the hand-over commits: the newcomer begins behind that, and nothing comes twice."""
+async def test_a_rebalance_commits_finished_records(kafka, group):
+    """Even without an interval, the revocation commits: the new member begins after it and repeats nothing."""
     topic = kafka.topic_with(10, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, heartbeat_interval_ms=200, **NEVER) as one:
@@ -157,8 +157,8 @@ async def test_what_is_done_is_committed_when_another_joins(kafka, group):
     assert sorted((record.partition, record.offset) for record in got) == [(p, n) for p in (0, 1) for n in range(11)]
 
 
-async def test_stop_may_leave_the_last_commit_out(kafka, group):
-    """stop(commit=False) leaves the group, and what was committed before stays as it was."""
+async def test_stop_without_commit(kafka, group):
+    """stop(commit=False) leaves the group and the committed offset unchanged."""
     topic = kafka.topic_with(10)
 
     consumer = kafka.consumer(topic, group_id=group, client_id=group, **NEVER)
@@ -173,8 +173,8 @@ async def test_stop_may_leave_the_last_commit_out(kafka, group):
     assert len(kafka.proxy.requests(LeaveGroupRequest, client_id=group)) == 1
 
 
-async def test_stop_leaves_though_its_commit_fails(kafka, group):
-    """The last commit is refused: that is told, and the group is left all the same."""
+async def test_stop_leaves_the_group_if_its_commit_fails(kafka, group):
+    """The last commit is refused: an event is emitted, and the member leaves all the same."""
     topic, events = kafka.topic_with(10), EventRecorder()
 
     with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(30), times=None):
@@ -188,8 +188,8 @@ async def test_stop_leaves_though_its_commit_fails(kafka, group):
 # ---- what is committed --------------------------------------------------------------------------------------------
 
 
-async def test_some_partitions_alone(kafka, group):
-    """commit([partition]) commits what was handed out of it; of the others nothing is done by that."""
+async def test_commit_of_some_partitions(kafka, group):
+    """commit([partition]) commits its delivered records, and leaves the others' unfinished."""
     topic = kafka.topic_with(5, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
@@ -208,8 +208,8 @@ async def test_some_partitions_alone(kafka, group):
     assert committed == {1: 5}
 
 
-async def test_the_record_in_hand_of_a_partition(kafka, group):
-    """commit([partition]) includes the record in hand if it is of that partition."""
+async def test_commit_of_a_partition_includes_its_record_in_flight(kafka, group):
+    """commit([partition]) includes the record in flight if it is of that partition."""
     topic = kafka.topic(2)
     kafka.produce(topic, [b"%d" % n for n in range(5)], partition=0)
 
@@ -221,8 +221,8 @@ async def test_the_record_in_hand_of_a_partition(kafka, group):
         assert (await kafka.committed(group, topic, 2))[0] == 3
 
 
-async def test_nothing_new_is_no_request(kafka, group):
-    """A second commit without progress sends nothing; one after a refusal sends only what was refused."""
+async def test_a_commit_without_progress_sends_no_request(kafka, group):
+    """After a partial refusal, only the refused offsets are sent again."""
     topic = kafka.topic_with(5, partitions=2)
 
     def refuse_one(answer):
@@ -242,8 +242,8 @@ async def test_nothing_new_is_no_request(kafka, group):
     assert {frame.message.generation_id for frame in frames} != {-1}
 
 
-async def test_metadata_too_large(kafka, group):
-    """By default the commit is refused; with on_metadata_too_large="blank" it is made without the text, and told."""
+async def test_metadata_that_is_too_large(kafka, group):
+    """By default the commit is refused; with on_metadata_too_large="blank" it is sent without the text."""
     topic, events = kafka.topic_with(10), EventRecorder()
     partition, text = TopicPartition(topic, 0), "x" * 5_000
 
@@ -263,8 +263,8 @@ async def test_metadata_too_large(kafka, group):
     assert [(one.offset, one.text_bytes) for one in events.of(CommitMetadataDropped)] == [(4, 5_000)]
 
 
-async def test_metadata_too_large_of_many_partitions(kafka, group):
-    """All texts that are too long are left out in one further attempt, however many partitions there are."""
+async def test_metadata_that_is_too_large_in_many_partitions(kafka, group):
+    """All texts that are too long are left out in one further attempt."""
     topic, events = kafka.topic_with(1, 4), EventRecorder()
     places = [TopicPartition(topic, number) for number in range(4)]
 
@@ -280,8 +280,8 @@ async def test_metadata_too_large_of_many_partitions(kafka, group):
 # ---- commits that do not go through -------------------------------------------------------------------------------
 
 
-async def test_a_commit_has_so_many_retries(kafka, group):
-    """offset_commit_max_retries=5: one try and five more, then the reader's next call raises."""
+async def test_offset_commit_max_retries(kafka, group):
+    """With 5: one attempt and five retries, then the next poll raises."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {"offset_commit_max_retries": 5, "auto_commit_interval_ms": 50, "retry_backoff_ms": 10}
 
@@ -296,8 +296,8 @@ async def test_a_commit_has_so_many_retries(kafka, group):
     assert count == 6
 
 
-async def test_an_offset_of_a_topic_that_is_not_read_is_tried_again(kafka, group):
-    """A coordinator that has not heard of a new topic yet is asked again; the topic does not count as deleted."""
+async def test_a_commit_of_a_new_topic_is_retried(kafka, group):
+    """A coordinator that does not know a new topic yet is retried; the topic does not count as deleted."""
     topic, other = kafka.topic_with(1), kafka.topic()
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
@@ -308,8 +308,8 @@ async def test_an_offset_of_a_topic_that_is_not_read_is_tried_again(kafka, group
     assert await kafka.committed(group, other, 1) == {0: 7}
 
 
-async def test_pauses_of_commits_and_of_fetches_of_offsets(kafka, group):
-    """retry_backoff_ms is the pause before either is tried again."""
+async def test_retries_of_commits_and_offset_fetches_are_retry_backoff_ms_apart(kafka, group):
+    """retry_backoff_ms is the pause before either is retried."""
     topic = kafka.topic_with(10)
     options = {"retry_backoff_ms": 300, "client_id": group, **NEVER}
 
@@ -329,8 +329,8 @@ async def test_pauses_of_commits_and_of_fetches_of_offsets(kafka, group):
     assert await kafka.committed(group, topic, 1) == {0: 2}
 
 
-async def test_a_refused_fetch_of_offsets_is_told(kafka, group):
-    """What no other try heals ends the reading with a typed error, and nothing is read from a place nobody chose."""
+async def test_a_refused_offset_fetch_ends_reading(kafka, group):
+    """An error that no retry heals is raised, and no record is delivered."""
     topic = kafka.topic_with(10)
 
     with kafka.proxy.edit_answer(OffsetFetchRequest, refused_fetch(30), times=None):
@@ -339,8 +339,8 @@ async def test_a_refused_fetch_of_offsets_is_told(kafka, group):
                 await consumer.getone()
 
 
-async def test_of_a_mixed_answer_nothing_is_lost(kafka, group):
-    """Committed, refused for now, never committed: the first two go on where they were, the third by the policy."""
+async def test_an_offset_fetch_with_mixed_results(kafka, group):
+    """Committed, refused for now, never committed: the first two continue at their offsets, the third by policy."""
     topic, events = kafka.topic_with(10, partitions=3), EventRecorder()
     for partition, offset in ((0, 4), (1, 6)):
         await kafka.commit(group, topic, offset, "", partition=partition)
@@ -360,8 +360,8 @@ async def test_of_a_mixed_answer_nothing_is_lost(kafka, group):
 
 
 @pytest.mark.parametrize(("code", "is_soon"), [(14, True), (16, True), (30, False)])
-async def test_the_next_commit_after_one_that_was_refused(kafka, group, code, is_soon):
-    """For now, or by who is no coordinator any more: again after a short pause. For good: at the next interval."""
+async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
+    """Refused for now, or by a former coordinator: after a short pause. Refused for good: at the next interval."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {
         "auto_commit_every_records": 3,  # which makes the first one
@@ -384,8 +384,8 @@ async def test_the_next_commit_after_one_that_was_refused(kafka, group, code, is
 # ---- callbacks ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_callback_is_told_of_each_commit(kafka, group):
-    """offset_commit_callback(offsets, error): after automatic ones and ones by hand, good and bad."""
+async def test_offset_commit_callback(kafka, group):
+    """It is called with offsets and error after automatic and explicit commits, successful and failed."""
     topic, told = kafka.topic_with(10), []
     partition = TopicPartition(topic, 0)
 
@@ -405,8 +405,8 @@ async def test_a_callback_is_told_of_each_commit(kafka, group):
     assert told[2][0][partition].offset == 5
 
 
-async def test_what_a_callback_raises_is_told(kafka, group):
-    """An error of the callback is an event, and changes nothing of the commit; it may be a plain function."""
+async def test_an_error_of_the_commit_callback_is_an_event(kafka, group):
+    """The commit is unaffected; the callback may be a plain function."""
     topic, events = kafka.topic_with(10), EventRecorder()
 
     def note(_offsets, _error):
@@ -421,8 +421,8 @@ async def test_what_a_callback_raises_is_told(kafka, group):
     assert "oops" in events.of(CommitCallbackFailed)[0].error
 
 
-async def test_two_commits_in_a_row_arrive_in_order(kafka, group):
-    """Commits in tasks of their own: one is in flight at a time, and the later one is the last to arrive."""
+async def test_concurrent_commits_arrive_in_order(kafka, group):
+    """Of commits in separate tasks, one is in flight at a time, and the later one arrives last."""
     topic = kafka.topic_with(10)
     partition = TopicPartition(topic, 0)
 
@@ -442,8 +442,8 @@ async def test_two_commits_in_a_row_arrive_in_order(kafka, group):
 # ---- what is read back --------------------------------------------------------------------------------------------
 
 
-async def test_committed_offsets_are_asked_for_once(kafka, group):
-    """One OffsetFetch after a join, at the coordinator, before the first record; committed([]) asks nobody."""
+async def test_committed_offsets_are_fetched_once(kafka, group):
+    """One OffsetFetch after a join, at the coordinator, before the first record; committed([]) sends none."""
     topic = kafka.topic_with(10)
     await kafka.commit(group, topic, 4, "")
 
@@ -459,8 +459,8 @@ async def test_committed_offsets_are_asked_for_once(kafka, group):
     assert kafka.proxy.requests(FindCoordinatorRequest, client_id=group)
 
 
-async def test_each_call_commits_what_the_one_before_gave(kafka, group):
-    """With a number of 1 a call commits what earlier ones gave; commit() before handling commits this one's, too."""
+async def test_every_poll_commits_the_records_before_it(kafka, group):
+    """With auto_commit_every_records=1 a poll commits earlier records; commit() before handling includes this one."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {"auto_commit_every_records": 1, "hooks": [events], **NEVER}
 
@@ -479,7 +479,7 @@ async def test_each_call_commits_what_the_one_before_gave(kafka, group):
 
 
 async def test_records_of_handlers_and_streams_are_counted(kafka, group):
-    """Who works on many at once has them counted when they are done: handlers of an App, streams by partition."""
+    """Records of an App's handlers and of streams count when they are finished."""
     topic, events, handled = kafka.topic_with(25), EventRecorder(), []
     options = {"auto_commit_every_records": 10, "hooks": [events], **NEVER}
     app = App(bootstrap_servers=kafka.bootstrap_servers, group_id=group, **options)

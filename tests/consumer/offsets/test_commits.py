@@ -1,4 +1,4 @@
-"""What is committed: what is done and no more, at intervals, when asked, when partitions go and at the end."""
+"""Commits: only finished records, at intervals, on request, at a revocation and at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.expulsion import expel
 
 
 async def test_commits_follow_the_interval(new_topic, new_consumer, witness, group):
-    """What is done is committed every auto_commit_interval_ms, and nothing is sent when nothing is new."""
+    """Finished records are committed every auto_commit_interval_ms; nothing is sent without progress."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -35,8 +35,8 @@ async def test_commits_follow_the_interval(new_topic, new_consumer, witness, gro
         assert count == len(events.of(OffsetsCommitted))
 
 
-async def test_commit_includes_what_is_in_hand(new_topic, new_consumer, witness, group):
-    """A bare commit() says that the record in hand is done."""
+async def test_commit_includes_the_record_in_flight(new_topic, new_consumer, witness, group):
+    """commit() without arguments finishes the record in flight."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -47,7 +47,7 @@ async def test_commit_includes_what_is_in_hand(new_topic, new_consumer, witness,
         assert await witness.committed(group, topic, 1) == {0: 6}
 
 
-async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(new_topic, new_consumer, group, witness):
+async def test_chosen_offsets_are_committed_with_their_metadata(new_topic, new_consumer, group, witness):
     """commit({partition: …}) stores just that, and committed() reads it back; what has no commit is absent."""
     topic = new_topic(2)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -60,8 +60,8 @@ async def test_offsets_of_the_callers_choice_are_committed_with_their_metadata(n
     assert await witness.committed(group, topic, 2) == {0: 17}
 
 
-async def test_no_automatic_commit_takes_a_chosen_one_back(new_topic, new_consumer, witness, group):
-    """What the caller has committed of the record in hand stays, at intervals and at stop; a seek back is committed."""
+async def test_an_automatic_commit_does_not_undo_a_chosen_offset(new_topic, new_consumer, witness, group):
+    """The user's commit of the record in flight stays, at intervals and at stop(); a seek back is committed."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -75,8 +75,8 @@ async def test_no_automatic_commit_takes_a_chosen_one_back(new_topic, new_consum
     assert await witness.committed(group, topic, 2) == {0: 10, 1: 3}
 
 
-async def test_nothing_is_committed_when_commits_are_off(new_topic, new_consumer, witness, group):
-    """enable_auto_commit=False commits neither at intervals nor at stop."""
+async def test_without_auto_commit_nothing_is_committed(new_topic, new_consumer, witness, group):
+    """enable_auto_commit=False commits neither at intervals nor at stop()."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -89,10 +89,8 @@ async def test_nothing_is_committed_when_commits_are_off(new_topic, new_consumer
     assert await witness.committed(group, topic, 1) == {}
 
 
-async def test_a_group_that_began_at_the_end_does_not_skip_what_comes_while_it_is_down(
-    new_topic, new_consumer, witness, group
-):
-    """With auto_offset_reset='latest' the end is committed though nothing was read, so nothing is lost later."""
+async def test_records_written_while_a_new_group_is_down_are_read(new_topic, new_consumer, witness, group):
+    """With auto_offset_reset='latest' the end is committed though nothing was read, so no later record is skipped."""
     topic, options = new_topic(), {"group_id": group, "auto_offset_reset": "latest"}
     witness.produce(topic, [b"before"])
     async with new_consumer(topic, **options) as consumer:
@@ -104,8 +102,8 @@ async def test_a_group_that_began_at_the_end_does_not_skip_what_comes_while_it_i
         assert (await consumer.getone(timeout_ms=30_000)).value == b"while it was down"
 
 
-async def test_commit_without_a_group_says_what_is_missing(new_topic, new_consumer):
-    """Without a group there is nothing to commit for, and the error says so."""
+async def test_commit_without_a_group_raises(new_topic, new_consumer):
+    """The error says that a group_id is missing."""
     async with new_consumer(new_topic()) as consumer:
         with pytest.raises(ConsumerStateError, match="group_id"):
             await consumer.commit()
@@ -113,8 +111,8 @@ async def test_commit_without_a_group_says_what_is_missing(new_topic, new_consum
             await consumer.committed([])
 
 
-async def test_a_commit_for_somebody_elses_group_is_refused(new_topic, new_consumer, witness, group):
-    """A member that the group has lost cannot commit: the error says what to raise, and the broker keeps the old."""
+async def test_a_commit_of_a_removed_member_raises(new_topic, new_consumer, witness, group):
+    """The error says which option to raise, and the broker keeps the former offset."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -153,8 +151,8 @@ async def run_program(kafka_server, topic, group, end="pass"):
     return process.returncode, [int(line) for line in out.split()]
 
 
-async def test_a_committed_position_survives_a_restart_of_the_process(new_topic, kafka_server, witness, group):
-    """A second process of the group begins exactly where the first one committed, however that one ended."""
+async def test_a_new_process_begins_at_the_committed_offset(new_topic, kafka_server, witness, group):
+    """However the first process ended."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -168,7 +166,7 @@ async def test_a_committed_position_survives_a_restart_of_the_process(new_topic,
 
 
 async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, witness, group):
-    """tailrace.run ends cleanly on SIGTERM: what is done is committed, the group is left, the exit code is 0."""
+    """tailrace.run on SIGTERM: finished records are committed, the group is left, the exit code is 0."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -184,7 +182,7 @@ async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, 
 
 
 async def test_a_zombies_commit_is_not_retried(quick, group):
-    """A member that was removed and has not heard of it: its commit is refused, and the event promises no other."""
+    """A removed member that does not know it yet: its commit is refused, and the event announces no retry."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"group_protocol": "classic", "auto_commit_interval_ms": 200, "hooks": [events]}
 
@@ -212,7 +210,7 @@ async def test_a_zombies_commit_is_not_retried(quick, group):
     ],
 )
 async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protocol, code):
-    """Whichever way the group says that it continues without the member, the event promises no other commit."""
+    """Whichever error code ends the membership, the event announces no retry."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events], "group_id": group}
 
@@ -227,8 +225,8 @@ async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protoc
     assert failed.will_retry is False
 
 
-async def test_a_commit_that_a_coordinator_cannot_take_now_is_retried(quick, group):
-    """A coordinator that loads for longer than a request may take: the next interval's commit brings the offset."""
+async def test_a_commit_at_a_loading_coordinator_is_retried(quick, group):
+    """If it loads for longer than a request may take, the next interval's commit contains the offset."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events]}
 
@@ -245,5 +243,5 @@ async def test_a_commit_that_a_coordinator_cannot_take_now_is_retried(quick, gro
 
 
 def each_refused(code):
-    """Edits an answer to a commit into a refusal of every partition."""
+    """Return a function that edits a commit's response into a refusal of every partition."""
     return lambda answer: replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))

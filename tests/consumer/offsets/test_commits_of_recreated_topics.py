@@ -24,7 +24,7 @@ def recreate(broker, topic, count=100):
 
 
 async def recreate_unseen(consumer, broker, topic):
-    """Recreate the topic while nothing is fetched: a member that sees it missing gives its partitions back."""
+    """Recreate the topic while nothing is fetched: a member that sees it missing releases its partitions."""
     consumer.pause()
     await asyncio.sleep(1.5)  # the fetch under way ends after fetch_max_wait_ms
     await asyncio.to_thread(recreate, broker, topic)
@@ -38,7 +38,7 @@ def topic_of_old_records(broker, count=100):
 
 
 async def first_of_next_member(broker, topic, group, protocol):
-    """The record at which another member of the group begins."""
+    """Return the record at which another member of the group begins."""
     async with broker.consumer(topic, group_id=group, group_protocol=protocol) as second:
         async with asyncio.timeout(60):
             return await second.getone()
@@ -46,7 +46,7 @@ async def first_of_next_member(broker, topic, group, protocol):
 
 @both_protocols
 async def test_an_automatic_commit_of_old_records_skips_no_record_of_the_new_topic(kafka, group, protocol, recorder):
-    """Fifty old records are finished when the topic is another one: the next member begins at its first record."""
+    """Fifty old records are finished when the topic is recreated: the next member begins at its first record."""
     topic = topic_of_old_records(kafka)
 
     async with kafka.consumer(
@@ -65,8 +65,8 @@ async def test_an_automatic_commit_of_old_records_skips_no_record_of_the_new_top
     assert second.value == b"new %d" % second.offset
 
 
-async def test_a_commit_of_old_records_raises_and_the_new_topic_is_read_from_its_first_record(kafka, group):
-    """The user's own commit says why it was not done; queued records of the old topic are dropped."""
+async def test_a_commit_of_old_records_raises(kafka, group):
+    """The new topic is read from its first record; queued records of the old one are dropped."""
     topic = topic_of_old_records(kafka)
 
     options = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
@@ -87,8 +87,8 @@ async def test_a_commit_of_old_records_raises_and_the_new_topic_is_read_from_its
     assert [record.value for record in new] == [b"new %d" % n for n in range(100)]
 
 
-async def test_a_broker_without_topic_ids_in_commits_is_asked_for_the_ids_first(kafka, group, recorder):
-    """OffsetCommit before version 10 names topics: the ids are compared just before it is sent."""
+async def test_topic_ids_are_compared_before_a_commit_by_name(kafka, group, recorder):
+    """OffsetCommit before version 10 names topics: their ids are looked up just before it is sent."""
     topic = topic_of_old_records(kafka)
 
     with kafka.proxy.edit_answer(ApiVersionsRequest, without_ids_in_commits, times=None):

@@ -1,4 +1,4 @@
-"""Partitions of the user's own choice, and subscriptions that change while a consumer runs."""
+"""Manual assignment, and subscriptions that change while a consumer runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.witness import offsets
 
 @pytest.fixture
 def filled(new_topic, witness):
-    """Makes a topic with so many records in each partition."""
+    """Return a function that creates topics with ``count`` records in each partition."""
 
     def make(partitions: int = 1, count: int = 20) -> str:
         topic = new_topic(partitions)
@@ -44,7 +44,7 @@ async def read(consumer: Consumer, count: int) -> list:
     return records
 
 
-async def test_partitions_are_named_in_any_form(filled, new_consumer):
+async def test_assign_accepts_every_form_of_partitions(filled, new_consumer):
     """A topic, a pair, a triple, mappings of three kinds, lists of them, mixed in one call."""
     whole, pair, triple, single, several, mapped = (filled(3) for _ in range(6))
     what = [
@@ -69,8 +69,8 @@ async def test_partitions_are_named_in_any_form(filled, new_consumer):
     assert {tuple(one) for one in assigned} == starts.keys()
 
 
-async def test_an_assignment_begins_where_it_is_told(filled, new_consumer):
-    """At either end, at an offset, so many records before the end, by time; by policy when nothing is said."""
+async def test_assign_begins_at_the_given_start(filled, new_consumer):
+    """At either end, at an offset, at a number of records before the end, by time; by policy without one."""
     topic = filled()
     place = TopicPartition(topic, 0)
     now = int(time.time() * 1000)
@@ -86,8 +86,8 @@ async def test_an_assignment_begins_where_it_is_told(filled, new_consumer):
         assert await consumer.seek_to_time(now - 3_600_000) == {place: 0}
 
 
-async def test_a_group_is_a_store_of_offsets_and_nothing_more(filled, new_consumer, witness, group):
-    """Offsets are committed for the group and found again; the group has no members, and the rest is by policy."""
+async def test_with_assign_a_group_only_stores_offsets(filled, new_consumer, witness, group):
+    """Offsets are committed and found again; the group has no members; partitions without a commit begin by policy."""
     topic = filled(2)
 
     async with new_consumer(group_id=group) as consumer:
@@ -107,8 +107,8 @@ async def test_a_group_is_a_store_of_offsets_and_nothing_more(filled, new_consum
     assert resumed == {TopicPartition(topic, 0): 12, TopicPartition(topic, 1): 0}
 
 
-async def test_committing_for_a_group_with_members_is_refused(filled, new_consumer, group):
-    """Whoever only stores offsets cannot commit over members; the error is told at once."""
+async def test_a_manual_assignment_cannot_commit_for_a_group_with_members(filled, new_consumer, group):
+    """The error is raised at once."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as member, new_consumer(group_id=group) as outside:
@@ -121,7 +121,7 @@ async def test_committing_for_a_group_with_members_is_refused(filled, new_consum
 
 
 async def test_without_auto_commit_nothing_is_stored(filled, new_consumer, witness, group):
-    """enable_auto_commit=False: the user commits, or nobody."""
+    """enable_auto_commit=False: only the user commits."""
     topic = filled()
 
     async with new_consumer(group_id=group, enable_auto_commit=False) as consumer:
@@ -132,7 +132,7 @@ async def test_without_auto_commit_nothing_is_stored(filled, new_consumer, witne
 
 
 async def test_a_new_assignment_replaces_the_old_one_as_a_whole(filled, new_consumer):
-    """The old partitions fall silent at once, what was fetched is gone, and an empty one reads nothing."""
+    """Nothing of the old partitions is delivered any more, and an empty assignment reads nothing."""
     old, new = filled(2, 2_000), filled()
 
     async with new_consumer() as consumer:
@@ -161,8 +161,8 @@ async def test_a_new_assignment_replaces_the_old_one_as_a_whole(filled, new_cons
     ],
     ids=str,
 )
-async def test_what_names_no_partition_is_refused_and_changes_nothing(filled, new_consumer, what, options, error):
-    """A wrong form, a topic or a partition that is not there: a typed error in bounded time; the old choice stays."""
+async def test_an_invalid_assignment_changes_nothing(filled, new_consumer, what, options, error):
+    """A wrong form, an unknown topic or partition: a typed error in bounded time; the old assignment stays."""
     topic = filled()
     given = [eval(repr(one).replace("{topic}", topic)) for one in what]
 
@@ -177,7 +177,7 @@ async def test_what_names_no_partition_is_refused_and_changes_nothing(filled, ne
 
 
 async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer, group):
-    """One of them at a time; unsubscribe() ends either, and nothing is read without one."""
+    """One at a time; unsubscribe() ends either, and without one nothing is read."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -193,8 +193,8 @@ async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer
         assert (await consumer.getone()).offset == 0
 
 
-async def test_a_member_subscribes_to_other_topics(filled, new_consumer, witness, group):
-    """Topics come and go while it runs; the group deals anew, and what stays goes on where it was."""
+async def test_a_member_may_change_its_topics(filled, new_consumer, witness, group):
+    """Topics are added and removed while it runs; the group rebalances, and partitions that stay continue."""
     first, second = filled(), filled()
 
     options = {"heartbeat_interval_ms": 200, "default_api_timeout_ms": 3_000}
@@ -216,7 +216,7 @@ async def test_a_member_subscribes_to_other_topics(filled, new_consumer, witness
 
 
 async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, witness, group):
-    """The group is empty, what was done is committed, and a later subscription joins again."""
+    """The group is empty, finished records are committed, and a later subscription joins again."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -229,8 +229,8 @@ async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, 
         assert (await consumer.getone()).offset == 5
 
 
-async def test_a_pattern_takes_the_place_of_topics(filled, new_consumer, new_topic, group):
-    """With a group and without: all that match, and nothing else any more."""
+async def test_a_pattern_replaces_topics(filled, new_consumer, new_topic, group):
+    """With a group and without: all topics that match, and no others."""
     first, second = filled(), filled()
 
     for options in ({"group_id": group}, {"auto_offset_reset": "earliest"}):
@@ -244,8 +244,8 @@ async def test_a_pattern_takes_the_place_of_topics(filled, new_consumer, new_top
             assert consumer.subscription() == {second}
 
 
-async def test_a_consumer_of_nothing_says_so(new_consumer, group):
-    """Started without topics it waits to be told; reading before that is refused in place of waiting for ever."""
+async def test_a_consumer_without_topics_raises_when_polled(new_consumer, group):
+    """It starts without topics and waits for a subscription; polling it before raises instead of waiting for ever."""
     async with new_consumer(group_id=group) as consumer:
         for call in (consumer.getone, consumer.getmany):
             with pytest.raises(ConsumerStateError, match="subscribe\\(\\) or assign\\(\\)"):
@@ -255,8 +255,8 @@ async def test_a_consumer_of_nothing_says_so(new_consumer, group):
         await until(lambda: consumer.assignment() == frozenset())
 
 
-async def test_an_assignment_that_fails_is_none(witness_of, group):
-    """Where the committed offsets may not be read, nothing is assigned, and subscribing is as free as before."""
+async def test_a_failed_assign_leaves_the_consumer_free(witness_of, group):
+    """If the committed offsets may not be read, nothing is assigned, and subscribe() still works."""
     topic = witness_of.topic_with(3)
 
     def refused(answer):
@@ -272,8 +272,8 @@ async def test_an_assignment_that_fails_is_none(witness_of, group):
         assert (await consumer.getone()).offset == 0
 
 
-async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quick, group):
-    """With the consumer protocol a broker reads a pattern, so the group is joined anew; what is read stays in view."""
+async def test_a_change_from_a_pattern_to_topics_keeps_their_metadata(quick, group):
+    """With the consumer protocol the broker resolves a pattern, so the group is joined again; topics stay watched."""
     topic = quick.topic()
     quick.produce(topic, [b"0"])
     options = {"group_id": group, "metadata_max_age_ms": 300, "retry_backoff_max_ms": 100}
@@ -292,8 +292,8 @@ async def test_a_change_from_a_pattern_to_topics_keeps_those_in_the_picture(quic
         assert consumer.subscription() == {topic}
 
 
-async def test_an_assignment_begun_anew_waits_for_no_leader_for_ever(witness_of, group):
-    """reset_offset_on_start: where the leader is silent, assign() ends after default_api_timeout_ms."""
+async def test_assign_with_reset_offset_on_start_is_bounded(witness_of, group):
+    """If the leader is silent, assign() ends after default_api_timeout_ms."""
     topic = witness_of.topic_with(5)
     options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 5_000}
 

@@ -1,4 +1,4 @@
-"""Partitions of one's own choice, where they stand, and how far behind: what kafka-python's old consumers could do."""
+"""Manual assignment, positions and lag, as users of kafka-python's old consumers know them."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def test_every_form_of_naming_partitions(kafka):
             assert places(records) == sorted((*one, n) for one in partitions for n in range(offset, 5))
 
 
-async def test_a_choice_replaces_the_one_before(kafka):
-    """What was fetched of the old one is gone at once; what names no partition changes nothing."""
+async def test_an_assignment_replaces_the_one_before(kafka):
+    """Fetched records of the old one are dropped at once; an invalid one changes nothing."""
     a, b = kafka.topic_with(50), kafka.topic_with(5)
 
     async with kafka.consumer(a, default_api_timeout_ms=1_000, **EARLIEST) as consumer:
@@ -84,8 +84,8 @@ async def test_a_choice_replaces_the_one_before(kafka):
     assert still == {TopicPartition(b, 0)}
 
 
-async def test_only_what_is_assigned_is_fetched(kafka, group):
-    """Of a topic with three partitions one is asked for, and nobody joins anything."""
+async def test_only_assigned_partitions_are_fetched(kafka, group):
+    """Of a topic with three partitions one is fetched, and no group is joined."""
     topic = kafka.topic_with(5, partitions=3)
 
     async with kafka.consumer(topic, client_id=group, **EARLIEST) as consumer:
@@ -100,8 +100,8 @@ async def test_only_what_is_assigned_is_fetched(kafka, group):
     assert kafka.proxy.requests(JoinGroupRequest, client_id=group) == []
 
 
-async def test_a_group_as_a_store_of_offsets(kafka, group):
-    """Offsets are kept, nobody is a member; the next one goes on there; a group with members takes none."""
+async def test_assign_with_a_group_only_stores_offsets(kafka, group):
+    """Without a member; the next consumer continues there; a group with members refuses the commit."""
     topic = kafka.topic_with(10)
 
     async def assigned(count):
@@ -122,8 +122,8 @@ async def test_a_group_as_a_store_of_offsets(kafka, group):
             await assigned(1)
 
 
-async def test_stored_offsets_are_loaded_again(kafka, group):
-    """What somebody else has set meanwhile is where a consumer goes on that assigns "committed" once more."""
+async def test_assign_reads_committed_offsets_again(kafka, group):
+    """A consumer that assigns "committed" again continues at an offset committed by another client meanwhile."""
     topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, group_id=group, enable_auto_commit=False, **EARLIEST) as consumer:
@@ -137,8 +137,8 @@ async def test_stored_offsets_are_loaded_again(kafka, group):
     assert record.offset == 15
 
 
-async def test_a_subscription_to_more_joins_once(kafka, group):
-    """The group is asked for the new topics by one join, and what was read before goes on where it was."""
+async def test_a_larger_subscription_joins_once(kafka, group):
+    """One join subscribes to the new topics, and partitions that stay continue at their positions."""
     a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, group_id=group, client_id=group, heartbeat_interval_ms=100) as consumer:
@@ -159,7 +159,7 @@ async def test_a_subscription_to_more_joins_once(kafka, group):
 
 
 async def test_offsets_by_kind(kafka, group):
-    """Ten read, six done, committed: each kind says so; what is given is a copy, and another kind is none."""
+    """Ten delivered, six finished and committed: each kind of offsets, as a copy; an unknown kind raises."""
     topic = kafka.topic_with(30)
     place = TopicPartition(topic, 0)
 
@@ -182,7 +182,7 @@ async def test_offsets_by_kind(kafka, group):
 
 
 async def test_offsets_are_a_tuple_of_four(kafka):
-    """By index and by name, in this order; they pickle, copy, and read well."""
+    """By index and by name, in this order; they can be pickled, copied and printed."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -195,8 +195,8 @@ async def test_offsets_are_a_tuple_of_four(kafka):
     assert repr(found).startswith("ConsumerOffsets(fetch={")
 
 
-async def test_held_offsets_and_partitions(kafka, group):
-    """What is owned is what the broker says, and each partition stands where the last record left it."""
+async def test_assignment_and_positions(kafka, group):
+    """The assignment agrees with the broker's, and each position is after the last record."""
     topic = kafka.topic_with(4, partitions=3)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
@@ -209,8 +209,8 @@ async def test_held_offsets_and_partitions(kafka, group):
     assert len(records) == 12
 
 
-async def test_how_many_are_left(kafka, group):
-    """100 produced and 30 read leave 70; of some partitions their own sum."""
+async def test_lag(kafka, group):
+    """100 produced and 30 read leave 70; some partitions have their own total."""
     topic = kafka.topic_with(50, partitions=2)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
@@ -223,8 +223,8 @@ async def test_how_many_are_left(kafka, group):
     assert part.partitions == {one: lag.partitions[one]}
 
 
-async def test_the_ends_of_a_log(kafka):
-    """A hundred produced and ten deleted: it ends at 100 and begins at 10; both in descending order, and one alone."""
+async def test_beginning_and_end_offsets(kafka):
+    """A hundred produced and ten deleted: it ends at 100 and begins at 10."""
     from confluent_kafka import TopicPartition as Place  # noqa: PLC0415 - the one use
 
     topic = kafka.topic_with(100)
@@ -242,8 +242,8 @@ async def test_the_ends_of_a_log(kafka):
 # ---- how long -----------------------------------------------------------------------------------------------------
 
 
-async def test_waiting_ends_by_an_error_or_quietly(kafka):
-    """consumer_timeout_ms: a call raises and may be made again; a loop raises, or ends with when_timed_out="stop"."""
+async def test_consumer_timeout_ms_raises_or_ends_the_loop(kafka):
+    """A call raises and may be repeated; a loop raises, or ends with when_timed_out="stop"."""
     topic = kafka.topic()
 
     async with kafka.consumer(topic, consumer_timeout_ms=200) as consumer:
@@ -263,10 +263,10 @@ async def test_waiting_ends_by_an_error_or_quietly(kafka):
     assert seen == []
 
 
-async def test_so_many_within_so_long(kafka):
-    """Three are there and five are wanted: the three come when the time is over, and at once with a time of 0.
+async def test_getmany_with_min_records_and_timeout(kafka):
+    """Three of five records are there: they are returned at the timeout, and at once with timeout 0.
 
-    Without a time the fifth is waited for.
+    Without a timeout the call waits for the fifth.
     """
     topic = kafka.topic_with(4)
 
@@ -291,7 +291,7 @@ async def test_so_many_within_so_long(kafka):
 
 
 async def test_a_loop_over_batches(kafka):
-    """batches() gives lists of at most so many, in order; each call of getmany is a batch that ends."""
+    """batches() yields lists of at most max_records, in order; each getmany() call returns one batch."""
     topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -305,8 +305,8 @@ async def test_a_loop_over_batches(kafka):
     assert got == list(range(20))
 
 
-async def test_records_of_one_topic(kafka):
-    """Streams are read by partition: who reads one topic's takes nothing of the other."""
+async def test_streams_separate_topics(kafka):
+    """Streams are read by partition: a reader of one topic's streams takes no records of the other."""
     a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, b, **EARLIEST) as consumer:
@@ -322,8 +322,8 @@ async def test_records_of_one_topic(kafka):
     assert other == 0
 
 
-async def test_options_of_a_live_consumer(kafka, group):
-    """reconfigure() changes what the next fetches say, all options or none, and back again."""
+async def test_reconfigure_a_running_consumer(kafka, group):
+    """reconfigure() changes the next fetches, all options or none, and back again."""
     topic = kafka.topic()
 
     def fetches():

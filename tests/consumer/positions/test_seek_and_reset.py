@@ -1,4 +1,4 @@
-"""Going on somewhere else, and where to begin: by offset, from either end, by time, by policy."""
+"""Seek and offset reset: by offset, from either end, by time, by policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture
 def stamped(kafka_server, new_topic):
-    """Makes a topic whose records are a second apart from NOON on, without the first ``gone`` ones."""
+    """Return a function that creates topics of records a second apart from NOON on, without the first ``gone`` ones."""
 
     def make(count: int = 100, *, partitions: int = 1, gone: int = 0) -> str:
         topic = new_topic(partitions, retention_ms=-1)
@@ -59,7 +59,7 @@ def cut(server, topic: str, partitions: int, before: int) -> None:
 
 
 async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_consumer, group):
-    """From the first record there is, from the next one to be handed out, and from the end; the log is not left."""
+    """From the first record, from the position and from the end; the result stays within the log."""
     topic = stamped(gone=10)
     place = TopicPartition(topic, 0)
 
@@ -77,7 +77,7 @@ async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_co
 
 
 async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group):
-    """A total is dealt out, what is left over one each to the first ones; a place that is no total is refused."""
+    """A total is divided evenly, the remainder among the first ones; an invalid total raises."""
     topic = stamped(partitions=4)
     places = [TopicPartition(topic, number) for number in range(4)]
 
@@ -95,8 +95,8 @@ async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group
     assert [back[place] for place in places] == [97, 97, 98, 98]
 
 
-async def test_seeking_to_either_end_and_to_a_time(stamped, new_consumer, group):
-    """All that is assigned, or what is named; a time is a number, a datetime or a duration; after the last: the end."""
+async def test_seek_to_either_end_and_to_a_time(stamped, new_consumer, group):
+    """Of all assigned partitions or some; a time is a number, datetime or timedelta; after the last record: the end."""
     topic = stamped(partitions=2, gone=10)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     middle = dt.datetime.fromtimestamp((NOON + 49_500) / 1000, dt.UTC)
@@ -121,8 +121,8 @@ async def test_seeking_to_either_end_and_to_a_time(stamped, new_consumer, group)
             await consumer.seek_to_end(TopicPartition(topic, 7))
 
 
-async def test_a_seek_drops_what_is_under_way_and_is_committed(witness_of, group):
-    """No record from before the seek comes after it, though a fetch was open; the new place is committed as it is."""
+async def test_a_seek_drops_the_fetch_in_flight_and_is_committed(witness_of, group):
+    """No record from before the seek is delivered after it, though a fetch was in flight; the position is committed."""
     topic, events = witness_of.topic(), EventRecorder()
     witness_of.produce(topic, (b"x" * 100 for _ in range(1_000)), batch_bytes=2_000)
     place = TopicPartition(topic, 0)
@@ -142,8 +142,8 @@ async def test_a_seek_drops_what_is_under_way_and_is_committed(witness_of, group
     assert await witness_of.committed(group, topic, 1) == {0: 0}
 
 
-async def test_a_seek_whose_leader_is_silent_ends_in_time(witness_of, group):
-    """An end that nobody tells is an error within default_api_timeout_ms; the seek itself stays asked for."""
+async def test_a_seek_with_a_silent_leader_times_out(witness_of, group):
+    """seek_to_end() raises within default_api_timeout_ms; the seek stays in effect."""
     topic = witness_of.topic_with(10)
 
     async with witness_of.consumer(topic, group_id=group, default_api_timeout_ms=700) as consumer:
@@ -156,8 +156,8 @@ async def test_a_seek_whose_leader_is_silent_ends_in_time(witness_of, group):
         assert (await consumer.getone(timeout_ms=20_000)).offset == 10
 
 
-async def test_the_ends_of_logs_and_the_records_of_a_time_are_told(stamped, new_consumer):
-    """Of any partition, assigned or not: first offset, end, first record not older than a time; absent is None."""
+async def test_offset_queries(stamped, new_consumer):
+    """Of any partition, assigned or not: first offset, end, first record at or after a time; else None."""
     topic, other = stamped(gone=10), stamped()
     place, beside = TopicPartition(topic, 0), TopicPartition(other, 0)
 
@@ -176,8 +176,8 @@ async def test_the_ends_of_logs_and_the_records_of_a_time_are_told(stamped, new_
     assert (found[beside], nothing) == (None, {})
 
 
-async def test_what_is_not_read_is_asked_for_again(witness_of):
-    """A leader that has just changed is looked for anew, of a topic that this consumer does not read, too."""
+async def test_offset_queries_follow_a_changed_leader(witness_of):
+    """A leader that has just changed is looked up again, also of a topic that this consumer does not read."""
     topic, other = witness_of.topic(), witness_of.topic_with(5)
     place = TopicPartition(other, 0)
 
@@ -190,8 +190,8 @@ async def test_what_is_not_read_is_asked_for_again(witness_of):
             assert await consumer.end_offsets([place]) == {place: 5}
 
 
-async def test_an_unknown_topic_is_told_in_bounded_time(new_topic, new_consumer):
-    """A topic that nobody has is an error after the grace that a new one gets, or default_api_timeout_ms."""
+async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer):
+    """After the grace period of a new topic, or default_api_timeout_ms."""
     async with new_consumer(new_topic(), default_api_timeout_ms=1_000) as consumer:
         async with asyncio.timeout(20):
             with pytest.raises(UnknownTopicError):
@@ -210,8 +210,8 @@ async def test_an_unknown_topic_is_told_in_bounded_time(new_topic, new_consumer)
         ("PT1H", 100),
     ],
 )
-async def test_where_to_begin_without_a_commit(stamped, new_consumer, group, reset, first):
-    """By name, by time, or so long ago; a time after the last record is the end."""
+async def test_auto_offset_reset(stamped, new_consumer, group, reset, first):
+    """By name, by time, or by a timedelta before now; a time after the last record is the end."""
     topic = stamped(gone=10)
 
     async with new_consumer(topic, group_id=group, auto_offset_reset=reset) as consumer:
@@ -224,10 +224,10 @@ async def test_where_to_begin_without_a_commit(stamped, new_consumer, group, res
 
 
 @pytest.mark.parametrize(("reset", "goes_on", "lost"), [("earliest", 50, 40), ("latest", 100, 90)])
-async def test_out_of_range_goes_on_by_policy_and_counts_what_was_lost(
+async def test_a_position_out_of_range_is_reset_by_policy(
     stamped, new_consumer, witness, group, *, reset, goes_on, lost
 ):
-    """Records that were deleted before they were read: an event says from where, to where, and how many."""
+    """Records were deleted before they were read: an event has the old and new offset and the number of records."""
     topic, events = stamped(), EventRecorder()
     await witness.commit(group, topic, 10, "")
     cut(witness, topic, 1, 50)
@@ -242,10 +242,8 @@ async def test_out_of_range_goes_on_by_policy_and_counts_what_was_lost(
     assert (told.before, told.after, told.lost, told.policy) == (10, goes_on, lost, reset)
 
 
-async def test_out_of_range_with_policy_none_is_the_users_to_decide(
-    stamped, new_consumer, witness, group, kafka_server
-):
-    """The error says which partition and where; it comes again, and for a position, until somebody seeks."""
+async def test_a_position_out_of_range_raises_with_policy_none(stamped, new_consumer, witness, group, kafka_server):
+    """The error names partition and offset; it is raised again, also by position(), until a seek."""
     topic = stamped()
     await witness.commit(group, topic, 10, "")
     cut(kafka_server, topic, 1, 50)
@@ -264,8 +262,8 @@ async def test_out_of_range_with_policy_none_is_the_users_to_decide(
     assert record.offset == 50
 
 
-async def test_reset_offset_on_start_overrules_the_commit_once(stamped, new_consumer, witness, group):
-    """All comes again, whatever is committed; what a later rebalance takes and brings back does not go back again."""
+async def test_reset_offset_on_start_ignores_committed_offsets_once(stamped, new_consumer, witness, group):
+    """All records are delivered again; a partition that a later rebalance takes and returns is not reset again."""
     topic = stamped(partitions=2)
     for partition in range(2):
         await witness.commit(group, topic, 70, "", partition)
@@ -287,8 +285,8 @@ async def test_reset_offset_on_start_overrules_the_commit_once(stamped, new_cons
         new_consumer(topic, reset_offset_on_start=True)
 
 
-async def test_reset_offset_on_start_is_not_for_a_later_subscription(stamped, new_consumer, group):
-    """Who unsubscribes and subscribes anew goes on where it was."""
+async def test_reset_offset_on_start_does_not_apply_to_a_later_subscription(stamped, new_consumer, group):
+    """After unsubscribe() and subscribe() the consumer continues at its positions."""
     topic = stamped()
 
     async with new_consumer(topic, group_id=group, reset_offset_on_start=True) as consumer, asyncio.timeout(40):
@@ -301,7 +299,7 @@ async def test_reset_offset_on_start_is_not_for_a_later_subscription(stamped, ne
 
 
 async def test_reset_offset_on_start_commits_before_the_first_record(stamped, new_consumer, witness, group):
-    """The broker has the beginning as the group's offset though nobody has read anything."""
+    """The broker stores the beginning as the group's offset before any record is read."""
     topic, events = stamped(), EventRecorder()
     await witness.commit(group, topic, 70, "")
 
@@ -311,8 +309,10 @@ async def test_reset_offset_on_start_commits_before_the_first_record(stamped, ne
         assert (await consumer.getone(timeout_ms=20_000)).offset == 0
 
 
-async def test_partitions_added_later_are_read_whole(kafka_server, new_topic, new_consumer, witness, group):
-    """With "latest", what comes into a partition before its consumers know of it is not skipped."""
+async def test_partitions_added_later_are_read_from_their_first_record(
+    kafka_server, new_topic, new_consumer, witness, group
+):
+    """With "latest", records written before the consumers know of the partition are not skipped."""
     topic = new_topic(1)
     options = {"auto_offset_reset": "latest", "metadata_max_age_ms": 1_000}
 
@@ -326,8 +326,8 @@ async def test_partitions_added_later_are_read_whole(kafka_server, new_topic, ne
     assert [(record.partition, record.offset) for record in found] == [(1, 0), (1, 0)]
 
 
-async def test_what_another_consumer_reads_is_not_known_to_have_grown(kafka_server, new_topic, new_consumer, witness):
-    """On a shared cluster, too, a topic's partitions are those that there were when this consumer subscribed."""
+async def test_added_partitions_on_a_shared_cluster(kafka_server, new_topic, new_consumer, witness):
+    """A topic's known partitions are those at this consumer's own subscription, not at another's."""
     topic, other = new_topic(), new_topic()
     options = {"bootstrap_servers": kafka_server.bootstrap_servers, "metadata_max_age_ms": 300}
 
