@@ -42,9 +42,9 @@ def consumer_of(server, topic, **options):
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_a_restart_of_the_only_broker_keeps_the_membership(own_server, own_topic, group):
-    """SIGKILL of the only broker and its return within the session: each record comes once, nobody rebalances.
+    """SIGKILL of the only broker, restarted within the session: each record is delivered once, without a rebalance.
 
-    A member of each protocol goes on as the same member.
+    A member of each protocol stays the same member.
     """
     Witness(own_server.bootstrap_servers).produce(own_topic, (b"%d" % n for n in range(5_000)))
     groups = {protocol: f"{group}-{protocol}" for protocol in ("classic", "consumer")}

@@ -1,4 +1,4 @@
-"""What users bring along and may get wrong: assignors, callbacks, listeners, options that the group refuses."""
+"""Faults of the user's assignors, callbacks, listeners, and options that the group refuses."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def read(consumer, count):
 # ---- assignors ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_assignor_of_the_users_deals(witness_of, group):
-    """It is offered by its name, is told who wants what and how much there is, and what it says is what members get."""
+async def test_a_users_assignor_assigns(witness_of, group):
+    """It is offered by its name, gets subscriptions and partition counts, and members get what it returns."""
     topic, other, calls = witness_of.topic(4), witness_of.topic(2), []
 
     def all_but_one(members, partitions):
@@ -103,8 +103,8 @@ def raises(_shares, _topic):
         (raises, r"'mine' raised ValueError: out of luck"),
     ],
 )
-async def test_an_assignor_that_deals_wrongly_ends_its_leader_alone(witness_of, group, fault, words):
-    """The leader's next call says what was wrong; it leaves, and the others have all, long before its session ends."""
+async def test_an_invalid_assignment_fails_the_leader_alone(witness_of, group, fault, words):
+    """The leader's next call names the fault; it leaves, and the others get all partitions at once."""
     topic = witness_of.topic(4)
 
     def dealing(what_else):
@@ -137,8 +137,8 @@ async def test_an_assignor_that_deals_wrongly_ends_its_leader_alone(witness_of, 
 
 
 @pytest.mark.parametrize("session_ms", [500, 2_000_000])
-async def test_a_session_out_of_the_brokers_bounds_is_refused(witness_of, group, session_ms):
-    """The next call raises an error that names the option and the broker's two."""
+async def test_a_session_timeout_out_of_the_brokers_bounds_raises(witness_of, group, session_ms):
+    """The next call raises an error with the option and the broker's two settings."""
     topic = witness_of.topic_with(1)
     options = {"session_timeout_ms": session_ms, "heartbeat_interval_ms": 100}
 
@@ -157,8 +157,8 @@ async def test_a_session_out_of_the_brokers_bounds_is_refused(witness_of, group,
         ("connect", "range", "range"),
     ],
 )
-async def test_a_group_of_another_kind_is_told(witness_of, group, protocol_type, protocol, strategy):
-    """No strategy in common, or a group that is none of consumers: the error says both, and what to set."""
+async def test_a_group_without_a_common_protocol_raises(witness_of, group, protocol_type, protocol, strategy):
+    """No common strategy, or another protocol type: the error names both and the option to set."""
     topic = witness_of.topic_with(1)
 
     async with ManualMember(witness_of.bootstrap_servers, group) as stranger:
@@ -174,7 +174,7 @@ async def test_a_group_of_another_kind_is_told(witness_of, group, protocol_type,
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", 10), ("none", None)])
 async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset, first):
-    """auto_offset_reset decides as for any position that the log has not; an event tells where from and where to."""
+    """auto_offset_reset applies, as for any position out of range; an event has the old and new offset."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "auto_offset_reset": reset, "hooks": [events]}
     callback = {"post_rebalance_callback": lambda _consumer, _old, new: dict.fromkeys(new, 5_000)}
@@ -191,8 +191,8 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
 
 
 @pytest.mark.parametrize("offset", [-1, -2, 2**63, 1.5, "3", None, True])
-async def test_an_override_that_is_no_offset_is_refused_alone(witness_of, group, offset):
-    """It is told of and changes nothing; what the callback says of other partitions is done."""
+async def test_an_invalid_override_is_rejected_alone(witness_of, group, offset):
+    """It emits an event and changes nothing; overrides of other partitions apply."""
     topic, events = witness_of.topic(2), EventRecorder()
     witness_of.fill(topic, 2, 10)
 
@@ -211,8 +211,8 @@ async def test_an_override_that_is_no_offset_is_refused_alone(witness_of, group,
 
 
 @pytest.mark.parametrize("returned", [7, [("t", 0, 7)], "earliest", True])
-async def test_a_callback_that_returns_no_mapping_is_told(witness_of, group, returned):
-    """The next call says what it returned and what it may; nothing is read from a place that nobody chose."""
+async def test_a_callback_that_returns_no_mapping_raises(witness_of, group, returned):
+    """The next call names the returned value and what is allowed; no record is delivered."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {"group_id": group, "hooks": [events], **PATIENT}
 
@@ -227,7 +227,7 @@ async def test_a_callback_that_returns_no_mapping_is_told(witness_of, group, ret
 
 
 class Broken:
-    """A listener of which one method raises."""
+    """Listener with one method that raises."""
 
     def __init__(self, method: str, error: Exception) -> None:
         async def broken(*_):
@@ -241,8 +241,8 @@ ERRORS = [ValueError("the store is down"), ConsumerStateError("no"), asyncio.Can
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["post_rebalance_callback", "on_partitions_assigned"])
-async def test_what_raises_before_the_first_record_ends_the_member(witness_of, group, where, error):
-    """The next call says which and why; no record comes, nothing is committed, and the group is left at once."""
+async def test_an_error_on_assignment_ends_the_member(witness_of, group, where, error):
+    """The next call raises it; no record is delivered, nothing is committed, and the member leaves at once."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken(where, error)
     callback = getattr(broken, "post_rebalance_callback", None)
@@ -266,8 +266,8 @@ async def read_into(records, consumer):
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-async def test_what_raises_when_partitions_go_ends_the_member(witness_of, group, strategy):
-    """on_partitions_revoked raises: what was done of those is committed, and the others have all partitions."""
+async def test_an_error_on_revocation_ends_the_member(witness_of, group, strategy):
+    """on_partitions_revoked raises: finished records are committed, and the others get all partitions."""
     topic = witness_of.topic(2)
     witness_of.fill(topic, 2, 10)
     options = {"group_id": group, "partition_assignment_strategy": strategy, **PATIENT}
@@ -289,8 +289,8 @@ async def test_what_raises_when_partitions_go_ends_the_member(witness_of, group,
     assert {(record.partition, record.offset) for record in got} == {(p, n) for p in range(2) for n in range(10)}
 
 
-async def test_what_raises_when_partitions_are_lost_ends_the_member(witness_of, group):
-    """on_partitions_lost raises: the next call says so, and nobody joins again as if nothing had happened."""
+async def test_an_error_on_loss_ends_the_member(witness_of, group):
+    """on_partitions_lost raises: the next call raises it, and the member does not join again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken("on_partitions_lost", ValueError("the store is down"))
 
@@ -307,8 +307,8 @@ async def test_what_raises_when_partitions_are_lost_ends_the_member(witness_of, 
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_what_raises_while_stopping_is_told_and_the_group_is_left(witness_of, group):
-    """on_partitions_revoked raises in stop(): an event says so, what was done stays committed, nobody waits for us."""
+async def test_an_error_on_revocation_at_stop_is_an_event(witness_of, group):
+    """Finished records stay committed, and the member leaves at once."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken("on_partitions_revoked", ValueError("the store is down"))
 
@@ -323,7 +323,7 @@ async def test_what_raises_while_stopping_is_told_and_the_group_is_left(witness_
 
 
 async def test_a_kept_partition_is_sought_by_an_override(witness_of, group):
-    """In a cooperative rebalance, what the callback says of a partition that stays is done as well, and only once."""
+    """In a cooperative rebalance, an override of a kept partition applies, once."""
     topic, events, says = witness_of.topic(2), EventRecorder(), {}
     witness_of.fill(topic, 2, 10)
 

@@ -1,4 +1,4 @@
-"""Cooperative rebalances: what a member keeps goes on as if nothing happened, and what goes is handed over in order."""
+"""Cooperative rebalances: kept partitions are read throughout, revoked ones are released in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def partitions(topic, *numbers):
 
 
 async def test_kept_partitions_are_read_while_another_member_drains(new_topic, new_consumer, witness, group):
-    """A member that takes long over its record delays only its own partitions: those kept elsewhere go on."""
+    """A member that takes long over its record delays only its own revoked partitions."""
     topic, let_go, in_flight = new_topic(6), asyncio.Event(), []
     options = {"group_id": group, "auto_offset_reset": "latest", "rebalance_drain_ms": 100_000, **QUICK}
     slow_events, quick_events = EventRecorder(), EventRecorder()
@@ -69,8 +69,8 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
     assert len(kept) == 2
 
 
-async def test_what_is_kept_keeps_its_place_and_its_pause(new_topic, new_consumer, witness, group):
-    """A position that was sought, a pause and what is buffered survive a rebalance that leaves the partition (B16)."""
+async def test_kept_partitions_keep_their_position_and_pause(new_topic, new_consumer, witness, group):
+    """A sought position, a pause and buffered records survive a rebalance that keeps the partition (B16)."""
     topic, events = new_topic(4), EventRecorder()
     witness.fill(topic, 4, 100)
 
@@ -94,8 +94,8 @@ async def test_what_is_kept_keeps_its_place_and_its_pause(new_topic, new_consume
     assert not events.of(PartitionsRevoked)[0].partitions & kept
 
 
-async def test_nothing_of_a_partition_comes_after_it_was_given_back(new_topic, new_consumer, witness, group):
-    """Once on_partitions_revoked was called for a partition none of its records is handed out; each comes once."""
+async def test_no_record_is_delivered_after_the_revocation(new_topic, new_consumer, witness, group):
+    """None of its records follows on_partitions_revoked; each record is delivered once in the group."""
     topic, gone, late = new_topic(6), set(), []
     witness.produce(topic, (b"%d" % n for n in range(20_000)))
 
@@ -132,8 +132,8 @@ async def test_nothing_of_a_partition_comes_after_it_was_given_back(new_topic, n
     assert {1} == set(crew.handled.values())
 
 
-async def test_a_join_says_what_is_owned(witness_of, group):
-    """The subscription carries owned partitions and their generation, so any leader can leave them where they are."""
+async def test_a_join_contains_owned_partitions(witness_of, group):
+    """The subscription contains owned partitions and their generation, so that any leader can keep them in place."""
     topic, events = witness_of.topic(4), EventRecorder()
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as first:
@@ -151,7 +151,7 @@ async def test_a_join_says_what_is_owned(witness_of, group):
 
 
 async def test_one_join_offers_every_assignor_in_order(witness_of, group):
-    """Several strategies go out in one JoinGroup, the preferred first, and no join is sent for each (B1)."""
+    """Several strategies are offered in one JoinGroup, the preferred one first (B1)."""
     topic = witness_of.topic(2)
     strategies = ("cooperative-sticky", "sticky", "roundrobin", "range")
 
@@ -166,8 +166,8 @@ async def test_one_join_offers_every_assignor_in_order(witness_of, group):
     assert [bool(join.member_id) for join in joins] == [False, True]  # KIP-394: the second carries the id given
 
 
-async def test_an_eager_member_is_joined_by_going_back_to_eager(new_topic, new_consumer, witness, group):
-    """("cooperative-sticky", "range") beside ("range",): the common one is used, eagerly, and nothing is read twice."""
+async def test_a_group_with_an_eager_member_rebalances_eagerly(new_topic, new_consumer, witness, group):
+    """("cooperative-sticky", "range") beside ("range",): the common strategy is used, and no record is read twice."""
     topic = new_topic(6)
     both = ("cooperative-sticky", "range")
 
@@ -184,8 +184,8 @@ async def test_an_eager_member_is_joined_by_going_back_to_eager(new_topic, new_c
     assert {1} == set(crew.handled.values())
 
 
-async def test_two_sticky_consumers_in_one_process_keep_apart(new_topic, new_consumer, group):
-    """Assignors have no state of their own: two groups in one process deal their own partitions (B10)."""
+async def test_two_sticky_consumers_in_one_process_are_independent(new_topic, new_consumer, group):
+    """Assignors have no state: two groups in one process assign their own partitions (B10)."""
     topics, events = (new_topic(4), new_topic(4)), (EventRecorder(), EventRecorder())
     options = {"partition_assignment_strategy": "sticky", **QUICK}
 
@@ -204,10 +204,10 @@ async def test_two_sticky_consumers_in_one_process_keep_apart(new_topic, new_con
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-async def test_a_topic_that_appears_is_dealt_out(  # noqa: PLR0917 - fixtures
+async def test_a_new_topic_is_assigned(  # noqa: PLR0917 - fixtures
     new_topic, new_consumer, kafka_server, witness, group, strategy
 ):
-    """A pattern takes in topics that are made later, on every member, though none of them had seen the topic (B17)."""
+    """A pattern includes topics created later, on every member, though none of them knew the topic (B17)."""
     base = new_topic(2)
     options = {"group_id": group, "metadata_max_age_ms": 300, **QUICK, "partition_assignment_strategy": strategy}
     pattern = rf"{base}(-later)?"
@@ -230,8 +230,8 @@ async def test_a_topic_that_appears_is_dealt_out(  # noqa: PLR0917 - fixtures
     assert {record.topic for reader in done for record in reader.result()} == {f"{base}-later"}
 
 
-async def test_a_newer_rebalance_ends_a_callback_that_runs(new_topic, new_consumer, witness, group):
-    """The callback of a generation that is over is cancelled, and called anew with what the next one gives."""
+async def test_a_newer_rebalance_cancels_a_running_callback(new_topic, new_consumer, witness, group):
+    """It is called again with the assignment of the next generation."""
     topic, calls, cancelled = new_topic(4), [], []
 
     async def slow(_consumer, _old, new):

@@ -1,4 +1,4 @@
-"""The group's coordinator dies, freezes, moves, falls silent: who stays a member, what repeats, how long it takes."""
+"""Faults of the group coordinator: it dies, freezes, moves or falls silent."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def brokers():
-    """Three brokers that this module may kill, each the coordinator of some groups."""
+    """Start three brokers that this module may kill, each the coordinator of some groups."""
     with KafkaCluster(3, config={"offsets.topic.num.partitions": 12}) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(brokers):
-    """The three, all of which live again after the test."""
+    """Provide the three brokers; all of them run again after the test."""
     yield brokers
     for node in brokers.nodes:
         node.resume()
@@ -67,14 +67,14 @@ def new_consumer(cluster):
 
 
 def coordinator_of(cluster, consumer, group):
-    """The node that coordinates the group, as the consumer believes."""
+    """Return the node that coordinates the group, as the consumer knows it."""
     node_id = consumer._started.cluster.coordinator_id(group)
     return next(node for node in cluster.nodes if node.node_id == node_id)
 
 
 @contextlib.asynccontextmanager
 async def load(cluster, topic):
-    """Keep records coming until the function that is given is called; it says how many there were."""
+    """Produce records until the returned function is called, which returns their number."""
     done = threading.Event()
     producing = asyncio.create_task(asyncio.to_thread(produce_until, done, cluster.bootstrap_servers, topic))
 
@@ -89,7 +89,7 @@ async def load(cluster, topic):
 
 
 def produce_until(done, bootstrap_servers, topic):
-    """By one producer, since a new one would have to find its way around brokers that hang."""
+    """Produce with one producer, since a new one would have to find its way around brokers that hang."""
     options = {"bootstrap.servers": bootstrap_servers, "linger.ms": 5}
     producer, count = Producer(options, logger=logging.getLogger("librdkafka")), 0
     while not done.wait(0.01):
@@ -102,7 +102,7 @@ def produce_until(done, bootstrap_servers, topic):
 
 @pytest.fixture
 async def apart(cluster, group):
-    """A topic and a group, the coordinator of which leads none of the topic's partitions."""
+    """Create a topic and a group whose coordinator leads none of the topic's partitions."""
     for name in (f"{group}-{n}" for n in range(100)):
         cluster.create_topic(name, 2, replication_factor=3)
         leaders = {cluster.leader_of(name, p).node_id for p in range(2)}
@@ -123,8 +123,8 @@ FAULTS = {
 
 @of_the_cluster
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_coordinator_that_goes_is_replaced_without_a_rebalance(cluster, apart, new_consumer, fault):
-    """Under load, within the session: nobody rebalances, nothing is lost or repeated, commits go on at the next one."""
+async def test_a_new_coordinator_causes_no_rebalance(cluster, apart, new_consumer, fault):
+    """Under load, within the session: no record is lost or repeated, and commits continue at the new one."""
     (topic, group), events = apart, (EventRecorder(), EventRecorder())
     options = {"session_timeout_ms": 30_000, "heartbeat_interval_ms": 300, "auto_commit_interval_ms": 200}
 
@@ -157,8 +157,8 @@ async def test_a_coordinator_that_goes_is_replaced_without_a_rebalance(cluster, 
 
 
 @of_the_cluster
-async def test_a_coordinator_that_leads_and_is_killed_is_survived(cluster, new_consumer, witness, group):
-    """SIGKILL of a broker that has partitions too: others take over, every record comes once, nobody rejoins."""
+async def test_a_killed_broker_that_leads_and_coordinates_causes_no_rejoin(cluster, new_consumer, witness, group):
+    """Other brokers take over its partitions and groups, and every record is delivered once."""
     cluster.create_topic(group, 6, replication_factor=3, config={"min.insync.replicas": 1})
     witness.produce(group, (b"%d" % n for n in range(2_000)))
     events = EventRecorder()
@@ -180,8 +180,8 @@ async def test_a_coordinator_that_leads_and_is_killed_is_survived(cluster, new_c
 
 
 @of_the_cluster
-async def test_a_leader_that_moves_is_followed(cluster, apart, new_consumer):
-    """Under load, a leader stops and another broker leads: nobody is told, nothing is lost or repeated."""
+async def test_a_changed_leader_is_followed(cluster, apart, new_consumer):
+    """Under load, a leader stops and another broker leads: no record is lost or repeated, no error is raised."""
     (topic, group), events = apart, EventRecorder()
 
     async with ConsumerGroup(new_consumer, topic, group_id=group) as crew, load(cluster, topic) as end_of_load:
@@ -202,18 +202,18 @@ async def test_a_leader_that_moves_is_followed(cluster, apart, new_consumer):
 
 
 async def is_committed(cluster, group, topic, count, *, partitions=2):
-    """Until the broker says so: for a moment one that was frozen believes that it is the coordinator still."""
+    """Wait until the broker has the commit: one that was frozen believes for a moment that it still coordinates."""
     async with asyncio.timeout(40), ManualMember(cluster.bootstrap_servers, group) as anybody:
         while sum((await anybody.committed(topic, partitions)).values()) != count:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.1)
 
 
 @of_the_cluster
-async def test_a_session_too_short_for_it_repeats_only_what_was_not_committed(cluster, apart, new_consumer):
-    """All brokers freeze for longer than the session: partitions are lost and joined for, and nothing is missing.
+async def test_after_an_expired_session_only_uncommitted_records_repeat(cluster, apart, new_consumer):
+    """All brokers freeze for longer than the session: partitions are lost, joined for again, and no record is missing.
 
-    They are joined for at the next coordinator, as the one before stays frozen. What comes a second time was handled
-    after the last commit that was acknowledged.
+    The member joins again at the next coordinator, as the one before stays frozen. Repeated records were handled
+    after the last acknowledged commit.
     """
     (topic, group), events = apart, EventRecorder()
     options = {"session_timeout_ms": 4_000, "heartbeat_interval_ms": 300, "auto_commit_interval_ms": 100}
@@ -250,8 +250,8 @@ def is_commit(event):
 
 
 @of_the_cluster
-async def test_a_join_that_hangs_at_a_frozen_coordinator_is_given_up(cluster, apart, witness, new_consumer):
-    """A join may be held for minutes, but not by a broker that says nothing: it is sent to the next coordinator."""
+async def test_a_join_at_a_frozen_coordinator_is_sent_to_the_next_one(cluster, apart, witness, new_consumer):
+    """A join may be held for minutes, but not by a broker that is silent."""
     (topic, group), events = apart, EventRecorder()
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 300, "partition_assignment_strategy": "range"}
     witness.produce(topic, [b"first"])
@@ -272,15 +272,15 @@ async def test_a_join_that_hangs_at_a_frozen_coordinator_is_given_up(cluster, ap
 
 
 async def waits_for_members(witness, group):
-    """Until the coordinator holds a join, since somebody has not joined yet."""
+    """Wait until the coordinator holds a join, since another member has not joined yet."""
     async with asyncio.timeout(20):
         while await witness.state(group) != "PREPARING_REBALANCING":  # noqa: ASYNC110 - the broker tells nobody
             await asyncio.sleep(0.05)
 
 
 @of_the_cluster
-async def test_who_rejoins_while_the_coordinator_freezes_keeps_what_it_has(cluster, apart, witness, new_consumer):
-    """Heartbeats find the next coordinator, so the session goes on, and the join that hangs is sent there too."""
+async def test_a_rejoin_at_a_frozen_coordinator_keeps_the_partitions(cluster, apart, witness, new_consumer):
+    """Heartbeats find the next coordinator, so the session lasts, and the hanging join is sent there, too."""
     (topic, group), events = apart, EventRecorder()
     options = {"session_timeout_ms": 15_000, "heartbeat_interval_ms": 300, "group_id": group, "hooks": [events]}
 
@@ -310,7 +310,7 @@ async def test_who_rejoins_while_the_coordinator_freezes_keeps_what_it_has(clust
 
 
 class Clocked(EventRecorder):
-    """Notes when each event was told."""
+    """Hook that records the time of each event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,10 +324,11 @@ class Clocked(EventRecorder):
         return self.times[self.events.index(event)]
 
 
-async def test_a_session_that_is_over_is_noticed_before_the_group_does(witness_of, group):
-    """In a network that swallows everything, partitions are lost a session after the last heartbeat that was heard.
+async def test_an_expired_session_is_noticed_before_the_group_notices(witness_of, group):
+    """In a black hole, partitions are lost one session after the last acknowledged heartbeat.
 
-    It counts from the sending of that one, and no record is handed out from then on, though thousands are buffered.
+    The session counts from the sending of that heartbeat, and no record is delivered after it, though thousands
+    are buffered.
     """
     topic, events, proxy, handed_out = witness_of.topic(), Clocked(), witness_of.proxy, []
     witness_of.produce(topic, (b"%d" % n for n in range(50_000)))

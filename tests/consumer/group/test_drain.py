@@ -21,8 +21,8 @@ async def with_one_of_each(consumer):
 
 
 @both_protocols
-async def test_a_rebalance_does_not_wait_for_records_that_no_commit_follows(quick, group, protocol, recorder):
-    """Nothing is committed for this consumer: its partition is revoked although nobody asks for the next record."""
+async def test_a_rebalance_does_not_wait_for_records_that_are_never_committed(quick, group, protocol, recorder):
+    """Nothing is committed for this consumer: its partition is revoked without another poll."""
     topic = quick.topic_with(1, partitions=2)
     options = {"group_id": group, "group_protocol": protocol, "enable_auto_commit": False, **LONG}
 

@@ -1,4 +1,4 @@
-"""What each error code of a group's requests leads to, as seen on the wire and by whoever reads."""
+"""Reactions to the error codes of group requests, as seen on the wire and by the reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BY_KIND = {"ids": lambda kind: kind.__name__.removesuffix("Request")}
 
 
 def refusing(code):
-    """Edits an answer of any of these requests into a refusal."""
+    """Return a function that edits a response of any of these requests into a refusal."""
 
     def edit(answer):
         if hasattr(answer, "error_code"):
@@ -54,12 +54,12 @@ def refusing(code):
 
 
 def joins(witness, client):
-    """Who the member said to be in each join."""
+    """Return the member id of each join."""
     return [frame.message.member_id for frame in witness.proxy.requests(JoinGroupRequest, client_id=client)]
 
 
 async def do_what_it_takes(consumer, kind, refused):
-    """Get the refusal: a commit has to be asked for, all else comes by itself."""
+    """Provoke the refusal: a commit has to be requested, everything else happens by itself."""
     if kind is OffsetCommitRequest:
         await consumer.commit()
     await refused.took_place()
@@ -70,8 +70,8 @@ async def do_what_it_takes(consumer, kind, refused):
 
 @pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
 @pytest.mark.parametrize("code", [14, 15, 16])
-async def test_a_coordinator_that_loads_or_moved_is_asked_again(witness_of, group, kind, code):
-    """14: the same after a pause; 15 and 16: the coordinator is looked up before. No error, no partition lost."""
+async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind, code):
+    """14: after a pause; 15 and 16: the coordinator is looked up first. No error, no partition lost."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {**QUICK, "heartbeat_interval_ms": 300, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -92,8 +92,8 @@ async def test_a_coordinator_that_loads_or_moved_is_asked_again(witness_of, grou
         assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
 
 
-async def test_a_takeover_that_cannot_read_what_is_committed_is_begun_again(witness_of, group):
-    """A hanging transaction keeps the committed offsets back (KIP-447) for longer than a takeover waits: no matter."""
+async def test_a_takeover_without_committed_offsets_is_repeated(witness_of, group):
+    """A hanging transaction holds the committed offsets back (KIP-447) for longer than one takeover waits."""
     topic, events, proxy = witness_of.topic_with(3), EventRecorder(), witness_of.proxy
     options = {**QUICK, "max_poll_interval_ms": 1_000, "group_id": group, "hooks": [events]}
 
@@ -109,7 +109,7 @@ async def test_a_takeover_that_cannot_read_what_is_committed_is_begun_again(witn
 
 
 def asked_again(proxy, kind, client):
-    """How long after the answer that was refused; a sync is asked for again by way of a join."""
+    """Return how long after the refused response the request was repeated; a sync is repeated by way of a join."""
     return since_refusal(proxy, kind, client, JoinGroupRequest if kind is SyncGroupRequest else kind)
 
 
@@ -118,14 +118,14 @@ def looked_up_again(proxy, kind, client):
 
 
 def since_refusal(proxy, kind, client, then):
-    """How long after an answer of ``kind`` was refused the next request of another kind was sent."""
+    """Return how long after a refused response of ``kind`` the next request of another kind was sent."""
     refused = proxy.answers(kind, client_id=client)[int(kind is JoinGroupRequest) :]
     later = [f.at - refused[0].at for f in proxy.requests(then, client_id=client) if refused and f.at > refused[0].at]
     return later[0] if later else None
 
 
-async def test_a_coordinator_that_loads_for_long_is_asked_less_and_less(witness_of, group):
-    """A join that is refused again and again is tried after 100, 200, 400 ms, each a fifth more or less."""
+async def test_retries_at_a_loading_coordinator_back_off(witness_of, group):
+    """A join that is refused repeatedly is retried after 100, 200, 400 ms, each a fifth more or less."""
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
 
     with proxy.edit_answer(JoinGroupRequest, refusing(14), skip=1, times=3) as refused:
@@ -144,8 +144,8 @@ async def test_a_coordinator_that_loads_for_long_is_asked_less_and_less(witness_
 
 
 @pytest.mark.parametrize("code", [22, 25])
-async def test_a_membership_that_a_heartbeat_finds_lost_is_begun_anew(witness_of, group, code):
-    """22: partitions are lost, and joined for under the same id; 25: as a new member. What was in hand comes again."""
+async def test_a_heartbeat_error_that_ends_the_membership_rejoins(witness_of, group, code):
+    """22: partitions are lost and joined for with the same id; 25: with a new one. Records in flight are repeated."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -162,7 +162,7 @@ async def test_a_membership_that_a_heartbeat_finds_lost_is_begun_anew(witness_of
 
 
 def assert_rejoined(witness, client, code):
-    """The joins say who the member is: at first nobody, then the one that it was named."""
+    """Assert the member ids of the joins: none at first, then the one that the coordinator returned."""
     nobody, given, *later = joins(witness, client)
     assert (nobody, bool(given)) == ("", True)
     if code == 25:
@@ -176,8 +176,8 @@ def assert_rejoined(witness, client, code):
 
 @pytest.mark.parametrize("kind", [JoinGroupRequest, SyncGroupRequest], **BY_KIND)
 @pytest.mark.parametrize("code", [22, 25, 27])
-async def test_a_join_that_the_group_did_not_wait_for_is_begun_anew(witness_of, group, kind, code):
-    """22 and 27: joined again under the same id; 25: as a new member. Nothing was had, so nothing is lost."""
+async def test_a_join_error_joins_again(witness_of, group, kind, code):
+    """22 and 27: with the same id; 25: with a new one. Nothing was owned, so nothing is lost."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -190,8 +190,8 @@ async def test_a_join_that_the_group_did_not_wait_for_is_begun_anew(witness_of, 
     assert not events.of(PartitionsLost)
 
 
-async def test_a_rebalance_that_a_heartbeat_tells_of_is_joined(witness_of, group):
-    """27: the next generation is joined under the same id, and what is kept is neither lost nor read twice."""
+async def test_a_heartbeat_that_announces_a_rebalance_joins(witness_of, group):
+    """27: the next generation is joined with the same id; kept partitions are neither lost nor read twice."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as consumer:
@@ -205,8 +205,8 @@ async def test_a_rebalance_that_a_heartbeat_tells_of_is_joined(witness_of, group
     assert not events.of(PartitionsLost)
 
 
-async def test_an_id_that_is_required_is_joined_with(witness_of, group):
-    """79: the second join carries the id that the answer gave, at once, and the broker knows the member by it."""
+async def test_member_id_required_joins_again_with_the_id(witness_of, group):
+    """79: the second join contains the id of the response, at once, and the broker knows the member by it."""
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -223,8 +223,8 @@ async def test_an_id_that_is_required_is_joined_with(witness_of, group):
 
 
 @pytest.mark.parametrize("code", [22, 25])
-async def test_a_commit_that_finds_the_membership_lost_says_so(witness_of, group, code):
-    """The caller is told that the records come again, the partitions are lost, and the group is joined anew."""
+async def test_a_commit_error_that_ends_the_membership_raises(witness_of, group, code):
+    """The error says that records are delivered again; partitions are lost, and the group is joined again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -242,7 +242,7 @@ async def test_a_commit_that_finds_the_membership_lost_says_so(witness_of, group
 
 
 async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
-    """27: the same offsets are committed a little later, and the caller hears of nothing."""
+    """27: the same offsets are committed a little later, and the caller sees no error."""
     topic, proxy = witness_of.topic_with(10), witness_of.proxy
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -265,8 +265,8 @@ async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
     ],
 )
 @pytest.mark.parametrize("by_hand", [True, False], ids=["commit()", "automatic"])
-async def test_a_commit_that_is_refused_for_good_is_told(witness_of, group, code, error, by_hand):
-    """commit() raises the typed error; what an automatic commit was refused with reaches the reader's next call."""
+async def test_a_commit_refused_for_good_raises(witness_of, group, code, error, by_hand):
+    """commit() raises the typed error; for an automatic commit the next poll raises it."""
     topic = witness_of.topic_with(10)
     options = {**QUICK, "auto_commit_interval_ms": 60_000 if by_hand else 50, "enable_auto_commit": not by_hand}
 
@@ -303,8 +303,8 @@ async def read_on(consumer):
         (999, BrokerError),
     ],
 )
-async def test_what_nothing_heals_reaches_the_reader(witness_of, group, kind, code, error):
-    """The next call, and every one after, raises the typed error with the code's name and number; stop() is quick."""
+async def test_a_fatal_error_code_reaches_the_reader(witness_of, group, kind, code, error):
+    """Every further call raises the typed error with the code's name and number; stop() is quick."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, **QUICK) as consumer:
@@ -321,7 +321,7 @@ async def test_what_nothing_heals_reaches_the_reader(witness_of, group, kind, co
 
 @pytest.mark.parametrize("code", [74, 75, 76, 78, 88, 100, 103, 106, 110, 111, 112, 113])
 async def test_b13_newer_codes_have_their_names(witness_of, group, code):
-    """B13: whether it is tried again, joined anew or raised, what is told names the code as Kafka does."""
+    """B13: whether it is retried, joined again or raised, the event or error names the code as Kafka does."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {**QUICK, "group_id": group, "hooks": [events], "default_api_timeout_ms": 300}
     name = ErrorCode(code).name
@@ -335,8 +335,8 @@ async def test_b13_newer_codes_have_their_names(witness_of, group, code):
     assert "UNKNOWN" not in str(told).replace(name, "")
 
 
-async def test_b13_an_error_that_may_be_caught_has_a_class(witness_of, group):
-    """B13: a commit that goes on failing ends with the error of its code as the cause, by class, number and name."""
+async def test_b13_a_final_commit_error_has_the_error_of_its_code_as_cause(witness_of, group):
+    """B13: a commit that keeps failing raises from the error of its code, with class, number and name."""
     topics, codes = {witness_of.topic_with(1): code for code in (88, 100, 113)}, {}
     options = {**QUICK, "enable_auto_commit": False, "default_api_timeout_ms": 3_000}
 
@@ -367,8 +367,8 @@ async def test_b13_an_error_that_may_be_caught_has_a_class(witness_of, group):
 
 
 @pytest.mark.parametrize(("code", "times"), [(14, 2), (15, 2), (16, 2), (25, 1), (30, 1), (999, 1)])
-async def test_leaving_is_tried_twice_at_most(witness_of, group, code, times):
-    """14, 15, 16: said once more; whatever else comes of it, stop() is through in no time and raises nothing."""
+async def test_leave_is_sent_twice_at_most(witness_of, group, code, times):
+    """14, 15, 16: sent once more; whatever the outcome, stop() ends soon and raises nothing."""
     topic, events, proxy = witness_of.topic_with(1), EventRecorder(), witness_of.proxy
     consumer = witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK)
     await consumer.start()
@@ -387,8 +387,8 @@ async def test_leaving_is_tried_twice_at_most(witness_of, group, code, times):
 # ---- what does not count any more ---------------------------------------------------------------------------------
 
 
-async def test_an_error_of_a_generation_that_is_over_counts_for_nothing(witness_of, group):
-    """A heartbeat's 25 that comes when the next generation has begun takes nothing away, and nobody joins for it."""
+async def test_a_heartbeat_error_of_a_former_generation_is_ignored(witness_of, group):
+    """A heartbeat's 25 that arrives in the next generation loses no partition and causes no join."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
 
@@ -409,8 +409,8 @@ async def test_an_error_of_a_generation_that_is_over_counts_for_nothing(witness_
     assert len(joins(witness_of, group)) == 3
 
 
-async def test_an_error_while_a_join_is_in_flight_counts_for_nothing(witness_of, group):
-    """A heartbeat's 25 that comes during a join is the join's to answer: what is owned stays, and is read on."""
+async def test_a_heartbeat_error_during_a_join_is_ignored(witness_of, group):
+    """A heartbeat's 25 that arrives during a join is left to the join: owned partitions stay and are read on."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
 
@@ -432,8 +432,8 @@ async def test_an_error_while_a_join_is_in_flight_counts_for_nothing(witness_of,
     assert len(joins(witness_of, group)) == 3
 
 
-async def test_a_commit_refused_for_a_generation_that_is_over_is_sent_again(witness_of, group):
-    """A commit's 22 that comes when the next generation has begun is no loss: what is still ours is sent anew."""
+async def test_a_commit_refused_for_a_former_generation_is_sent_again(witness_of, group):
+    """A commit's 22 that arrives in the next generation loses nothing: offsets of owned partitions are sent again."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "metadata_max_age_ms": 200, "auto_commit_interval_ms": 60_000}
 
@@ -456,8 +456,8 @@ async def test_a_commit_refused_for_a_generation_that_is_over_is_sent_again(witn
 # ---- what the user says instead -----------------------------------------------------------------------------------
 
 
-async def test_a_reaction_of_the_users_comes_first(witness_of, group):
-    """group_error_reactions={14: "fail"}: a coordinator that loads is an error for the reader."""
+async def test_group_error_reactions_override_the_defaults(witness_of, group):
+    """With {14: "fail"}, a loading coordinator is an error for the reader."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, group_error_reactions={14: "fail"}, **QUICK) as consumer:
@@ -469,8 +469,8 @@ async def test_a_reaction_of_the_users_comes_first(witness_of, group):
 
 
 @pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
-async def test_a_function_of_the_users_is_asked_and_obeyed(witness_of, group, kind):
-    """It is given the code, and what it says is done: here, a code that nobody knows is one to try again."""
+async def test_group_error_reactions_may_be_functions(witness_of, group, kind):
+    """The function gets the code and returns a reaction: here, an unknown code is retried."""
     topic, events, asked = witness_of.topic_with(10), EventRecorder(), []
 
     def decide(code):
@@ -499,8 +499,8 @@ async def test_a_function_of_the_users_is_asked_and_obeyed(witness_of, group, ki
     ],
     ids=["a word that is none", "nothing", "an exception"],
 )
-async def test_a_function_that_says_nonsense_is_told_of(witness_of, group, kind, decide, words):
-    """The reader's next call, or commit(), raises a ConfigurationError that says what may be said."""
+async def test_an_invalid_reaction_of_a_function_raises(witness_of, group, kind, decide, words):
+    """The next poll, or commit(), raises a ConfigurationError with the allowed reactions."""
     topic = witness_of.topic_with(1)
     options = {**QUICK, "group_id": group, "group_error_reactions": {999: decide}, "enable_auto_commit": False}
 
@@ -516,7 +516,7 @@ async def commit_one(consumer):
 
 
 @pytest.mark.parametrize("reactions", [{14: "dance"}, {"14": "retry"}, ["retry"], {14: None}])
-def test_reactions_that_are_none_are_refused_at_once(witness_of, reactions):
-    """What can be seen to be wrong before anything starts is."""
+def test_invalid_group_error_reactions_raise_at_once(witness_of, reactions):
+    """Whatever is recognizably invalid raises before anything starts."""
     with pytest.raises(ConfigurationError, match="group_error_reactions"):
         witness_of.consumer("any", group_id="g", group_error_reactions=reactions)

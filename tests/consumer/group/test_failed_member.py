@@ -1,4 +1,4 @@
-"""A group member that failed for good: each reading call raises the cause."""
+"""A group member that failed: each polling call raises the cause."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_callback_that_raised_is_the_cause(kafka, group, protocol, recor
 
 
 async def test_a_session_timeout_that_the_broker_refuses_is_the_cause(kafka, group, recorder):
-    """The broker accepts 6 s at least."""
+    """The broker requires at least 6 s."""
     options = {"session_timeout_ms": 200, "heartbeat_interval_ms": 50, "hooks": [recorder]}
     async with kafka.consumer(kafka.topic_with(1), group_id=group, **options) as consumer:
         await is_told_by_each_call(consumer, BrokerError, "INVALID_SESSION_TIMEOUT", recorder)

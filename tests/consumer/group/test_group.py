@@ -1,4 +1,4 @@
-"""What a group is promised: each partition has one owner, each record is handled, whoever comes and goes."""
+"""Group membership: each partition has one owner, and each record is handled, whatever members join and leave."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.consumer_group import ConsumerGroup, kill, until
 from tests.support.event_recorder import EventRecorder
 
 
-async def test_two_members_share_six_partitions_and_every_record_comes_once(new_topic, new_consumer, witness, group):
-    """Two members on six partitions have three each, the broker says so too, and each record is handled once."""
+async def test_two_members_share_six_partitions(new_topic, new_consumer, witness, group):
+    """Each has three, the broker agrees, and each record is handled once."""
     topic = new_topic(6)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group) as crew:
@@ -30,8 +30,8 @@ async def test_two_members_share_six_partitions_and_every_record_comes_once(new_
     assert {1} == set(crew.handled.values())
 
 
-async def test_a_third_joins_and_one_leaves_and_nothing_is_lost(new_topic, new_consumer, witness, group):
-    """While records come, membership changes twice: every record is handled, and once, as hand-overs are clean."""
+async def test_a_third_member_joins_and_one_leaves(new_topic, new_consumer, witness, group):
+    """Records are produced all the while: each is handled once, as revocations are clean."""
     topic = new_topic(6)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, heartbeat_interval_ms=300) as crew:
@@ -57,8 +57,8 @@ def produce_in_portions(witness, topic):
         time.sleep(0.1)  # so that records come before, during and after the changes
 
 
-async def test_roundrobin_deals_in_turn(new_topic, new_consumer, witness, group):
-    """Two topics of three partitions and two members: round robin gives three each, range four and two."""
+async def test_roundrobin_assigns_in_turn(new_topic, new_consumer, witness, group):
+    """Two topics of three partitions and two members: round robin assigns three each, range four and two."""
     first, second = sorted((new_topic(3), new_topic(3)))
     shares = {}
 
@@ -72,8 +72,8 @@ async def test_roundrobin_deals_in_turn(new_topic, new_consumer, witness, group)
     assert shares == {"range": [2, 4], "roundrobin": [3, 3]}
 
 
-async def test_seven_partitions_for_three(new_topic, new_consumer, witness, group):
-    """Range gives the first members one more where it does not come out even."""
+async def test_range_assigns_seven_partitions_to_three_members(new_topic, new_consumer, witness, group):
+    """The first members get one more."""
     topic = new_topic(7)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, partition_assignment_strategy="range") as crew:
@@ -87,7 +87,7 @@ async def test_seven_partitions_for_three(new_topic, new_consumer, witness, grou
 
 
 async def test_stop_leaves_the_group_at_once(new_topic, new_consumer, witness, group):
-    """A member that stops is gone from the broker's view when stop() is through, long before its session would end."""
+    """After stop() the broker has no such member, long before its session would expire."""
     events = EventRecorder()
     consumer = new_consumer(new_topic(), group_id=group, session_timeout_ms=60_000, hooks=[events])
     await consumer.start()
@@ -104,7 +104,7 @@ async def test_stop_leaves_the_group_at_once(new_topic, new_consumer, witness, g
 
 
 async def test_a_slow_handler_keeps_its_membership(new_topic, new_consumer, witness, group):
-    """A handler that awaits for longer than its session is not thrown out: heartbeats have a life of their own."""
+    """A handler may await for longer than the session: heartbeats are sent by another task."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"slow"])
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 300}
@@ -119,8 +119,8 @@ async def test_a_slow_handler_keeps_its_membership(new_topic, new_consumer, witn
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_a_member_killed_without_a_word_is_replaced(new_topic, new_consumer, witness, group):
-    """When a member vanishes, the others have its partitions after its session, and its unfinished records too."""
+async def test_a_killed_member_is_replaced_after_its_session(new_topic, new_consumer, witness, group):
+    """The others get its partitions, with its unfinished records."""
     topic = new_topic(2)
     options = {"group_id": group, "session_timeout_ms": 1_500, "heartbeat_interval_ms": 300}
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -139,8 +139,8 @@ async def test_a_member_killed_without_a_word_is_replaced(new_topic, new_consume
     assert len(crew.handled) == 100
 
 
-async def test_members_without_a_common_assignor_are_told(new_topic, new_consumer, group):
-    """The second member's next call raises an error that names the option to set; the first goes on."""
+async def test_members_without_a_common_assignor_raise(new_topic, new_consumer, group):
+    """The second member's next call names the option to set; the first one continues."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, partition_assignment_strategy="range", hooks=[events]) as first:
@@ -152,8 +152,8 @@ async def test_members_without_a_common_assignor_are_told(new_topic, new_consume
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
-async def test_members_of_librdkafka_share_the_group(new_topic, new_consumer, kafka_server, group, strategy):
-    """A member of ours and one of librdkafka's agree: every partition has one owner, whoever leads."""
+async def test_librdkafka_members_share_the_group(new_topic, new_consumer, kafka_server, group, strategy):
+    """Every partition has one owner, whichever library leads."""
     from confluent_kafka import Consumer as Confluent  # noqa: PLC0415 - the one use
 
     topic, events = new_topic(4), EventRecorder()
@@ -186,8 +186,8 @@ def poll_until(consumer, share):
     return {TopicPartition(one.topic, one.partition) for one in consumer.assignment()}
 
 
-async def test_new_partitions_are_dealt_out(new_topic, new_consumer, witness, group, kafka_server):
-    """Partitions that are added while the group runs get owners, and are read from their beginning."""
+async def test_new_partitions_are_assigned(new_topic, new_consumer, witness, group, kafka_server):
+    """Partitions added while the group runs get owners, and are read from their beginning."""
     topic = new_topic(2)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, metadata_max_age_ms=500) as crew:

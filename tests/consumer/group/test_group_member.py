@@ -1,4 +1,4 @@
-"""Groups of other kinds than consumers: what kafka-python's coordinator was to whoever wrote a kind of their own."""
+"""Members of groups of other kinds than consumers, as with kafka-python's coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100}
 
 
 class Election:
-    """One member is primary, the others stand by; who says most of itself is first in line."""
+    """Role with one primary and standbys: the member with the largest weight is first."""
 
     protocol_type = "election"
 
@@ -53,7 +53,7 @@ def member(kafka, group, role, **options):
 
 
 async def agree(members, count):
-    """Wait until so many members are in one generation."""
+    """Wait until ``count`` members are in one generation."""
 
     def have_agreed():
         found = [one.generation for one in members]
@@ -64,7 +64,7 @@ async def agree(members, count):
 
 
 async def test_an_election(kafka, group):
-    """Each says what it is worth, one leads and deals, each reads its own; the broker has the kind and the protocol."""
+    """Each member sends its weight, the leader assigns, each reads its state; the broker has type and protocol."""
     first, second = Election(b"1"), Election(b"2")
 
     async with member(kafka, group, first, client_id=group) as one:
@@ -89,7 +89,7 @@ async def test_an_election(kafka, group):
 
 
 async def as_the_broker_has_it(kafka, group):
-    """State, kind, protocol and members, as aiokafka's administrator is told."""
+    """Return state, protocol type, protocol and members, as aiokafka's admin client reads them."""
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     await admin.start()
     try:
@@ -104,8 +104,8 @@ async def wait_for_next(one, number):
     return one.generation
 
 
-async def test_the_leader_is_told_what_everybody_says(kafka, group):
-    """assign() has the leader's id, the protocol and each member's own bytes; followers give nothing."""
+async def test_the_leader_assigns_from_all_members_data(kafka, group):
+    """assign() gets the leader's id, the protocol and each member's bytes; it is not called on followers."""
     first, second = Election(b"heavy"), Election("light")
 
     async with member(kafka, group, first) as one, member(kafka, group, second) as other:
@@ -116,8 +116,8 @@ async def test_the_leader_is_told_what_everybody_says(kafka, group):
     assert (leader in said, protocol) == (True, "plain")
 
 
-async def test_the_protocol_is_one_that_all_have(kafka, group):
-    """Both prefer the first of two; with a member that has the second alone, that is taken; none in common is told."""
+async def test_the_protocol_is_one_that_all_members_offer(kafka, group):
+    """The preferred one of two; the second if a member offers only that; without a common one, an error."""
     both, latter, neither = Election(protocols=("a", "b")), Election(protocols=("b",)), Election(protocols=("c",))
 
     async with member(kafka, group, both) as one:
@@ -132,8 +132,8 @@ async def test_the_protocol_is_one_that_all_have(kafka, group):
     assert (alone.protocol, {generation.protocol for generation in together}) == ("a", {"b"})
 
 
-async def test_another_kind_is_kept_out(kafka, group):
-    """A consumer in a group of another kind, and the other way round, is told which kind it is not."""
+async def test_another_protocol_type_is_refused(kafka, group):
+    """A consumer in a group of another kind, and the reverse, gets an error that names the protocol type."""
     topic = kafka.topic_with(1)
 
     async with member(kafka, group, Election()) as one:
@@ -143,8 +143,8 @@ async def test_another_kind_is_kept_out(kafka, group):
                 await consumer.getone()
 
 
-async def test_many_wait_for_one_join(kafka, group):
-    """Ten who wait for the membership at once cost one join and its second step; rejoin() says the new words."""
+async def test_many_tasks_may_wait_for_one_join(kafka, group):
+    """Ten tasks that wait for the membership cost one join and one sync; rejoin() sends the new data."""
     role = Election(b"1")
 
     async with member(kafka, group, role, client_id=group) as one:
@@ -158,8 +158,8 @@ async def test_many_wait_for_one_join(kafka, group):
     assert list(role.dealt[-1][2].values()) == [b"2"]
 
 
-async def test_heartbeats_and_the_good_bye(kafka, group):
-    """Heartbeats go out at their interval while it is in, and none after stop(), which leaves and may be said twice."""
+async def test_heartbeats_and_leave(kafka, group):
+    """Heartbeats are sent at their interval, and none after stop(), which leaves and may be called twice."""
     async with member(kafka, group, Election(), client_id=group) as one:
         await one.joined()
         await until(lambda: len(kafka.proxy.requests(HeartbeatRequest, client_id=group)) >= 3)
@@ -173,10 +173,10 @@ async def test_heartbeats_and_the_good_bye(kafka, group):
     assert len(kafka.proxy.requests(HeartbeatRequest, client_id=group)) == count
 
 
-async def test_what_a_role_does_wrong_is_told(kafka, group):
-    """assign() that raises, names a stranger or gives no bytes, on_joined() that raises: it ends, says why and leaves.
+async def test_an_error_of_the_role_ends_the_membership(kafka, group):
+    """assign() raises, names a stranger or returns no bytes, or on_joined() raises: joined() raises it.
 
-    Whoever joins next need not wait until the group misses it.
+    The member leaves, so that others do not wait for its session to expire.
     """
 
     class Raises(Election):
@@ -211,7 +211,7 @@ async def test_what_a_role_does_wrong_is_told(kafka, group):
 
 
 async def test_a_role_cannot_stop_its_member(kafka, group):
-    """Its method would wait for itself: refused at once, and whoever else stops the member does so."""
+    """Its method would wait for itself: stop() raises there, and works in another task."""
     stopped = []
 
     class Leaves(Election):
@@ -225,8 +225,8 @@ async def test_a_role_cannot_stop_its_member(kafka, group):
         await stopped[0]
 
 
-def test_a_role_that_lacks_something_cannot_be_built():
-    """The error names all that is missing; so does one for metadata that are no bytes, and for no protocol at all."""
+def test_an_invalid_role_raises():
+    """The error names all missing attributes; so does one for an empty list of protocols."""
 
     class Half:
         protocol_type = "half"
@@ -242,8 +242,8 @@ def test_a_role_that_lacks_something_cannot_be_built():
         GroupMember(Election(), group_protocol="consumer")
 
 
-async def test_it_has_a_group_by_default(kafka):
-    """Without a group_id it is tailrace-default-group; before its start it says so."""
+async def test_the_default_group(kafka):
+    """Without a group_id it is tailrace-default-group; joined() raises before start()."""
     one = GroupMember(Election(), bootstrap_servers=kafka.bootstrap_servers, **QUICK)
     with pytest.raises(ConsumerStateError, match="not started"):
         await one.joined()
@@ -254,8 +254,8 @@ async def test_it_has_a_group_by_default(kafka):
     assert described[3] == {generation.member_id}
 
 
-async def test_numbers_are_no_metadata(kafka, group):
-    """What is neither bytes nor has encode() is refused, and nobody joins with it."""
+async def test_role_data_must_be_bytes(kafka, group):
+    """Data that are neither bytes nor have encode() raise, and the member does not join with them."""
     async with member(kafka, group, role := Election()) as one:
         await one.joined()
         role.weight = 5

@@ -1,4 +1,4 @@
-"""A connection that is open at this end only, under a request that the coordinator may hold for minutes."""
+"""Half-open connections under requests that the coordinator may hold for minutes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_join_on_a_half_open_connection_holds_the_group_for_a_session_at_most(witness_of, group, fault):
-    """One connection swallows all that is sent while heartbeats go on by another; the group goes on all the same.
+async def test_a_join_on_a_half_open_connection_is_sent_again(witness_of, group, fault):
+    """One connection swallows all requests while heartbeats use another; the group waits one session at most.
 
     Without a bound of its own a join waits as long as a rebalance may take, which is five minutes by default.
     """
@@ -47,7 +47,7 @@ async def test_a_join_on_a_half_open_connection_holds_the_group_for_a_session_at
 
 
 class SlowListener:
-    """A listener that takes its time to give partitions back."""
+    """Listener that takes long to return from a revocation."""
 
     def __init__(self) -> None:
         self.began, self.let_go = asyncio.Event(), asyncio.Event()
@@ -59,10 +59,8 @@ class SlowListener:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
-async def test_a_rebalance_of_several_sessions_is_not_disturbed_by_joins_that_are_sent_again(
-    witness_of, group, is_static
-):
-    """The member that waits keeps its id and its place, the other its partitions; one event tells of it, not many."""
+async def test_repeated_joins_do_not_disturb_a_long_rebalance(witness_of, group, is_static):
+    """The waiting member keeps its id, the other its partitions; one event is emitted, not one for each join."""
     topic, slow = witness_of.topic(2), SlowListener()
     older, newer = EventRecorder(), EventRecorder()
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 200, "max_poll_interval_ms": 240_000}

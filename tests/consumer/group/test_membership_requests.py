@@ -1,4 +1,4 @@
-"""How a member joins, deals and stays, seen on the wire."""
+"""Requests of a membership, as seen on the wire."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def first(kafka, kind, client):
     return kafka.proxy.requests(kind, client_id=client)[0].at
 
 
-async def test_everything_in_its_order(kafka, group):
-    """Versions, the cluster, the coordinator, join and sync, what is committed, and only then records."""
+async def test_requests_come_in_order(kafka, group):
+    """Versions, cluster, coordinator, join and sync, committed offsets, and only then fetches."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -49,8 +49,8 @@ async def test_everything_in_its_order(kafka, group):
     assert kafka.proxy.requests(FindCoordinatorRequest, client_id=group)[0].version >= 4
 
 
-async def test_an_assignment_is_of_topics_and_partitions(kafka, group):
-    """Two members, a topic of two partitions and one of one: whoever has nothing of that has no word of it."""
+async def test_an_assignment_lists_topics_and_partitions(kafka, group):
+    """A topic of two partitions and one of one, for two members: the second topic is in one assignment only."""
     first, second = kafka.topic(2), kafka.topic(1)
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
 
@@ -63,8 +63,8 @@ async def test_an_assignment_is_of_topics_and_partitions(kafka, group):
     assert sorted(({one.topic for one in share} for share in ours), key=len) == [{first}, {first, second}]
 
 
-async def test_the_leader_alone_deals(kafka, group):
-    """The leader's sync says what each member gets, itself too; the other's says nothing."""
+async def test_only_the_leader_assigns(kafka, group):
+    """The leader's sync has the assignment of each member, itself included; the other's has none."""
     topic, names = kafka.topic(4), (f"{group}-1", f"{group}-2")
     options = {"group_id": group, "partition_assignment_strategy": ("range",), **QUICK}
 
@@ -79,7 +79,7 @@ async def test_the_leader_alone_deals(kafka, group):
 
 
 async def test_heartbeats_keep_their_interval(kafka, group):
-    """heartbeat_interval_ms=200 is the time from one to the next, and there is one under way at most."""
+    """heartbeat_interval_ms=200 is the time between two heartbeats, of which one is in flight at most."""
     topic = kafka.topic_with(1)
 
     options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
@@ -92,8 +92,8 @@ async def test_heartbeats_keep_their_interval(kafka, group):
     assert median(later - earlier for earlier, later in pairwise(sent)) >= 0.17
 
 
-async def test_joining_has_so_many_retries(kafka, group):
-    """rebalance_max_retries=3: a sync that is refused four times ends it; pauses grow from the second try on."""
+async def test_rebalance_max_retries(kafka, group):
+    """With 3, a sync that is refused four times ends the membership; pauses grow from the second retry on."""
     topic, options = kafka.topic_with(1), {"rebalance_max_retries": 3, "retry_backoff_ms": 200, **QUICK}
 
     with kafka.proxy.edit_answer(SyncGroupRequest, lambda answer: replace(answer, error_code=27), times=None) as fault:
@@ -106,8 +106,8 @@ async def test_joining_has_so_many_retries(kafka, group):
     assert joins[-1] - joins[-2] >= 0.15
 
 
-async def test_offsets_are_looked_up_anew_in_each_rebalance(kafka, group):
-    """What a rebalance brings begins where the group has committed; nothing older is used, and what is kept is not."""
+async def test_committed_offsets_are_fetched_in_each_rebalance(kafka, group):
+    """Added partitions begin at the offset committed then; those of kept ones are not fetched."""
     topic, events = kafka.topic_with(10, partitions=2), EventRecorder()
     options = {"group_id": group, "auto_commit_interval_ms": 50, **QUICK}
 
@@ -130,7 +130,7 @@ async def test_offsets_are_looked_up_anew_in_each_rebalance(kafka, group):
 
 
 async def test_a_callback_sees_the_new_state(kafka, group):
-    """In post_rebalance_callback the consumer's own word is that of the new offsets, and never a mix."""
+    """In post_rebalance_callback the consumer returns the new positions and assignment, never a mix."""
     topic, seen = kafka.topic(3), []
     for partition in range(3):
         await kafka.commit(group, topic, 4, "", partition)
@@ -147,7 +147,7 @@ async def test_a_callback_sees_the_new_state(kafka, group):
     assert positions == new == dict.fromkeys(keys, 4)
 
 
-def test_dealing_in_turn():
+def test_partitions_are_assigned_in_turn():
     """Partitions go round the members, whatever their topics: counts differ by one at most."""
 
     def dealt(members, counts):

@@ -1,4 +1,4 @@
-"""A live group of aiokafka's members becomes one of ours, and goes back, while records come."""
+"""A live group of aiokafka's members is migrated to tailrace and back, under load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTITIONS, MEMBERS, EACH = 4, 2, 20
 
 
 class Theirs:
-    """One of aiokafka's, with the interface of ``crew.Member``."""
+    """Member of aiokafka's, with the interface of ``crew.Member``."""
 
     def __init__(self, consumer: AIOKafkaConsumer, note) -> None:
         self._consumer, self._note = consumer, note
@@ -41,14 +41,14 @@ class Theirs:
 
 
 class Ours(Member):
-    """One of ours."""
+    """Member of tailrace's."""
 
     def share(self) -> int:
         return len(self.consumer.assignment())
 
 
 class Move:
-    """The group, the ledger of what it has handled, and what was produced."""
+    """The group, the ledger of handled records, and the produced ones."""
 
     def __init__(self, kafka, group) -> None:
         self.kafka, self.group, self.topic = kafka, group, kafka.topic(PARTITIONS)
@@ -80,18 +80,18 @@ class Move:
         await self.settle()
 
     async def leave(self) -> None:
-        """The one that has been there for longest."""
+        """Stop the member that has been there for longest."""
         await self.members.pop(0).stop()
         await self.settle()
 
     async def replace_all(self, make) -> None:
-        """One after the other: the new one comes, the old one goes, and records flow all the while."""
+        """Replace the members one after the other: the new one joins, the old one leaves, under load."""
         for _ in range(MEMBERS):
             await self.join(make())
             await self.leave()
 
     async def settle(self) -> None:
-        """Every partition has an owner, and what was produced meanwhile is handled."""
+        """Wait until every partition has an owner and all produced records are handled."""
         for partition in range(PARTITIONS):
             self.produced += self.kafka.produce(self.topic, [b"x"] * EACH, partition=partition)
         await until(lambda: sum(member.share() for member in self.members) == PARTITIONS)
@@ -99,8 +99,8 @@ class Move:
 
 
 @pytest.mark.slow
-async def test_a_group_is_moved_member_by_member_and_back(kafka, group):
-    """roundrobin, then both, then cooperative-sticky alone, and the same way back: nothing is lost, nothing twice."""
+async def test_a_group_is_migrated_member_by_member_and_back(kafka, group):
+    """roundrobin, then both, then cooperative-sticky alone, and the reverse: no record is lost or repeated."""
     move = Move(kafka, group)
     steps = [
         lambda: move.ours("roundrobin"),
@@ -122,8 +122,8 @@ async def test_a_group_is_moved_member_by_member_and_back(kafka, group):
     assert [one for one, times in move.handled.items() if times > 1] == []
 
 
-async def test_a_group_without_a_common_strategy_says_what_to_set(kafka, group):
-    """Ours by default beside aiokafka's: the next call names the option, and the others go on."""
+async def test_a_member_without_a_common_strategy_raises(kafka, group):
+    """Tailrace's default beside aiokafka's: the next call names the option, and the others continue."""
     move = Move(kafka, group)
     try:
         await move.join(move.theirs())

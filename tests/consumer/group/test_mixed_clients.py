@@ -1,4 +1,4 @@
-"""Members of ours and of librdkafka's in one group: one owner for each partition, whoever comes, goes or leads."""
+"""Members of tailrace and librdkafka in one group: one owner for each partition, whichever library leads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTITIONS = 12
 
 
 class TheirMember:
-    """A confluent-kafka consumer, polled by a thread of its own until it is stopped."""
+    """Consumer of confluent-kafka, polled by a thread of its own until it is stopped."""
 
     def __init__(self, bootstrap_servers: str, topic: str, group: str, strategy: str, handled: Counter) -> None:
         self._consumer = Confluent(
@@ -51,7 +51,7 @@ class TheirMember:
 async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
     new_topic, new_consumer, kafka_server, witness, group, strategy
 ):
-    """Through ten joins and leaves the broker sees each partition with one member, and ours see themselves the same."""
+    """Through ten joins and leaves the broker has one owner for each partition, and tailrace's members agree."""
     topic = new_topic(PARTITIONS)
     theirs: list[TheirMember] = []
     options = {"group_id": group, "partition_assignment_strategy": strategy, "heartbeat_interval_ms": 300}
@@ -101,8 +101,10 @@ async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
 
 
 @pytest.mark.parametrize("leader", ["ours", "theirs"])
-async def test_what_each_side_says_it_owns_is_understood(new_topic, new_consumer, kafka_server, witness, group, leader):  # noqa: PLR0917 - fixtures
-    """A member that joins a cooperative group takes only its share away, whichever library leads."""
+async def test_owned_partitions_are_understood_by_both_libraries(  # noqa: PLR0917 - fixtures
+    new_topic, new_consumer, kafka_server, witness, group, leader
+):
+    """A member that joins a cooperative group moves only its own share, whichever library leads."""
     topic, handled = new_topic(6), Counter()
     arguments = (kafka_server.bootstrap_servers, topic, group, "cooperative-sticky", handled)
     options = {"group_id": group, "heartbeat_interval_ms": 300}

@@ -1,4 +1,4 @@
-"""A reader that does not come back: others have its partitions, and it has its share again when it comes."""
+"""max_poll_interval_ms: a consumer that is not polled loses its partitions until the next poll."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_stuck_handler_does_not_keep_its_partitions(quick, group, protocol):
-    """Not read for max_poll_interval_ms, the member leaves and says so; it joins when it is read again."""
+async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, protocol):
+    """After max_poll_interval_ms the member leaves with an error; it joins again when it is polled."""
     topic, events, told = quick.topic(2), EventRecorder(), []
     quick.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -53,8 +53,8 @@ async def test_a_stuck_handler_does_not_keep_its_partitions(quick, group, protoc
     assert "max_poll_interval_ms" in lost.reason
 
 
-async def test_who_waits_for_records_is_not_stuck(new_topic, new_consumer, witness, group):
-    """A reader that waits, however long, and one that has nothing to read stay in the group."""
+async def test_a_waiting_poll_keeps_the_membership(new_topic, new_consumer, witness, group):
+    """A poll that waits, however long, and a consumer without records stay in the group."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
@@ -67,8 +67,8 @@ async def test_who_waits_for_records_is_not_stuck(new_topic, new_consumer, witne
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topic, new_consumer, witness, group):
-    """A cancelled or timed-out getone leaves nothing behind that would keep a stuck member in the group (B3)."""
+async def test_b3_a_canceled_getone_does_not_count_as_polling(new_topic, new_consumer, witness, group):
+    """A canceled or timed-out getone() leaves nothing behind that would keep a stuck member in the group (B3)."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
@@ -86,10 +86,10 @@ async def test_b3_a_getone_that_was_cancelled_does_not_count_as_reading(new_topi
         assert (await consumer.getone()).offset == 0
 
 
-async def test_streams_that_all_stand_still_are_a_stuck_member(new_topic, new_consumer, witness, group):
-    """While one body waits at its stream, the other may take its time; when nobody comes to any, the member leaves.
+async def test_without_polls_of_any_stream_the_member_leaves(new_topic, new_consumer, witness, group):
+    """While one stream is polled, another may take its time; when none is polled, the member leaves.
 
-    Whoever comes back first is told why, and the member joins again; before that it does not.
+    The first poll after that raises the reason, and the member joins again, not earlier.
     """
     topic, events = new_topic(2), EventRecorder()
     for partition in range(2):

@@ -1,4 +1,4 @@
-"""Positions and lag, asked for by rebalance callbacks."""
+"""Positions and lag in rebalance callbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
 class Listener:
-    """Asks for positions and lag when partitions are assigned."""
+    """Listener that reads positions and lag when partitions are assigned."""
 
     def __init__(self):
         self.consumer = None
@@ -25,8 +25,8 @@ class Listener:
 
 
 @both_protocols
-async def test_a_callback_learns_where_a_partition_without_a_commit_begins(kafka, group, protocol):
-    """Its start is looked up for the callback, which fetching waits for: earliest, with all records to come."""
+async def test_a_callback_gets_the_start_of_a_partition_without_a_commit(kafka, group, protocol):
+    """It is looked up for the callback, before any fetch: earliest, with the lag of all records."""
     topic, listener = kafka.topic_with(5), Listener()
     options = {"group_id": group, "group_protocol": protocol, "rebalance_listener": listener}
 
@@ -39,7 +39,7 @@ async def test_a_callback_learns_where_a_partition_without_a_commit_begins(kafka
 
 @both_protocols
 async def test_post_rebalance_callback_may_seek_relative_to_the_position(kafka, group, protocol):
-    """The position of a partition that begins at the latest record is its end; the override counts from there."""
+    """The position of a partition that begins at "latest" is its end; the override is relative to that."""
     topic = kafka.topic_with(5)
 
     async def two_back(consumer, _old, _new):

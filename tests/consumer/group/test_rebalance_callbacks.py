@@ -1,4 +1,4 @@
-"""Rebalance callbacks: awaited before the first fetch, with heartbeats going on, and what they say is done."""
+"""Rebalance callbacks: awaited before the first fetch, while heartbeats continue; their overrides apply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.expulsion import expel
 
 
 async def test_the_override_decides_the_first_record(new_topic, new_consumer, witness, group):
-    """The offset that the callback returns for a partition is the first one delivered; others begin as they were."""
+    """The first record delivered is the one at the returned offset; other partitions begin as usual."""
     topic = new_topic(2)
     witness.fill(topic, 2, 100)
 
@@ -44,8 +44,8 @@ async def test_the_override_decides_the_first_record(new_topic, new_consumer, wi
     assert first == {0: 42, 1: 0}
 
 
-async def test_the_callback_sees_where_partitions_stood_and_stand(new_topic, new_consumer, witness, group):
-    """When a second member joins, the first one's callback gets six positions before and three after, as they were."""
+async def test_the_callback_gets_old_and_new_positions(new_topic, new_consumer, witness, group):
+    """When a second member joins, the first one's callback gets six positions before and three after."""
     topic, events, calls = new_topic(6), EventRecorder(), []
     witness.fill(topic, 6, 10)
 
@@ -69,8 +69,8 @@ async def test_the_callback_sees_where_partitions_stood_and_stand(new_topic, new
     assert set(new.items()) <= set(old.items())
 
 
-async def test_the_callback_sees_where_a_kept_partition_stands(new_topic, new_consumer, witness, group):
-    """To the record, also when nothing of this consumer's goes and nothing was committed since."""
+async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_consumer, witness, group):
+    """To the record, also if no partition is revoked and nothing was committed since."""
     topic, calls = new_topic(2), []
     witness.fill(topic, 2, 10)
 
@@ -92,7 +92,7 @@ async def test_the_callback_sees_where_a_kept_partition_stands(new_topic, new_co
 
 
 async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic, new_consumer, witness, group):
-    """A callback that sleeps past its session is not thrown out, and nothing is fetched before it ends (B2)."""
+    """A callback may take longer than the session, and nothing is fetched before it ends (B2)."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"first", b"second"])
     opened_before_the_end = []
@@ -113,8 +113,8 @@ async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic
     assert "fetch" not in opened_before_the_end
 
 
-async def test_seek_in_a_listener_decides_too(new_topic, new_consumer, witness, group):
-    """A listener may seek what it is given; the first record is the one sought."""
+async def test_a_seek_in_a_listener_decides_the_first_record(new_topic, new_consumer, witness, group):
+    """A listener may seek the assigned partitions."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -128,8 +128,8 @@ async def test_seek_in_a_listener_decides_too(new_topic, new_consumer, witness, 
         assert (await consumer.getone()).offset == 7
 
 
-async def test_what_a_listener_has_not_placed_yet_is_no_error(new_topic, new_consumer, witness, group):
-    """With auto_offset_reset='none' it may place one after the other; the reader hears of what is left after it."""
+async def test_auto_offset_reset_none_raises_only_after_the_listener(new_topic, new_consumer, witness, group):
+    """The listener may seek one partition after the other; only those left without a position raise."""
     topic = new_topic(3)
     witness.fill(topic, 3, 10)
     places = [TopicPartition(topic, partition) for partition in range(3)]
@@ -159,8 +159,8 @@ async def test_what_a_listener_has_not_placed_yet_is_no_error(new_topic, new_con
     assert sorted(seen) == [(0, 9), (1, 9), (2, 9)]
 
 
-async def test_a_plain_function_will_do(new_topic, new_consumer, witness, group):
-    """A callback need not be a coroutine function."""
+async def test_a_callback_may_be_a_plain_function(new_topic, new_consumer, witness, group):
+    """It need not be a coroutine function."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -170,8 +170,8 @@ async def test_a_plain_function_will_do(new_topic, new_consumer, witness, group)
         assert (await consumer.getone()).offset == 3
 
 
-async def test_overrides_that_cannot_be_are_refused(new_topic, new_consumer, witness, group):
-    """A foreign partition and a negative offset are told of and change nothing."""
+async def test_invalid_overrides_are_rejected(new_topic, new_consumer, witness, group):
+    """One of a foreign partition and a negative one emit events and change nothing."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"0", b"1"])
 
@@ -197,7 +197,7 @@ async def broken(*_):
     ids=lambda option: next(iter(option)),
 )
 async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic, new_consumer, witness, group, option):
-    """It is not swallowed, no record is delivered from a wrong offset, and the group is left."""
+    """No record is delivered from a wrong offset, and the member leaves."""
     topic = new_topic()
     witness.produce(topic, [b"never"])
 
@@ -209,8 +209,8 @@ async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic
     assert await witness.committed(group, topic, 1) == {}
 
 
-async def test_a_callback_past_its_deadline_is_cancelled(new_topic, new_consumer, group):
-    """max_poll_interval_ms bounds a callback; the next call says which one and how long it had."""
+async def test_a_callback_is_canceled_after_max_poll_interval_ms(new_topic, new_consumer, group):
+    """The next call names the callback and its deadline."""
     topic = new_topic()
 
     async def endless(_consumer, _old, _new):
@@ -222,8 +222,8 @@ async def test_a_callback_past_its_deadline_is_cancelled(new_topic, new_consumer
             await consumer.getone(timeout_ms=30_000)
 
 
-async def test_reading_or_stopping_in_a_callback_is_refused(new_topic, new_consumer, group):
-    """What would wait for itself raises at once."""
+async def test_reading_or_stopping_in_a_callback_raises(new_topic, new_consumer, group):
+    """Both would wait for the callback itself."""
     seen = []
 
     async def impossible(consumer, _old, _new):
@@ -240,7 +240,7 @@ async def test_reading_or_stopping_in_a_callback_is_refused(new_topic, new_consu
 
 
 async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer, witness, group):
-    """Such as state that is kept in a topic: it starts, reads, commits what is in hand, and is stopped again."""
+    """Such as state kept in a topic: the consumer is started, read, committed and stopped in the callback."""
     topic, state, found = new_topic(), new_topic(), []
     witness.produce(topic, [b"0"])
     witness.produce(state, [b"state"])
@@ -258,8 +258,8 @@ async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer
     assert await witness.committed(f"{group}-state", state, 1) == {0: 1}
 
 
-async def test_a_task_that_a_callback_has_begun_may_read(new_topic, new_consumer, witness, group):
-    """When the callback is done it is a task like any other: who starts a reader for what is assigned has one."""
+async def test_a_task_started_by_a_callback_may_read(new_topic, new_consumer, witness, group):
+    """Once the callback has returned, the task may read as any other."""
     topic, tasks = new_topic(), []
     witness.produce(topic, [b"0"])
 
@@ -274,8 +274,8 @@ async def test_a_task_that_a_callback_has_begun_may_read(new_topic, new_consumer
     assert record.value == b"0"
 
 
-async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, group):
-    """Revoked before the commit is lost to others, assigned before the first record; nothing is lost in between."""
+async def test_listener_methods_are_called_in_order(new_topic, new_consumer, witness, group):
+    """Revoked before others own the partitions, assigned before the first record; no record is lost in between."""
     topic, told = new_topic(2), []
     witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
 
@@ -296,8 +296,8 @@ async def test_a_listener_is_told_in_order(new_topic, new_consumer, witness, gro
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_listener_commits_when_the_consumer_stops(new_topic, new_consumer, witness, group, protocol):
-    """As in a rebalance: offsets of its choice and what is done; the batch in hand, whose loop has ended, is not."""
+async def test_a_listener_may_commit_at_stop(new_topic, new_consumer, witness, group, protocol):
+    """As in a rebalance: chosen offsets and finished records; the batch in flight, whose loop has ended, is not."""
     topic, events, stood = new_topic(2), EventRecorder(), []
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -325,8 +325,8 @@ async def test_a_listener_commits_when_the_consumer_stops(new_topic, new_consume
         await consumer.commit()
 
 
-async def test_what_is_in_hand_is_not_done_because_a_listener_commits(new_topic, new_consumer, witness, group):
-    """A record of a partition that stays is somebody's work while the listener runs, and comes again if that fails."""
+async def test_a_listeners_commit_does_not_finish_records_in_flight(new_topic, new_consumer, witness, group):
+    """A record of a kept partition may be in work while the listener runs; it is delivered again if that fails."""
     stays, goes, heard = new_topic(), new_topic(), asyncio.Event()
     witness.fill(stays, 1, 5)
 
@@ -359,8 +359,8 @@ async def test_what_is_in_hand_is_not_done_because_a_listener_commits(new_topic,
     ],
     ids=["classic", "consumer"],
 )
-async def test_a_listener_that_a_rebalance_cuts_short_is_asked_anew(quick, group, kind):
-    """What stays is assigned once more, when the call that was cut short has ended, and begins where it says."""
+async def test_a_listener_canceled_by_a_rebalance_is_called_again(quick, group, kind):
+    """Kept partitions are assigned once more when the canceled call has ended, and begin at its seek."""
     topic, told = quick.topic(2), []
     options = {"group_id": group, **kind}
     quick.fill(topic, 2, 10)
@@ -394,8 +394,8 @@ async def test_a_listener_that_a_rebalance_cuts_short_is_asked_anew(quick, group
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_listener_that_a_stop_cuts_short_is_asked_anew(quick, group, protocol):
-    """What was being revoked is revoked with all the rest, and is there to be committed."""
+async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protocol):
+    """The partitions being revoked are revoked with all others, and may be committed."""
     stays, goes = quick.topic_with(5), quick.topic_with(5)
     told, called = [], asyncio.Event()
 
@@ -419,8 +419,8 @@ async def test_a_listener_that_a_stop_cuts_short_is_asked_anew(quick, group, pro
     assert [await quick.committed(group, topic, 1) for topic in (stays, goes)] == [{0: 5}, {0: 5}]
 
 
-async def test_what_is_lost_while_it_is_revoked_is_told_as_lost(quick, group):
-    """The call that was cut short is followed by one that says what is true."""
+async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quick, group):
+    """The canceled on_partitions_revoked is followed by on_partitions_lost."""
     stays, goes = quick.topic(), quick.topic()
     told, called = [], asyncio.Event()
 
@@ -447,8 +447,8 @@ async def test_what_is_lost_while_it_is_revoked_is_told_as_lost(quick, group):
     assert heard == [("revoked", {goes}), ("lost", {stays, goes})]
 
 
-async def test_partitions_that_are_lost_are_told_as_lost(new_topic, new_consumer, witness, group, kafka_server):
-    """A member that the broker has forgotten hears on_partitions_lost, not revoked, and joins again."""
+async def test_lost_partitions_call_on_partitions_lost(new_topic, new_consumer, witness, group, kafka_server):
+    """A member that the broker has forgotten gets on_partitions_lost, not revoked, and joins again."""
     topic, events, told = new_topic(), EventRecorder(), []
     witness.produce(topic, [b"x"])
 

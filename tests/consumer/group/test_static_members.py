@@ -1,4 +1,4 @@
-"""Static members (KIP-345): they come back to what they had, and of two with one name the older has to go."""
+"""Static members (KIP-345): they get their partitions back, and of two with one instance id the older is fenced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 30_000}
 
 
 async def instances(witness, group):
-    """By instance id, the member's id and what it has, as the broker sees it."""
+    """Return member id and partitions by instance id, as the broker has them."""
     found = await witness.described(group)
     return {
         member.group_instance_id: (
@@ -42,8 +42,8 @@ async def read(consumer, count):
 
 
 @pytest.mark.parametrize("restarted", ["leader", "follower"])
-async def test_a_restart_within_the_session_moves_nothing(witness_of, group, restarted):
-    """Stopped and started anew, a static member has its partitions again, and the other hears of no rebalance."""
+async def test_a_restart_within_the_session_moves_no_partition(witness_of, group, restarted):
+    """A restarted static member gets its partitions back, and the other sees no rebalance."""
     topic, events, again_events, proxy = witness_of.topic(4), EventRecorder(), EventRecorder(), witness_of.proxy
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
     other = "follower" if restarted == "leader" else "leader"
@@ -76,8 +76,8 @@ async def test_a_restart_within_the_session_moves_nothing(witness_of, group, res
     assert len(events.of(RebalanceStarted)) == rebalances
 
 
-async def test_a_restart_goes_on_where_it_stopped(witness_of, group):
-    """What was done is committed by stop() though the member does not leave; the next holder of the name goes on."""
+async def test_a_restart_continues_after_the_last_commit(witness_of, group):
+    """stop() commits finished records though the member does not leave; the next holder continues there."""
     topic = witness_of.topic_with(20)
     options = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000, **QUICK}
 
@@ -91,8 +91,8 @@ async def test_a_restart_goes_on_where_it_stopped(witness_of, group):
 
 
 @pytest.mark.parametrize("grows", ["while it is away", "later"])
-async def test_a_static_leader_that_restarted_still_deals(witness_of, group, grows):
-    """It deals nothing when it comes back (KIP-814), and all the same what was added since it dealt gets owners."""
+async def test_a_restarted_static_leader_still_assigns(witness_of, group, grows):
+    """It assigns nothing when it returns (KIP-814), and still partitions added since its last assignment get owners."""
     topic = witness_of.topic(2)
     options = {"group_id": group, "metadata_max_age_ms": 200, **QUICK}
 
@@ -121,8 +121,8 @@ async def test_a_static_leader_that_restarted_still_deals(witness_of, group, gro
     assert asked[0].message.assignments == ()
 
 
-async def test_a_member_that_stays_away_for_longer_is_replaced(witness_of, group):
-    """When the session of a static member is over, the others have its partitions."""
+async def test_an_absent_static_member_is_replaced_after_its_session(witness_of, group):
+    """The others get its partitions."""
     topic = witness_of.topic(2)
     options = {"group_id": group, **QUICK}
     shortly = {"group_instance_id": "goes", "client_id": group, "session_timeout_ms": 1_500}
@@ -140,8 +140,8 @@ async def test_a_member_that_stays_away_for_longer_is_replaced(witness_of, group
 
 
 @pytest.mark.parametrize("by", ["Heartbeat", "OffsetCommit", "JoinGroup", "SyncGroup"])
-async def test_the_older_of_two_is_fenced(witness_of, group, by):
-    """Whatever it asks next: its reader is told by an error that names the option, and it commits nothing any more."""
+async def test_the_older_of_two_holders_is_fenced(witness_of, group, by):
+    """Whatever request it sends next: its reader gets an error with the option, and it commits nothing more."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     both = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000}
     listens = QUICK if by == "Heartbeat" else {**SILENT, "metadata_max_age_ms": 200}
@@ -182,7 +182,7 @@ WITH_ITS_NAME = [JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, OffsetCom
 
 
 def fenced(proxy, client):
-    """What a client asked that was answered with FENCED_INSTANCE_ID."""
+    """Return the requests of a client that were answered with FENCED_INSTANCE_ID."""
     frames = [frame for kind in WITH_ITS_NAME for frame in proxy.answers(kind, client_id=client)]
     return [f.name for f in frames if 82 in {getattr(one, "error_code", 0) for one in (f.message, *results(f))}]
 
@@ -191,8 +191,8 @@ def results(frame):
     return getattr(frame.message, "partitions", ())
 
 
-async def test_one_that_was_fenced_does_not_throw_the_other_out(witness_of, group):
-    """Told to leave when it stops, the older says no good-bye all the same: the name is another's now."""
+async def test_a_fenced_member_does_not_remove_its_successor(witness_of, group):
+    """With leave_on_stop it sends no LeaveGroup: the instance id is another member's now."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     both = {"group_id": group, "group_instance_id": "one", "leave_on_stop": True, **QUICK}
 
@@ -211,8 +211,8 @@ async def test_one_that_was_fenced_does_not_throw_the_other_out(witness_of, grou
     assert await instances(witness_of, group) == {}
 
 
-async def test_what_is_in_hand_when_it_is_fenced_is_lost_to_it(witness_of, group):
-    """Its partitions are told as lost, not as given back, since they were the newer one's already."""
+async def test_a_fenced_member_loses_its_partitions(witness_of, group):
+    """They are lost, not revoked, since the newer member may own them already."""
     topic, events, told = witness_of.topic_with(10), EventRecorder(), []
 
     class Listener:
@@ -240,8 +240,8 @@ async def test_what_is_in_hand_when_it_is_fenced_is_lost_to_it(witness_of, group
     ("instance", "leave_on_stop", "leaves"),
     [(None, None, True), (None, True, True), (None, False, False), ("one", None, False), ("one", True, True)],
 )
-async def test_who_leaves_on_stop(witness_of, group, instance, leave_on_stop, leaves):
-    """A dynamic member leaves and a static one does not, unless leave_on_stop says otherwise."""
+async def test_leave_on_stop(witness_of, group, instance, leave_on_stop, leaves):
+    """A dynamic member leaves and a static one does not, unless leave_on_stop is set."""
     topic, proxy = witness_of.topic(), witness_of.proxy
     options = {"group_instance_id": instance, "leave_on_stop": leave_on_stop, **QUICK}
 
@@ -256,8 +256,8 @@ async def test_who_leaves_on_stop(witness_of, group, instance, leave_on_stop, le
 # ---- the name -----------------------------------------------------------------------------------------------------
 
 
-async def test_every_request_carries_the_name(witness_of, group, monkeypatch):
-    """The template is filled in, and joins, syncs, heartbeats, commits and the good-bye all say who it is."""
+async def test_every_request_contains_the_instance_id(witness_of, group, monkeypatch):
+    """The template is filled in; joins, syncs, heartbeats, commits and leaves contain it."""
     monkeypatch.setenv("TAILRACE_WORKER", "3")
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
     options = {"group_instance_id": "{hostname}-{worker}", "leave_on_stop": True, **QUICK}
@@ -276,8 +276,8 @@ async def test_every_request_carries_the_name(witness_of, group, monkeypatch):
     }
 
 
-async def test_a_name_is_joined_with_at_once(witness_of, group):
-    """A static member is given no id to join with a second time: one JoinGroup does."""
+async def test_a_static_member_joins_with_one_request(witness_of, group):
+    """It gets no member id to join with a second time."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, group_instance_id="one") as consumer:
@@ -290,8 +290,8 @@ async def test_a_name_is_joined_with_at_once(witness_of, group):
 @pytest.mark.parametrize(
     "template", ["{host}", "{", "{}", "{0}", "a b", "", "{hostname.upper}", "{worker!r}", "x" * 250, "..", "größe"]
 )
-def test_a_name_that_cannot_be_is_refused(template):
-    """What braces hold and what Kafka takes is said before anything starts."""
+def test_an_invalid_instance_id_raises(template):
+    """Unknown fields of the template, and characters that Kafka does not allow, raise before anything starts."""
     from tailrace import Consumer  # noqa: PLC0415 - the one use
 
     with pytest.raises(ConfigurationError, match="group_instance_id"):

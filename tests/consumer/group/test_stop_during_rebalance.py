@@ -1,6 +1,6 @@
-"""A consumer that is told to stop in the middle of a rebalance: what it has done is committed, or it says so.
+"""A consumer that is stopped during a rebalance commits its finished records, or emits an event.
 
-The member under test speaks through the proxy, which holds what it says; the one that joins does not.
+The member under test uses the proxy, which holds its requests; the one that joins does not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMPATIENT = {"stop_timeout_ms": 10_000}
 
 
 class Reading:
-    """A consumer whose user has handled all of a topic's records."""
+    """Consumer whose user has handled all of a topic's records."""
 
     def __init__(self, topic: str, **options: object) -> None:
         self._consumer = Consumer(topic, **options)
@@ -54,7 +54,7 @@ class Reading:
 
 
 class Handling:
-    """An app that has handled all of a topic's records."""
+    """App that has handled all of a topic's records."""
 
     def __init__(self, topic: str, **options: object) -> None:
         self._app = App(**options)
@@ -78,7 +78,7 @@ Kind = Callable[..., Reading | Handling]
 
 @asynccontextmanager
 async def caught_between(quick, group, kind: Kind, fault, **options):
-    """One that owns a topic with records that are handled and not committed, and whose part in a rebalance is held."""
+    """Start a member with handled and uncommitted records whose part in a rebalance is held."""
     topic = quick.topic(2)
     quick.produce(topic, (b"%d" % n for n in range(COUNT)), partition=0)
     events = EventRecorder()
@@ -98,15 +98,15 @@ async def caught_between(quick, group, kind: Kind, fault, **options):
 
 
 async def stopped_soon(stopping: Awaitable[None]) -> None:
-    """It ends without waiting for anything that does not come."""
+    """Await ``stopping``, which must not wait for anything that does not come."""
     async with asyncio.timeout(SOON_S):
         await stopping
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("request_kind", [JoinGroupRequest, SyncGroupRequest])
-async def test_a_stop_in_the_middle_of_a_rebalance_commits(quick, group, kind, request_kind):
-    """It waits for the end of the rebalance, before which the group takes no commits, and leaves nothing to repeat."""
+async def test_a_stop_during_a_rebalance_commits(quick, group, kind, request_kind):
+    """It waits for the end of the rebalance, before which the group accepts no commits, and no record is repeated."""
     hold = partial(quick.proxy.hold_request, request_kind)
     async with caught_between(quick, group, kind, hold) as (topic, one, events, held):
         before = len(quick.proxy.requests(HeartbeatRequest, client_id=group))
@@ -121,7 +121,7 @@ async def test_a_stop_in_the_middle_of_a_rebalance_commits(quick, group, kind, r
 
 
 async def both_stopped(quick, group, fault):
-    """One of each kind, in groups of their own, caught and stopped at the same time: gives groups, topics, events."""
+    """Stop one member of each kind, in their own groups, during a rebalance; return groups, topics and events."""
     async with AsyncExitStack() as stack:
         caught, found = [], []
         for kind in KINDS:
@@ -136,8 +136,8 @@ async def both_stopped(quick, group, fault):
 
 
 @pytest.mark.slow
-async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
-    """The stop ends in time all the same, and an event tells that what was done is not committed."""
+async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
+    """It ends in time, and an event says that finished records are not committed."""
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
     for name, topic, events in found:
@@ -148,8 +148,8 @@ async def test_a_rebalance_that_does_not_end_is_not_waited_for(quick, group):
         assert await quick.committed(name, topic, 1) != {0: COUNT}
 
 
-async def test_a_group_that_gathers_takes_the_commit(quick, group):
-    """A join that never arrives ends no generation: after a while the stop commits in the one that lasts."""
+async def test_a_stop_commits_in_the_generation_that_lasts(quick, group):
+    """A join that never arrives ends no generation: after a while the stop commits in it."""
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, JoinGroupRequest))
 
     for name, topic, events in found:
@@ -157,8 +157,8 @@ async def test_a_group_that_gathers_takes_the_commit(quick, group):
         assert not events.of(CommitFailed)
 
 
-async def test_who_owes_nothing_stops_at_once(quick, group):
-    """With all of it committed, the end of a rebalance is not waited for."""
+async def test_a_stop_with_everything_committed_is_immediate(quick, group):
+    """The end of a rebalance is not waited for."""
     hold, options = partial(quick.proxy.hold_request, JoinGroupRequest), {"auto_commit_interval_ms": 100}
     async with caught_between(quick, group, Reading, hold, **options) as (topic, one, events, _):
         await events.wait_for(OffsetsCommitted, where=lambda event: COUNT in event.offsets.values())
@@ -168,8 +168,8 @@ async def test_who_owes_nothing_stops_at_once(quick, group):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stop_whose_epoch_is_old_learns_the_new_one_and_commits(quick, group, kind):
-    """KIP-848: heartbeats go on until all is given back; the last commit is sent again with the epoch they bring."""
+async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, kind):
+    """KIP-848: heartbeats continue until all is released; the last commit is repeated with the epoch they bring."""
     topic, events = quick.topic_with(COUNT), EventRecorder()
     options = {"group_id": group, "group_protocol": "consumer", **IN_GENERAL}
     one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **options)
@@ -200,14 +200,14 @@ async def test_a_stop_whose_epoch_is_old_learns_the_new_one_and_commits(quick, g
 
 
 def refused(answer: OffsetCommitResponse) -> OffsetCommitResponse:
-    """As of an epoch that is not the member's any more."""
+    """Return the response that refuses an epoch which is not the member's any more."""
     code = ErrorCode.STALE_MEMBER_EPOCH
     return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stop_does_not_wait_for_a_topic_that_was_deleted(quick, group, kind):
-    """Nobody will ever take a commit for it: an event says so, and the stop goes on."""
+async def test_a_stop_does_not_wait_for_a_deleted_topic(quick, group, kind):
+    """No commit of it can succeed: an event is emitted, and the stop continues."""
     topic, events = quick.topic_with(COUNT), EventRecorder()
     one = kind(topic, bootstrap_servers=quick.bootstrap_servers, group_id=group, hooks=[events], **OPTIONS)
     await one.start()
@@ -218,10 +218,10 @@ async def test_a_stop_does_not_wait_for_a_topic_that_was_deleted(quick, group, k
     assert "the topic or partition does not exist" in failed.error
 
 
-async def test_who_stops_before_it_is_named_holds_up_nobody(quick, group):
-    """A coordinator waits for whom it has named: who hears its name after the stop says good-bye to it.
+async def test_a_stop_before_the_member_id_is_known_delays_no_member(quick, group):
+    """The coordinator waits for each member id it has assigned: a member that gets its id after the stop leaves.
 
-    The session is not shortened: it would be over before the last member has anything.
+    The session is not shortened: it would expire before the last member has anything.
     """
     topic = quick.topic(2)
     common = {"group_id": group, **OPTIONS}

@@ -48,7 +48,7 @@ async def test_commit_includes_the_record_in_flight(new_topic, new_consumer, wit
 
 
 async def test_chosen_offsets_are_committed_with_their_metadata(new_topic, new_consumer, group, witness):
-    """commit({partition: …}) stores just that, and committed() reads it back; what has no commit is absent."""
+    """commit({partition: …}) stores exactly these, and committed() returns them; others without a commit are absent."""
     topic = new_topic(2)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
 

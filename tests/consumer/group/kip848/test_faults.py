@@ -1,4 +1,4 @@
-"""The consumer protocol under faults: refused, forgotten, cut off, or with its broker dead; nothing is lost."""
+"""The consumer protocol under faults: a member is refused, forgotten or cut off, or its broker dies."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def nobody_coordinates(code):
 
 
 def joins(quick, group):
-    """Heartbeats of the group that asked to join."""
+    """Return the group's heartbeats that join."""
     return [beat for beat in quick.said(group) if beat.member_epoch == 0]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
-async def test_a_member_that_is_refused_joins_again_as_itself(quick, group, code):
-    """Fenced or unknown: its partitions are lost, not revoked; it joins again at epoch 0 by its id; none is missed."""
+async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, code):
+    """Its partitions are lost, not revoked; it joins again at epoch 0 with its id, and no record is missed."""
     topic, events = quick.topic(2), EventRecorder()
     quick.produce(topic, (b"%d" % n for n in range(1_000)))
 
@@ -70,8 +70,8 @@ async def test_a_member_that_is_refused_joins_again_as_itself(quick, group, code
     assert len({beat.member_id for beat in quick.said(group)}) == 1
 
 
-async def test_a_member_that_was_thrown_out_is_back(quick, group):
-    """Somebody else says goodbye in its name: it hears that it is unknown, loses its partitions, and joins again."""
+async def test_a_removed_member_joins_again(quick, group):
+    """A leave is sent in its name: it learns that it is unknown, loses its partitions, and joins again."""
     topic, events = quick.topic_with(100), EventRecorder()
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group, client_id=group, hooks=[events]) as crew:
@@ -95,8 +95,8 @@ async def expel(quick, group, member_id):
     await asyncio.sleep(0)
 
 
-async def test_a_commit_of_an_old_epoch_is_healed_by_the_next_heartbeat(quick, group):
-    """STALE_MEMBER_EPOCH: the member beats at once and commits again, and the user sees nothing of it."""
+async def test_a_commit_with_a_stale_epoch_is_repeated_after_a_heartbeat(quick, group):
+    """STALE_MEMBER_EPOCH: the member sends a heartbeat at once and commits again; the user sees no error."""
     topic, events = quick.topic_with(10), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=15_000)
 
@@ -117,8 +117,8 @@ async def test_a_commit_of_an_old_epoch_is_healed_by_the_next_heartbeat(quick, g
 
 
 @pytest.mark.parametrize("code", [14, 15, 16])
-async def test_a_coordinator_that_cannot_answer_now_is_asked_again(quick, group, code):
-    """Loading, not available, not the coordinator: whatever is answered so, the user sees nothing of it."""
+async def test_a_coordinator_that_cannot_answer_now_is_retried(quick, group, code):
+    """Loading, not available, not the coordinator: the user sees no error."""
     topic, events, proxy = quick.topic_with(20), EventRecorder(), quick.proxy
     async with quick.consumer(topic, group_id=group) as consumer:
         await consumer.getone()
@@ -141,8 +141,8 @@ async def test_a_coordinator_that_cannot_answer_now_is_asked_again(quick, group,
     assert not events.of(PartitionsLost)
 
 
-async def test_a_member_that_dies_silently_is_replaced(quick, group):
-    """When a member vanishes, the other has its partitions after the broker's session, and its unfinished records."""
+async def test_a_dead_member_is_replaced_after_its_session(quick, group):
+    """The other member gets its partitions after the broker's session timeout, with its unfinished records."""
     topic = quick.topic(2)
     quick.produce(topic, (b"%d" % n for n in range(100)))
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=1_000)
@@ -159,7 +159,7 @@ async def test_a_member_that_dies_silently_is_replaced(quick, group):
     assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
 
 
-async def test_a_member_that_is_cut_off_lets_go_before_others_take_over(quick, group):
+async def test_a_member_that_is_cut_off_loses_its_partitions_in_time(quick, group):
     """A black hole longer than the session: the partition is lost here first, and nothing of it is handed out then."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)

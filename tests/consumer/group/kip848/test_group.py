@@ -1,4 +1,4 @@
-"""The consumer protocol (KIP-848), where the broker deals: partitions shared, moved in order, and kept untouched."""
+"""The consumer protocol (KIP-848), in which the broker assigns: partitions are shared, moved in order, and kept."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.support.event_recorder import EventRecorder
 
 
 async def produce_until(done, quick, topic):
-    """Keep records coming; gives how many there were."""
+    """Produce records until told to stop; return their number."""
     count = 0
     while not done.is_set():
         count += await asyncio.to_thread(quick.produce, topic, [b"%d" % n for n in range(200)])
     return count
 
 
-async def test_members_come_and_go_and_every_record_comes_once(quick, group):
-    """Two share six partitions, a third joins, one leaves: the broker agrees at every step, each record comes once."""
+async def test_members_join_and_leave_and_every_record_is_handled_once(quick, group):
+    """Two share six partitions, a third joins, one leaves: the broker agrees at every step."""
     topic, done = quick.topic(6), asyncio.Event()
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
@@ -49,7 +49,7 @@ async def test_members_come_and_go_and_every_record_comes_once(quick, group):
 
 
 async def test_commits_carry_the_epoch_of_the_member(quick, group):
-    """Each commit names the member and an epoch that the broker has given it, in a version made for that (9)."""
+    """Each commit contains the member id and its epoch, in the version made for that (9)."""
     topic = quick.topic(4)
     quick.produce(topic, (b"%d" % n for n in range(200)))
     options = {"group_id": group, "auto_commit_interval_ms": 50}
@@ -75,7 +75,7 @@ async def test_commits_carry_the_epoch_of_the_member(quick, group):
 
 
 class Diary:
-    """A listener that writes down what comes and goes; ``gate`` keeps a release from ending."""
+    """Listener that records assignments and revocations; ``gate`` keeps a revocation from ending."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, object]] = []
@@ -107,8 +107,8 @@ def owned_by(beat):
     return sum(len(one.partitions) for one in beat.topic_partitions)
 
 
-async def test_partitions_are_given_back_in_order(quick, group):
-    """No record comes after on_partitions_revoked; what is done is committed before the broker hears that they go."""
+async def test_partitions_are_revoked_in_order(quick, group):
+    """No record follows on_partitions_revoked; finished ones are committed before the broker learns of the release."""
     topic, done, diary = quick.topic(4), asyncio.Event(), Diary()
     options = {"group_id": group, "auto_commit_interval_ms": 60_000}
     producing = asyncio.create_task(produce_until(done, quick, topic))
@@ -154,8 +154,8 @@ async def test_partitions_are_given_back_in_order(quick, group):
     assert ends == {TopicPartition(topic, one.partition): one.offset for one in commit[1].partitions}
 
 
-async def test_kept_partitions_never_stop(quick, group):
-    """While others are given back, what is kept is read on from where it was and what was fetched, or stays paused."""
+async def test_kept_partitions_are_read_during_a_rebalance(quick, group):
+    """While others are revoked, kept partitions are read on from their positions and buffers, or stay paused."""
     topic, diary, events = quick.topic(4), Diary(), EventRecorder()
     quick.fill(topic, 4, 100)
     options = {"group_id": group, "client_id": group, "rebalance_listener": diary, "hooks": [events]}
@@ -195,8 +195,8 @@ async def test_kept_partitions_never_stop(quick, group):
     assert len(events.of(PartitionsRevoked)) == 2
 
 
-async def test_the_callback_sees_where_partitions_stood_and_stand(quick, group):
-    """When a second member joins, the first one's callback gets six positions before and three after, as they were."""
+async def test_the_callback_gets_old_and_new_positions(quick, group):
+    """When a second member joins, the first one's callback gets six positions before and three after."""
     topic, calls = quick.topic(6), []
     quick.fill(topic, 6, 10)
 

@@ -1,4 +1,4 @@
-"""The heartbeat of the consumer protocol (KIP-848): what it says, when it goes out, how long the group waits for it."""
+"""Heartbeats of the consumer protocol (KIP-848): contents, interval, and session timeout."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.event_recorder import EventRecorder
 from tests.support.kip848_broker import is_full, says_nothing
 
 
-async def test_heartbeats_say_only_what_has_changed(quick, group):
-    """The join says everything; after that each field is null, but for the partitions when they are others."""
+async def test_heartbeats_contain_only_changes(quick, group):
+    """The join contains everything; after that each field is null, apart from partitions that have changed."""
     topic = quick.topic(4)
 
     async with quick.consumer(topic, group_id=group, client_id=group) as first:
@@ -37,8 +37,8 @@ async def test_heartbeats_say_only_what_has_changed(quick, group):
     assert farewell.member_epoch == -1
 
 
-async def test_the_override_decides_while_heartbeats_go_on(quick, group):
-    """A callback longer than the session keeps the membership; nothing is fetched before it, and then where it says."""
+async def test_heartbeats_continue_during_a_long_callback(quick, group):
+    """A callback longer than the session keeps the membership; the first fetch comes after it, from its override."""
     topic, proxy, events, seen = quick.topic_with(20), quick.proxy, EventRecorder(), {}
     await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=3_000)
 
@@ -63,7 +63,7 @@ async def test_the_override_decides_while_heartbeats_go_on(quick, group):
 
 
 async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group):
-    """The pause before each heartbeat is what the answer before said, also when that is set anew."""
+    """The pause before each heartbeat is that of the response before, also when the broker changes it."""
     topic = quick.topic()
     pauses = {}
 
@@ -81,8 +81,8 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
     assert min(pauses[100]) < 0.3, pauses
 
 
-async def test_the_session_is_what_the_group_is_configured_to(quick, group):
-    """A heartbeat without an answer is given up after a third of the group's session, also when that is set anew."""
+async def test_the_session_timeout_is_the_groups_configuration(quick, group):
+    """A heartbeat times out after a third of the group's session, also when that is changed."""
     topic, client = quick.topic(), {"group_id": group, "client_id": group}
     await quick.configure(group, consumer_session_timeout_ms=60_000)
 

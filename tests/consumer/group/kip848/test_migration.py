@@ -1,4 +1,4 @@
-"""A live group goes from the classic protocol to the consumer protocol and back, member by member, under load."""
+"""A live group migrates from the classic protocol to the consumer protocol and back, member by member, under load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def group_type(quick, group):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_members_are_replaced_one_by_one(quick, group, strategy):
-    """Each change ends with six partitions dealt out as the broker says too; every record is handled, and once."""
+    """After each change the broker has six partitions assigned; every record is handled once."""
     topic, is_over = quick.topic(6), asyncio.Event()
     classic = {**CLASSIC, "partition_assignment_strategy": strategy}
     types = []

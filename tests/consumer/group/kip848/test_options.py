@@ -1,4 +1,4 @@
-"""What the consumer protocol lets a user choose: patterns and assignors of the broker; the rest is refused in words."""
+"""Options of the consumer protocol: patterns and assignors of the broker; classic options are refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.consumer_group import until
 
 
 @pytest.mark.slow
-async def test_a_topic_made_later_matches_a_pattern(quick, group):
-    """The broker resolves the pattern: a topic that is made later is read too (it looks every ten seconds)."""
+async def test_a_topic_created_later_matches_a_pattern(quick, group):
+    """The broker resolves the pattern, every ten seconds."""
     first, second = f"{group}-first", f"{group}-second"
     quick.server.create_topic(first)
     quick.server.create_topic(f"{group}-other")
@@ -36,7 +36,7 @@ async def test_a_topic_made_later_matches_a_pattern(quick, group):
 
 
 async def test_a_compiled_pattern_keeps_its_flags(quick, group):
-    """re.compile(…, re.IGNORECASE) is said to the broker in its own words."""
+    """re.compile(…, re.IGNORECASE) is sent in RE2's syntax."""
     quick.server.create_topic(f"{group}-MIXED")
     quick.produce(f"{group}-MIXED", [b"1"])
     pattern = re.compile(f"{group}-mixed", re.IGNORECASE)
@@ -46,16 +46,16 @@ async def test_a_compiled_pattern_keeps_its_flags(quick, group):
 
 
 @pytest.mark.parametrize("pattern", ["orders(", "(?=orders)orders", "(a)\\1"])
-async def test_a_pattern_that_the_broker_cannot_read_is_told(quick, group, pattern):
-    """Brackets that do not close, look-ahead, a back reference: the next call raises and names the option."""
+async def test_a_pattern_that_the_broker_refuses_raises(quick, group, pattern):
+    """Unbalanced brackets, look-ahead, back references: the next call raises and names the option."""
     async with quick.consumer(pattern=pattern, group_id=group) as consumer:
         with pytest.raises(ConfigurationError, match="pattern"):
             await consumer.getone(timeout_ms=10_000)
 
 
 @pytest.mark.parametrize("assignor", ["range", "uniform"])
-async def test_the_broker_assigns_as_it_is_asked_to(quick, group, assignor):
-    """group_remote_assignor is what the broker says that it assigns by, and the shares are as that deals."""
+async def test_group_remote_assignor_selects_the_brokers_assignor(quick, group, assignor):
+    """The broker names the chosen assignor, and the assignments are that assignor's."""
     topics = [quick.topic(3), quick.topic(3)]
     options = {"group_id": group, "group_remote_assignor": assignor, "client_id": group}
 
@@ -70,7 +70,7 @@ async def test_the_broker_assigns_as_it_is_asked_to(quick, group, assignor):
     assert shares == {"range": [2, 4], "uniform": [3, 3]}[assignor]
 
 
-async def test_an_assignor_that_the_broker_lacks_is_told(quick, group):
+async def test_an_assignor_that_the_broker_lacks_raises(quick, group):
     """The next call raises and names the option."""
     async with quick.consumer(quick.topic(), group_id=group, group_remote_assignor="magic") as consumer:
         with pytest.raises(ConfigurationError, match="group_remote_assignor"):
@@ -81,20 +81,20 @@ async def test_an_assignor_that_the_broker_lacks_is_told(quick, group):
     "option",
     [{"session_timeout_ms": 10_000}, {"heartbeat_interval_ms": 1_000}, {"partition_assignment_strategy": "range"}],
 )
-def test_what_the_broker_decides_cannot_be_set(option):
-    """An option of the classic protocol is refused when the consumer is made, by name."""
+def test_options_of_the_classic_protocol_raise(option):
+    """They are named when the consumer is created."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(option))}.*group_protocol='consumer'"):
         Consumer("orders", group_id="billing", group_protocol="consumer", **option)
 
 
-def test_an_assignor_of_the_broker_needs_its_protocol():
-    """group_remote_assignor with the classic protocol is refused, and the option that is meant is named."""
+def test_group_remote_assignor_needs_the_consumer_protocol():
+    """With the classic protocol it raises and names the option to use instead."""
     with pytest.raises(ConfigurationError, match="partition_assignment_strategy"):
         Consumer("orders", group_id="billing", group_remote_assignor="range")
 
 
-async def test_a_broker_with_the_protocol_switched_off_is_told(group):
-    """Where the broker runs classic groups only, the next call says to use group_protocol='classic'."""
+async def test_a_broker_with_the_protocol_switched_off_raises(group):
+    """If the broker supports classic groups only, the next call suggests group_protocol='classic'."""
     with KafkaServer(config={"group.coordinator.rebalance.protocols": "classic"}) as server:
         server.create_topic(group)
         options = {"bootstrap_servers": server.bootstrap_servers, "group_id": group, "group_protocol": "consumer"}
@@ -103,8 +103,8 @@ async def test_a_broker_with_the_protocol_switched_off_is_told(group):
                 await consumer.getone(timeout_ms=10_000)
 
 
-async def test_a_broker_without_the_protocol_is_told(quick, group):
-    """An older broker does not offer the request at all: that is said in the same words."""
+async def test_a_broker_without_the_protocol_raises(quick, group):
+    """An older broker does not offer the request: the message is the same."""
     topic = quick.topic()
 
     def older(answer):
@@ -118,7 +118,7 @@ async def test_a_broker_without_the_protocol_is_told(quick, group):
     assert not quick.said(group)
 
 
-def test_a_verbose_pattern_is_refused():
-    """The broker knows no blanks and comments in a pattern: re.VERBOSE is refused when the consumer is made."""
+def test_a_verbose_pattern_raises():
+    """Brokers have no equivalent of re.VERBOSE: it raises when the consumer is created."""
     with pytest.raises(ConfigurationError, match=r"pattern=.*re\.VERBOSE"):
         Consumer(pattern=re.compile("a b", re.VERBOSE), group_id="billing", group_protocol="consumer")

@@ -1,4 +1,4 @@
-"""Static members under the consumer protocol (KIP-345): a name is a place, held by one and kept over a restart."""
+"""Static members in the consumer protocol (KIP-345): an instance id has one holder and survives a restart."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.event_recorder import EventRecorder
 STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
 
 
-async def test_a_restart_within_the_session_moves_nothing(quick, group):
-    """It says that it will be back (-2), and finds what it had where it left it; the other member hears of nothing."""
+async def test_a_restart_within_the_session_moves_no_partition(quick, group):
+    """It leaves with epoch -2 and gets its partitions back; the other member sees no rebalance."""
     topic, other_events = quick.topic(4), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -44,8 +44,8 @@ async def test_a_restart_within_the_session_moves_nothing(quick, group):
     assert quick.said(f"{group}-second")[0].member_id != quick.said(f"{group}-first")[0].member_id
 
 
-async def test_a_second_holder_of_a_live_name_is_refused(quick, group):
-    """The newcomer's next call raises FencedMemberError and it never commits; who holds the name goes on untouched."""
+async def test_a_second_holder_of_an_instance_id_is_refused(quick, group):
+    """The newcomer's next call raises FencedMemberError and it never commits; the holder is not affected."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -72,8 +72,8 @@ async def test_a_second_holder_of_a_live_name_is_refused(quick, group):
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
 
 
-async def test_a_join_whose_answer_is_lost_is_made_again(quick, group):
-    """The broker has let it in and holds its name for it: it lets go of that (-2), is let in anew, and reads."""
+async def test_a_join_whose_response_is_lost_is_repeated(quick, group):
+    """The broker holds the instance id for it: it releases that (-2), joins again, and reads."""
     topic = quick.topic_with(10)
 
     with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
@@ -86,8 +86,8 @@ async def test_a_join_whose_answer_is_lost_is_made_again(quick, group):
     assert {0} == {answer.error_code for answer in quick.heard(group)}
 
 
-async def test_a_second_holder_that_did_not_hear_the_refusal_is_refused_again(quick, group):
-    """Whatever it says to be let in, it throws nobody out, and is told what it would have been told."""
+async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, group):
+    """Its further joins fence nobody, and it gets the same error in the end."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -107,8 +107,8 @@ async def test_a_second_holder_that_did_not_hear_the_refusal_is_refused_again(qu
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
 
 
-async def test_a_fenced_member_comes_back_to_its_place(quick, group):
-    """The broker still counts it under its name: it loses what it had, and has the same again; nobody else moves."""
+async def test_a_fenced_member_gets_its_partitions_back(quick, group):
+    """The broker still has it under its instance id: it loses its partitions and gets the same; no others move."""
     topic, events, other_events = quick.topic(2), EventRecorder(), EventRecorder()
 
     def fenced(answer):
@@ -129,8 +129,8 @@ async def test_a_fenced_member_comes_back_to_its_place(quick, group):
     assert [beat.member_epoch for beat in quick.said(group)].count(0) == 2
 
 
-async def test_leave_on_stop_gives_the_place_up(quick, group):
-    """With leave_on_stop=True it leaves for good (-1): the other member has everything at once."""
+async def test_leave_on_stop_releases_the_instance_id(quick, group):
+    """With leave_on_stop=True it leaves with epoch -1, and the other member gets everything at once."""
     topic = quick.topic(4)
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
@@ -144,8 +144,8 @@ async def test_leave_on_stop_gives_the_place_up(quick, group):
     assert quick.said(group)[-1].member_epoch == -1
 
 
-async def test_a_static_member_that_stays_away_is_given_up(quick, group):
-    """What it left is the others' after the broker's session, and not before."""
+async def test_an_absent_static_member_is_removed_after_the_session(quick, group):
+    """Others get its partitions after the broker's session timeout, and not before."""
     topic = quick.topic(4)
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_500)
 
