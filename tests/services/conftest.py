@@ -1,4 +1,4 @@
-"""The example services as processes of their own, on a broker where nothing is left of the test before."""
+"""Fixtures: the example services as processes of their own, on a broker without leftovers of the test before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_S = 90
 
 
 class Service:
-    """One that runs: asked over HTTP, its log read, ended by a signal."""
+    """Running service: called over HTTP, its log read, ended by a signal."""
 
     def __init__(self, command: list[str], port: int, log: Path, variables: dict[str, str]) -> None:
         self._log = log
@@ -48,20 +48,20 @@ class Service:
         return self._log.read_text()
 
     async def status(self, path: str) -> int:
-        """Of the answer."""
+        """Return the status of a response."""
         return (await self.http.get(path)).status_code
 
     async def comes_to(self, path: str, status: int) -> None:
-        """Wait until it answers so."""
+        """Wait until the response has the given status."""
         await self._asking(path, lambda answer: answer.status_code == status)
 
     async def finds(self, check: str, status: str) -> dict[str, str]:
-        """Wait until its health has that status for one thing that it looks at: what it says."""
+        """Wait until one health check has the given status; return the check."""
         answer = await self._asking("/livez", lambda answer: _checks(answer)[check]["status"] == status)
         return _checks(answer)[check]
 
     async def is_well(self) -> None:
-        """Wait until it is ready, and nothing that it looks at is wrong."""
+        """Wait until it is ready, and all health checks are ok."""
         await self._asking("/readyz", lambda answer: {one["status"] for one in _checks(answer).values()} == {"ok"})
 
     async def _asking(self, path: str, is_it: Callable[[httpx.Response], bool]) -> httpx.Response:
@@ -72,7 +72,7 @@ class Service:
                     if is_it(answer := await self.http.get(path)):
                         return answer
                 except httpx.ConnectError:
-                    pass  # nobody is there yet
+                    pass  # the server does not listen yet
                 await asyncio.sleep(0.02)
 
     async def says(self, words: str) -> str:
@@ -81,18 +81,18 @@ class Service:
         return next(line for line in self.log.splitlines() if words in line)
 
     async def order(self, customer: str, total: int) -> int:
-        """Place an order over HTTP: the status of the answer."""
+        """Place an order over HTTP; return the status of the response."""
         return (await self.http.post("/orders", json={"customer": customer, "total": total})).status_code
 
     async def end(self) -> float:
-        """SIGTERM: how many seconds it takes to be gone."""
+        """Send SIGTERM; return the seconds until it has exited."""
         began_at = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(self.process.wait, 60)
         return time.monotonic() - began_at
 
     async def close(self) -> None:
-        """End it in order, so that it leaves its group; but end it."""
+        """Stop it cleanly, so that it leaves its group, or kill it."""
         await self.http.aclose()
         if self.process.poll() is None:
             try:
@@ -103,7 +103,7 @@ class Service:
 
 
 class Home:
-    """One of the examples: how it is started, and what its handler has done."""
+    """One of the examples: starts it and reads what its handler has done."""
 
     def __init__(self, kind: str, server: KafkaServer, folder: Path) -> None:
         self.kind, self.server, self._folder = kind, server, folder
@@ -111,7 +111,7 @@ class Home:
         self.started: list[Service] = []
 
     def start(self, *, is_spoiled: bool = False, **variables: str) -> Service:
-        """The service as a process, with options of tailrace's by their names."""
+        """Start the service as a process, with options of tailrace by their names."""
         (port,) = free_ports(1)
         module = f"spoiled_{self.kind}" if is_spoiled else f"examples.{self.kind}_service"
         server = ["uvicorn", f"{module}:web", "--port", str(port)] if self.kind == "fastapi" else [module]
@@ -132,7 +132,7 @@ class Home:
         return service
 
     async def forget(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that a test has left."""
         for service in self.started:
             await service.close()
         async with asyncio.timeout(60):
@@ -145,18 +145,18 @@ class Home:
         try:
             self.witness.admin.delete_consumer_groups(["billing"])["billing"].result(20)
         except KafkaException as refused:
-            # A member that was killed is in it until its session is over.
+            # A killed member stays in the group until its session expires.
             return refused.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND
         return True
 
     def charged(self) -> list[int]:
-        """The totals of the orders that were handled, each as often as it was."""
+        """Return the totals of the handled orders, each as often as it was handled."""
         if self.kind == "fastapi":
             return [total for (total,) in self._asked("SELECT total FROM charges")]
         return self._invoices()
 
     def how_many(self) -> int:
-        """The same, counted."""
+        """Return the number of handled orders, repeats included."""
         if self.kind == "fastapi":
             return sum(count for (count,) in self._asked("SELECT count(*) FROM charges"))
         return sum(self._ends().values())
@@ -190,14 +190,14 @@ class Home:
 
 @pytest.fixture(scope="session")
 def proxied_server() -> Iterator[KafkaServer]:
-    """A broker behind a fault proxy, for one test after the other."""
+    """Start a broker behind a fault proxy, used by one test after the other."""
     with KafkaServer(proxied=True) as server:
         yield server
 
 
 @pytest.fixture(params=["fastapi", "aiohttp"])
 async def home(request, proxied_server, tmp_path) -> AsyncIterator[Home]:
-    """An example, and its topics."""
+    """Provide an example and its topics."""
     for topic in TOPICS:
         proxied_server.create_topic(topic, PARTITIONS)
     home = Home(request.param, proxied_server, tmp_path)

@@ -1,4 +1,4 @@
-"""The example with aiohttp, and handlers that go wrong."""
+"""The aiohttp example with failing handlers."""
 
 import os
 

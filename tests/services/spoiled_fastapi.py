@@ -1,4 +1,4 @@
-"""The example with FastAPI, and handlers that go wrong."""
+"""The FastAPI example with failing handlers."""
 
 from spoils import spoils
 

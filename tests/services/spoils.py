@@ -1,4 +1,4 @@
-"""Handlers that go wrong, to be included in a service that is well."""
+"""Failing handlers, to be included in a service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ spoils = Handlers()
 
 @spoils.handler("blocks")
 async def block(path: str) -> None:
-    """Keeps the event loop from everybody until a file is there."""
+    """Block the event loop until a file exists."""
     for _ in range(3_000):
         if Path(path).exists():  # noqa: ASYNC240 - that is what is wrong with it
             return
@@ -21,5 +21,5 @@ async def block(path: str) -> None:
 
 @spoils.handler("fatal", on_failure="stop", retry=Retry(attempts=1))
 async def give_up(value: bytes) -> None:
-    """Ends the app."""
+    """End the app."""
     raise ValueError(f"there is no {value.decode()}")

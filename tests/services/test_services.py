@@ -1,4 +1,4 @@
-"""The example services as real servers on the real broker: what probes are told, and how they end."""
+"""The example services as real servers on the real broker: probes, and how they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def place(service, total):
-    """Order until it is placed; one that was refused may come all the same."""
+    """Place an order until it is accepted; a refused one may be published all the same."""
     async with asyncio.timeout(60):
         while (status := await service.order("ann", total)) == 503:
             pass
@@ -30,8 +30,8 @@ async def place(service, total):
 
 
 @pytest.mark.slow
-async def test_orders_go_round_before_and_after_an_outage(home):
-    """Live and not ready before the first assignment; while no broker answers both, and it says what is wrong."""
+async def test_orders_are_handled_before_and_after_an_outage(home):
+    """Live and not ready before the first assignment; without a broker both, with the reason."""
     server = home.server
     # One is dead, one hangs.
     begin, end = (server.kill, server.restart) if home.kind == "fastapi" else (server.pause, server.resume)
@@ -63,10 +63,10 @@ async def test_orders_go_round_before_and_after_an_outage(home):
     await service.finds("brokers", "ok")
 
 
-async def test_a_probe_tells_what_a_restart_heals(home, tmp_path):
-    """It gets no answer while a handler blocks the loop, whose line is logged; what ended the app is 503, in its words.
+async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
+    """No response while a handler blocks the loop, whose line is logged; 503 with the error once the app has ended.
 
-    The service answers all the same when its app has ended, and ends on SIGTERM.
+    The service still responds when its app has ended, and exits on SIGTERM.
     """
     free = tmp_path / "free"
     service = home.start(is_spoiled=True, **LONG_TO_STOP)
@@ -96,7 +96,7 @@ async def test_a_probe_tells_what_a_restart_heals(home, tmp_path):
 
 @pytest.mark.slow
 async def test_sigterm_loses_and_repeats_nothing(home):
-    """Ended in the midst of work: what was begun is handled and committed; the next start does the rest, no more."""
+    """Stopped in the middle of work: started records are handled and committed; the next start handles the rest."""
     for partition in range(3):
         numbers = range(partition, TOTAL, 3)
         orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]

@@ -1,4 +1,4 @@
-"""On uvloop, which servers such as uvicorn take where it is installed."""
+"""Tests on uvloop, which servers such as uvicorn use if it is installed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def server(request, kafka_server):
             yield secured
 
 
-def test_it_runs_on_uvloop(server):
-    """Large records and small, with and without TLS, each published and handled once; the loop is uvloop's."""
+def test_records_are_published_and_handled_on_uvloop(server):
+    """Large and small records, with and without TLS, are published and handled once."""
     topic, sizes, handled = f"t-{uuid.uuid4().hex[:12]}", [1, 100, 300_000, 5, 700_000], []
     server.create_topic(topic)
 
@@ -51,8 +51,8 @@ def test_it_runs_on_uvloop(server):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1"])
-def test_nobody_there_is_told_on_uvloop(address):
-    """A connection that is refused says so as it does on asyncio's own loop, for names and for addresses."""
+def test_a_refused_connection_is_reported_on_uvloop(address):
+    """The error is that of asyncio's own loop, for names and for addresses."""
 
     async def try_to() -> None:
         async with Consumer("t", bootstrap_servers=address, start_timeout_ms=200):

@@ -160,7 +160,7 @@ async def test_a_dead_member_is_replaced_after_its_session(quick, group):
 
 
 async def test_a_member_that_is_cut_off_loses_its_partitions_in_time(quick, group):
-    """A black hole longer than the session: the partition is lost here first, and nothing of it is handed out then."""
+    """A black hole longer than the session: partitions are lost before others get them; nothing more is delivered."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)
     options = {"group_id": group, "max_queued_records": 10}
