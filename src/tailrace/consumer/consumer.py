@@ -101,7 +101,7 @@ class Consumer:
             UnknownTopicError: a topic does not exist.
         """
         engine = await self._life.start(self)
-        self._reader, self._polled = engine.reader, engine.reader.kept.polled
+        self._reader, self._polled = engine.reader, engine.reader.delivery.polled
 
     async def stop(self, *, commit: bool = True) -> None:
         """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
@@ -262,13 +262,13 @@ class Consumer:
             raise engine.failure
         timeout_s = engine.config.default_api_timeout_ms / 1000
         if isinstance(offsets, Mapping):
-            await engine.committer.commit_these(with_metadata(offsets), timeout_s=timeout_s)
+            await engine.committer.commit_chosen(with_metadata(offsets), timeout_s=timeout_s)
             return
         partitions = None if offsets is None else checked_partitions(offsets)
         # A callback does not know what is in hand: somebody else works on it, or has left it, at a stop.
         if engine.config.ack == "auto" and not in_callback(self):
-            engine.reader.kept.finish() if partitions is None else engine.reader.kept.finish_of(partitions)
-        await engine.committer.commit_done(partitions, timeout_s=timeout_s)
+            engine.reader.delivery.finish() if partitions is None else engine.reader.delivery.finish_of(partitions)
+        await engine.committer.commit_finished(partitions, timeout_s=timeout_s)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed, as the broker says; a partition without a commit is absent.
@@ -384,7 +384,7 @@ class Consumer:
             ConfigurationError: that names no partition, or no place to begin at.
             UnknownTopicError: there is no such partition; nothing has changed then.
         """
-        await self._started.subject.assign(partition_specs(what, default_start(at, tail), start_of))
+        await self._started.subscription.assign(partition_specs(what, default_start(at, tail), start_of))
 
     async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
         """Read these topics, or those that match ``pattern``, in place of what was subscribed to before.
@@ -395,12 +395,12 @@ class Consumer:
         """
         engine = self._started
         names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
-        await engine.subject.subscribe(names, checked)
+        await engine.subscription.subscribe(names, checked)
         self._life.topics, self._life.pattern = names, checked
 
     async def unsubscribe(self) -> None:
         """Read nothing: leave the group, or let go of what was assigned; what is done is committed."""
-        await self._started.subject.unsubscribe()
+        await self._started.subscription.unsubscribe()
         self._life.topics, self._life.pattern = frozenset(), None
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -410,7 +410,7 @@ class Consumer:
     def subscription(self) -> frozenset[str]:
         """The topics it reads; with a pattern, those that match it now."""
         life = self._life
-        return life.topics if life.pattern is None or life.engine is None else life.engine.subject.subscription
+        return life.topics if life.pattern is None or life.engine is None else life.engine.subscription.subscription
 
     def highwater(self, partition: TopicPartition) -> int | None:
         """The end of the partition as the last fetch told it; None before the first."""
@@ -464,5 +464,5 @@ class Consumer:
             raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
         if engine.failure is not None:
             raise engine.failure
-        if engine.subject.is_nothing:
+        if engine.subscription.is_nothing:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

@@ -35,7 +35,7 @@ class ConsumerRuntime:
     """Runs the components of a consumer, from its start until it is stopped or fails.
 
     Attributes:
-        subject: subscription or manual assignment.
+        subscription: subscription or manual assignment.
         failure: error that has ended the consumer; None if there is none.
     """
 
@@ -57,7 +57,7 @@ class ConsumerRuntime:
         self.failure: TailraceError | None = None
         self._is_started = False
         self._components = components = Components(config, self._observer, shared, whole, self._metadata_changed)
-        self.subject = SubscriptionState(components, consumer, topics, pattern, optional, self.fail)
+        self.subscription = SubscriptionState(components, consumer, topics, pattern, optional, self.fail)
         self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
         self.start_positions, self.offset_queries, self.seek, self.positions_changed = (
             components.start_positions,
@@ -74,12 +74,12 @@ class ConsumerRuntime:
     @property
     def coordinator(self) -> Coordinator | None:
         """Current membership of the group; None if there is none."""
-        return self.subject.coordinator
+        return self.subscription.coordinator
 
     @property
     def committer(self) -> Committer | None:
         """Committer of the group's offsets; None without a group."""
-        return self.subject.committer
+        return self.subscription.committer
 
     # ---- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -88,7 +88,9 @@ class ConsumerRuntime:
         config = self.config
         try:
             await self._open()
-            self._observer.emit(ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subject.topics))))
+            self._observer.emit(
+                ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subscription.topics)))
+            )
             self._is_started = True
             supervisor.ready.set()
             await self._run_until(supervisor.stopping)
@@ -106,15 +108,15 @@ class ConsumerRuntime:
 
     async def _open(self) -> None:
         timeout_s = self.config.start_timeout_ms / 1000
-        self.subject.watch()
+        self.subscription.watch()
         if self._components.is_shared:
             await self.cluster.retrying(self.cluster.refresh, timeout_s=timeout_s, what="refreshing metadata")
         else:
             await self.cluster.reach(timeout_s)
-        await self.subject.check_topics_exist(timeout_s)
+        await self.subscription.check_topics_exist(timeout_s)
 
     async def _run_until(self, stopping: asyncio.Event) -> None:
-        self.subject.metadata_changed()
+        self.subscription.metadata_changed()
         components = self._components
         background = [
             components.metadata_refresher.run_refreshes,
@@ -142,18 +144,18 @@ class ConsumerRuntime:
 
     async def _stop_when(self, stopping: asyncio.Event, scope: anyio.CancelScope) -> None:
         await stopping.wait()
-        self.subject.stop()
+        self.subscription.stop()
         await asyncio.sleep(self.config.stop_timeout_ms / 1000)
         scope.cancel()
 
     async def _run_memberships(self, stopping: asyncio.Event) -> None:
         """Run one membership of the group after another, as the subscription changes, until the end."""
         while True:
-            await self.subject.run_membership()
+            await self.subscription.run_membership()
             if self.failure is not None or stopping.is_set():
                 break
-            await self.subject.membership_changed.wait()
-        await self.subject.commit_assigned()
+            await self.subscription.membership_changed.wait()
+        await self.subscription.commit_assigned()
 
     def fail(self, error: TailraceError) -> None:
         """Note the error that ends the consumer; polling calls raise it from now on."""
@@ -164,7 +166,7 @@ class ConsumerRuntime:
             self.reader.close(error)
 
     def _metadata_changed(self) -> None:
-        self.subject.metadata_changed()
+        self.subscription.metadata_changed()
 
     # ---- state -------------------------------------------------------------------------------------------------
 

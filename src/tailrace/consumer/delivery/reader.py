@@ -41,7 +41,7 @@ class Reader:
     ConsumerStateError if two tasks poll at once.
 
     Attributes:
-        kept: records delivered and finished; the consumer takes records from its slice.
+        delivery: records delivered and finished; the consumer takes records from its slice.
         finished_counter: number of finished records.
         next_poll: set when the next record is polled.
         maps: offset maps of the partitions.
@@ -61,8 +61,8 @@ class Reader:
     ) -> None:
         self.maps = maps
         self._positions, self._buffer, self._on_room = positions, buffer, on_room
-        self.kept = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
-        self.finished_counter, self.next_poll = self.kept.finished_counter, self.kept.next_poll
+        self.delivery = DeliveryProgress(positions, is_acked_by_hand=is_acked_by_hand)
+        self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
         self._news = AutoResetEvent()
         self._slice_reader = SliceReader(
             positions,
@@ -92,7 +92,7 @@ class Reader:
     async def record_now(self) -> Record | None:
         """Return a buffered record; None if there is none. Other tasks have a turn first."""
         await self._poll_and_yield()
-        if not self.kept.polled.left and not self._find_slice(self._next_size()):
+        if not self.delivery.polled.left and not self._find_slice(self._next_size()):
             return None
         return self._first_of_slice()
 
@@ -124,7 +124,7 @@ class Reader:
         """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_available``."""
         self._begin_poll()
         try:
-            self.kept.finish()
+            self.delivery.finish()
             self._put_back_current()
             await self._yield_if_due()
             while not self._buffered_counts.are_available(count, is_patient=is_patient):
@@ -135,19 +135,19 @@ class Reader:
 
     async def next_records(self, count: int) -> list[Record]:
         """Wait for at least one record and return up to ``count`` buffered records."""
-        self.kept.finish()
-        if not self.kept.polled.left:
+        self.delivery.finish()
+        if not self.delivery.polled.left:
             await self._until_something_to_read()
         return self.take_now(count)
 
     def take_now(self, count: int) -> list[Record]:
         """Return up to ``count`` buffered records without awaiting anything."""
-        self.kept.finish()
+        self.delivery.finish()
         taken: list[Record] = []
         while len(taken) < count:
             wanted = count - len(taken)
             try:
-                if not self.kept.polled.left and not self._find_slice(wanted):
+                if not self.delivery.polled.left and not self._find_slice(wanted):
                     break
             except TailraceError as error:
                 if not taken:
@@ -155,7 +155,7 @@ class Reader:
                 # This call returns the records taken before it; the next one raises the error.
                 self._errors.appendleft(error)
                 break
-            taken += self.kept.polled.take(wanted)
+            taken += self.delivery.polled.take(wanted)
         return taken
 
     def hand_over_to(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
@@ -170,9 +170,9 @@ class Reader:
         """
         if self._is_waiting:
             raise ConsumerStateError(TWO_READERS)
-        self.kept.finish()
+        self.delivery.finish()
         self._put_back_current()
-        self.kept.hand_over_to(sink, watched)
+        self.delivery.hand_over_to(sink, watched)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """Wait for a slice of a partition for which ``room_of`` is positive, with as many records at most."""
@@ -193,21 +193,21 @@ class Reader:
             self.on_change()
         if found is None:
             return None
-        return found.position, self.kept.deliver_to_sink(found, in_flight)
+        return found.position, self.delivery.deliver_to_sink(found, in_flight)
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has more room."""
-        self.kept.note_finished()
+        self.delivery.note_finished()
         self._news.set()
 
     async def _until_something_to_read(self) -> None:
         """Wait for a slice and begin it; nothing is awaited after that."""
         self._begin_poll()
         try:
-            self.kept.finish()
+            self.delivery.finish()
             await self._yield_if_due()
             size = self._next_size()
-            while not self.kept.polled.left and not self._find_slice(size):
+            while not self.delivery.polled.left and not self._find_slice(size):
                 await self.wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
@@ -217,14 +217,14 @@ class Reader:
         """Note a poll that does not wait, and yield: a loop of such polls must not starve other tasks."""
         self._begin_poll()
         try:
-            self.kept.finish()
+            self.delivery.finish()
             await asyncio.sleep(0)
             self._turn_began_at = self._loop.time()
         finally:
             self._is_waiting = False
 
     def _begin_poll(self) -> None:
-        if self._is_waiting or self.kept.sink is not None:
+        if self._is_waiting or self.delivery.sink is not None:
             raise ConsumerStateError(TWO_READERS)
         self._is_waiting = True
 
@@ -245,7 +245,7 @@ class Reader:
         found = self._next_slice(self._slice_reader.is_readable, lambda _: min(count, self.max_queued_records))
         if found is None:
             return False
-        self.kept.begin(found)
+        self.delivery.begin(found)
         return True
 
     def _next_slice(
@@ -264,13 +264,13 @@ class Reader:
 
     def _first_of_slice(self) -> Record:
         self._slice_began_at = self._loop.time()
-        return next(self.kept.polled.slice)
+        return next(self.delivery.polled.slice)
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
     def acknowledge(self, record: Record) -> bool:
         """Finish ``record`` as ``DeliveryProgress.acknowledge`` does; return False if it is not in flight."""
-        was_in_flight = self.kept.acknowledge(record)
+        was_in_flight = self.delivery.acknowledge(record)
         if was_in_flight and self.maps.is_holding:
             self._news.set()
         return was_in_flight
@@ -290,7 +290,7 @@ class Reader:
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing more of ``partitions``; records in flight stay so."""
         for position in self._positions.of(partitions):
-            self.kept.halt(position)
+            self.delivery.halt(position)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -311,7 +311,7 @@ class Reader:
         """Forget the buffered records of ``partitions``, and those in flight."""
         gone = set(partitions)
         self.maps.drop(gone)
-        self.kept.drop(gone)
+        self.delivery.drop(gone)
         for partition in gone:
             self._buffer.drop(partition)
         self._on_room()
@@ -325,7 +325,7 @@ class Reader:
 
     def close(self, reason: TailraceError) -> None:
         """Raise ``reason`` in every polling call from now on; records in flight stay unfinished."""
-        self.kept.close()
+        self.delivery.close()
         self._end = reason
         self._news.set()
 
@@ -341,7 +341,7 @@ class Reader:
     @property
     def progress(self) -> object:
         """A value that changes whenever the user polls."""
-        return self.kept.progress
+        return self.delivery.progress
 
     @property
     def is_owed(self) -> bool:
@@ -351,7 +351,7 @@ class Reader:
         waits = any(
             self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
         )
-        return self.kept.is_owed(waits=waits)
+        return self.delivery.is_owed(waits=waits)
 
     def is_over(self) -> bool:
         """Return True if the consumer was stopped.
@@ -366,15 +366,15 @@ class Reader:
     @property
     def queued_records(self) -> int:
         """Number of records that are decoded and not delivered."""
-        return self.kept.polled.left
+        return self.delivery.polled.left
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _put_back_if_not_readable(self) -> None:
-        if (partition := self.kept.partition) is not None and not self._slice_reader.is_readable(partition):
+        if (partition := self.delivery.partition) is not None and not self._slice_reader.is_readable(partition):
             self._put_back_current()
 
     def _put_back_current(self) -> None:
         """Put the undelivered records of the current slice back into the buffer."""
-        if (found := self.kept.give_back()) is not None:
+        if (found := self.delivery.give_back()) is not None:
             self._slice_reader.put_back(*found)

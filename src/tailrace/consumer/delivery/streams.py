@@ -191,11 +191,11 @@ class Streams:
 
     def progressed(self) -> None:
         """Wake a revocation that waits for records in flight."""
-        self._reader.kept.note_finished()
+        self._reader.delivery.note_finished()
 
     def note_poll(self) -> None:
         """Note that a stream was polled, which finishes the record before."""
-        self._reader.kept.note_poll()
+        self._reader.delivery.note_poll()
         self.progressed()
 
     def raise_failure(self) -> None:

@@ -214,7 +214,7 @@ class AssignmentReconciler:
         """
         config = self._config
         is_by_user = config.rebalance_listener is not None or self._committer.is_used
-        return config.commits_automatically or is_by_user or not self._reader.kept.is_read_by_user
+        return config.commits_automatically or is_by_user or not self._reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
         """Release revoked partitions in order.
@@ -266,7 +266,7 @@ class AssignmentReconciler:
     async def _drain(self, partitions: Partitions) -> None:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        held = await self._reader.kept.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        held = await self._reader.delivery.drained(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.emit(DrainTimedOut(held, loop.time() - began_at))
 

@@ -131,7 +131,7 @@ class Committer:
         """Send no more automatic commits."""
         self._is_over = True
 
-    async def commit_done(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
+    async def commit_finished(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
         """Commit finished records of all or some partitions; no request is sent if there is nothing new.
 
         Raises:
@@ -142,8 +142,8 @@ class Committer:
         self.is_used = True
         await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
 
-    async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
-        """Commit offsets that the user has chosen; raises as ``commit_done`` does."""
+    async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
+        """Commit offsets that the user has chosen; raises as ``commit_finished`` does."""
         self.is_used = True
         await self._commit(partial(self._commits.chosen, offsets), timeout_s)
 
