@@ -140,7 +140,7 @@ async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {"request_timeout_ms": 1_000, "session_timeout_ms": 6_000, "max_poll_interval_ms": 10_000}
 
-    # The first is answered with a member id, the second is the join itself.
+    # The first join only gets a member id.
     with witness_of.proxy.hold_answer(JoinGroupRequest, skip=1) as held:
         async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
             await held.took_place()
@@ -283,9 +283,9 @@ async def test_b8_a_refused_partition_is_fetched_with_backoff(witness_of, group,
             assert list(range(10)) == numbers(await reading)
 
     asked = [frame.at for frame in witness_of.proxy.requests(FetchRequest, client_id=group)]
-    # 100, 200, 400, 800 ms, each a fifth more or less.
+    # 100, 200, 400, 800 ms, each with a fifth of jitter.
     assert asked[4] - asked[0] >= 0.8 * 1.5
-    # The first two may be a leader that moves; what goes on is a warning.
+    # The first two may be a leader change; further ones are warnings.
     assert len(events.of(FetchInterrupted)) == 2
     assert len(events.of(FetchFailed)) >= 2
 
@@ -328,7 +328,7 @@ async def test_b14_an_unfinished_record_is_never_committed(witness_of, group):
             in_flight = record.offset
             sent = len(proxy.requests(OffsetCommitRequest, client_id=group))
             if in_flight and in_flight % 20 == 0:
-                # There is news: the record before this one is done.
+                # Progress: the record before this one is finished.
                 await until(lambda sent=sent: len(proxy.requests(OffsetCommitRequest, client_id=group)) > sent)
             commits = proxy.requests(OffsetCommitRequest, client_id=group)
             assert all(offset_of(frame) <= in_flight for frame in commits)
@@ -358,7 +358,7 @@ async def test_b18_reading_writes_no_log(witness_of, group, caplog):
         lines = [record.message for record in caplog.records if record.name.startswith("tailrace")]
 
     assert len(witness_of.proxy.requests(FetchRequest, client_id=group)) > 20
-    # Connections, and what a machine that stands still may lead to.
+    # Events of connections, and those that a stalled machine may cause.
     assert len(lines) < 10
 
 

@@ -66,7 +66,7 @@ async def test_a_restart_of_the_only_broker_keeps_the_membership(own_server, own
         for one in events:
             await one.wait_for(FetchFailed)
         await asyncio.to_thread(own_server.restart)
-        # One of librdkafka that saw the broker die may need long to ask it again.
+        # A librdkafka client that saw the broker die may take long to reconnect.
         witness = Witness(own_server.bootstrap_servers)
         witness.produce(own_topic, (b"%d" % n for n in range(5_000, 6_000)))
         for crew in crews:
@@ -188,7 +188,7 @@ async def test_repeated_connection_resets_lose_no_record(witness_of, group):
     finally:
         witness_of.proxy.reset_never()
 
-    # A commit that was applied and not heard of may be behind a rebalance, never in front of it.
+    # A commit that was applied but not acknowledged may come after a rebalance, never before it.
     assert len(crew.handled) == 30_000
 
 
@@ -230,7 +230,7 @@ async def test_a_background_failure_commits_and_leaves_the_group(quick, group):
     """The reader gets the error at once; finished records are committed, the member leaves, and nothing hangs."""
     topic, proxy, events = quick.topic_with(10), quick.proxy, EventRecorder()
 
-    def without_fetch(answer):  # of connections that are new; the others go on
+    def without_fetch(answer):  # on new connections; the others continue
         return replace(answer, api_keys=tuple(one for one in answer.api_keys if one.api_key != 1))
 
     async with quick.consumer(topic, group_id=group, auto_commit_interval_ms=600_000, hooks=[events]) as consumer:

@@ -39,7 +39,7 @@ async def test_members_share_a_cluster(kafka, group):
     assert len(connections(kafka, OffsetCommitRequest, group)) == 1
     assert len(connections(kafka, FetchRequest, group)) == 2
     assert len(connections(kafka, JoinGroupRequest, group)) == 2
-    # One for the address it was begun with, one for all that came after.
+    # One connection to the bootstrap address, one for everything after it.
     assert len(connections(kafka, MetadataRequest, group)) <= 2
 
 

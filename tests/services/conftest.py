@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 TOPICS = ("orders", "invoices", "blocks", "fatal")
 PARTITIONS = 3
 PATIENCE_S = 90
-"""A service that starts in three seconds takes twenty where others are busy, too."""
+"""A service that starts in three seconds takes twenty on a busy machine."""
 
 
 class Service:

@@ -15,7 +15,7 @@ from tests.support.consumer_group import until
 
 TOTAL = 600
 LONG_TO_STOP = {"TAILRACE_STOP_TIMEOUT_MS": "50000"}
-"""What is waited for takes half of it at least, so that an end after less than ``SOON_S`` waited for nothing."""
+"""Waits take at least half of it, so that an end within ``SOON_S`` has waited for nothing."""
 SOON_S = 15
 
 pytestmark = pytest.mark.timeout(300)
@@ -72,7 +72,7 @@ async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
     service = home.start(is_spoiled=True, **LONG_TO_STOP)
     await service.comes_to("/readyz", 200)
     home.witness.produce("blocks", [str(free).encode()])
-    # While it starts on a busy machine its loop may be blocked, too.
+    # Its loop may be blocked while it starts on a busy machine, too.
     told = await service.says("handler=block")
     with pytest.raises(httpx.TimeoutException):
         await service.http.get("/livez", timeout=0.5)
@@ -103,7 +103,7 @@ async def test_sigterm_loses_and_repeats_nothing(home):
         keys = [b"c%d" % (n % 20) for n in numbers]
         home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=500)
 
-    # However late we look, it is in the midst: its fetches bring one batch each, and no more than thirty of those.
+    # However late this runs, work is left: each fetch returns one batch, and there are at most thirty of them.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
     service = home.start(TAILRACE_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
     await until(lambda: home.how_many() > 20, 90)
@@ -116,12 +116,12 @@ async def test_sigterm_loses_and_repeats_nothing(home):
 
     assert took_s < SOON_S
     assert 20 < len(handled) < TOTAL
-    # What is committed was handled. With an order per key some were handled beyond that: the commit says which.
+    # Committed records were handled. Ordered by key, some after them were, too: they are in the offset map.
     behind = {n for n in range(TOTAL) if n // 3 < committed.get(n % 3, 0)}
     assert behind <= set(handled)
     assert home.kind == "fastapi" or behind == set(handled)
     assert sorted(home.charged()) == list(range(TOTAL))
     assert sum((await home.witness.committed("billing", "orders", 3)).values()) == TOTAL
-    # uvicorn ends by the signal itself, once all is in order; aiohttp exits with 0.
+    # uvicorn ends by the signal itself after its shutdown; aiohttp exits with 0.
     assert {one.process.returncode for one in home.started} == {{"fastapi": -signal.SIGTERM, "aiohttp": 0}[home.kind]}
     assert "Traceback" not in service.log + following.log

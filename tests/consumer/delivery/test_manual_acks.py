@@ -14,7 +14,7 @@ from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 
 QUICK = {"heartbeat_interval_ms": 200}
-"""Members hear soon that the group rebalances."""
+"""Short, so that members learn soon that the group rebalances."""
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_compacted_records_hold_no_commit_back(quick, by_hand, group):
 
     async with by_hand(topic, **place) as consumer:
         records = []
-        while not records or records[-1].offset < offsets[-1]:  # it goes on compacting
+        while not records or records[-1].offset < offsets[-1]:  # compaction continues
             records += await consumer.getmany()
         for record in records[1:]:
             assert consumer.ack(record)

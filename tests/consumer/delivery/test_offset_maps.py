@@ -168,7 +168,7 @@ async def test_foreign_metadata_is_ignored_and_counted(topic, by_hand, events, *
 
     assert [record.offset for record in records] == list(range(40, 100))
     assert [event.offset for event in events.of(kind)] == [40]
-    # librdkafka ends what it writes with a NUL.
+    # librdkafka terminates metadata with a NUL.
     assert (own.offset, own.metadata) == (40, f"{metadata}\0" if kind is ForeignMetadataFound else "")
 
 
@@ -319,7 +319,7 @@ async def test_a_wait_for_many_records_rarely_checks_a_full_map(new_topic, by_ha
         waiting = asyncio.create_task(consumer.getmany(min_records=50))
         await until(lambda: bool(looks))
         for record in left[-3:]:
-            # Sooner than the map is looked at again.
+            # Sooner than the next estimate of the map.
             consumer.ack(record)
             before = len(looks)
             await until(lambda before=before: len(looks) > before)

@@ -356,7 +356,7 @@ async def test_read_committed_hides_aborted_records(new_topic, new_consumer, kaf
 
     async with new_consumer(topic, group_id=group, isolation_level="read_committed") as consumer:
         records = await read(consumer, 2)
-        # The last marker is written a while after its transaction was said to be committed.
+        # The last marker is written some time after the commit was acknowledged.
         async with asyncio.timeout(30):
             while await consumer.position(TopicPartition(topic, 0)) < 6:
                 assert await consumer.getone(timeout_ms=50) is None

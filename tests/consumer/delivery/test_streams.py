@@ -46,7 +46,7 @@ async def test_each_partition_has_a_stream_of_its_own(filled, new_consumer, witn
         tasks.create_task(begin())
         async with asyncio.timeout(30):
             await all_read.wait()
-        await asyncio.sleep(0)  # the last of each is done when its stream is asked again
+        await asyncio.sleep(0)  # the next poll of each stream finishes its last record
         await consumer.stop()
 
     assert got == {TopicPartition(topic, number): list(range(1_000)) for number in range(4)}

@@ -11,7 +11,7 @@ from tests.support.proxied_broker import numbers
 
 HELD_MS = 25_000
 SOON_S = 8
-"""A third of the time that a fetch is held, and much on any machine."""
+"""A third of the time that a fetch is held, and ample on any machine."""
 
 
 def options(group: str) -> dict[str, object]:
@@ -43,7 +43,7 @@ async def test_a_seek_does_not_wait_for_the_fetch_in_flight(kafka, group):
         began = time.monotonic()
         await consumer.seek(TopicPartition(topic, 0), 100)
         again = [await consumer.getone() for _ in range(1_900)]
-        # Nor does a record wait that comes after them.
+        # A record that arrives after them does not wait, either.
         kafka.produce(topic, [b"later"])
         later = await consumer.getone()
         took_s = time.monotonic() - began
@@ -93,7 +93,7 @@ async def test_a_seek_costs_few_fetches_while_a_fetch_is_held(kafka, group):
         await until(lambda: is_answered(kafka, held[-1]))
         asked = [frame for frame in kafka.proxy.requests(FetchRequest, client_id=group) if frame not in held]
 
-    # The records; their end, for a short time and for the rest; the next one of the loop, and one to spare.
+    # The records; the end, held shortly and then for the rest; the next one of the loop, and one to spare.
     assert len([frame for frame in asked if frame.connection != held[-1].connection]) <= 4
 
 

@@ -18,7 +18,7 @@ OPTIONS = {
     "auto_offset_reset": "earliest",
     "max_buffered_bytes": 8 * MIB,
     "max_decompressed_batch_bytes": 64 * MIB,
-    # A slice is a few records: each partition has its turn long before its batch is used up.
+    # A slice has a few records: each partition has a turn long before its batch is exhausted.
     "max_queued_records": 4,
 }
 
@@ -74,7 +74,7 @@ async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bo
             most = max(most, resident_bytes() - before)
 
     assert offsets_of(records) == ALL
-    # Two at a time and what the allocator keeps of those before; all at once take more than 500 MiB.
+    # Two at a time, and memory that the allocator keeps; all at once would take more than 500 MiB.
     assert most < 320 * MIB
 
 
@@ -85,7 +85,7 @@ async def test_a_paused_partition_yields_its_decompressed_memory(kafka, bombs):
         while len({partition for partition, _ in records}) < PARTITIONS:
             record = await consumer.getone()
             records.append((record.partition, record.offset))
-            # Each one is paused as soon as it has given a record, until all have.
+            # Each partition is paused after its first record, until all have delivered one.
             consumer.pause(record.topic_partition)
         consumer.resume()
         while len(records) < 2 * RECORDS * PARTITIONS:

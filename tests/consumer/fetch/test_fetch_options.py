@@ -110,7 +110,7 @@ async def test_an_empty_topic_is_fetched_every_fetch_max_wait_ms(kafka, group):
                 assert await consumer.getone(timeout_ms=50) is None
     asked = asked_at(kafka, group)
 
-    # The first says what is to be fetched, and is answered at once.
+    # The first fetch of a session is answered at once.
     assert min(later - earlier for earlier, later in pairwise(asked[1:])) >= 0.27
 
 
@@ -176,7 +176,7 @@ async def test_large_fetches_do_not_block_the_event_loop(kafka, group):
 
     async def tick(own_s):
         while True:
-            # The thread's own time: what the machine does for others meanwhile is not the loop's fault.
+            # CPU time of the thread: other processes' time does not count.
             before = own_s()
             await asyncio.sleep(0)
             turns.append(own_s() - before)
@@ -196,7 +196,7 @@ async def test_large_fetches_do_not_block_the_event_loop(kafka, group):
 async def test_internal_topics(kafka, group, with_group):
     """A pattern excludes them unless exclude_internal_topics=False; subscribed to by name, one is read."""
     topic = kafka.topic_with(1)
-    await kafka.commit(f"{group}-other", topic, 1, "")  # from now on __consumer_offsets is there
+    await kafka.commit(f"{group}-other", topic, 1, "")  # creates __consumer_offsets
     options = {"auto_offset_reset": "earliest", **({"group_id": group} if with_group else {})}
 
     async def topics_of(*names, **more):

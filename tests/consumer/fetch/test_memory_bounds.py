@@ -43,7 +43,7 @@ async def test_without_polls_memory_is_bounded(witness_of, group):
             await asyncio.sleep(0.05)
         assert fetches == len(server.proxy.requests(FetchRequest, client_id=group))
         assert max(one.queued_records for one in seen) <= 50
-        # What was asked for within the bound, and one batch more, since a broker sends no less.
+        # The requested bytes within the bound, and one batch more, since a broker sends whole batches.
         assert max(one.buffered_bytes for one in seen) <= bound + 16_384
         rest = []
         while len(rest) < 9_999:

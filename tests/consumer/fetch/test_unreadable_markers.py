@@ -17,7 +17,7 @@ from tests.support.protocol.built_batches import resealed
 
 EARLIEST = {"auto_offset_reset": "earliest"}
 KEY_AT = 61 + 5
-"""Where the key of a batch's only record begins, behind five fields of a byte each."""
+"""Offset of the key of a batch's only record, after five fields of one byte."""
 
 
 def in_a_transaction(kafka, topic: str, value: bytes) -> None:
@@ -28,7 +28,7 @@ def in_a_transaction(kafka, topic: str, value: bytes) -> None:
     producer.begin_transaction()
     producer.produce(topic, value, partition=0)
     producer.commit_transaction(30)
-    # A commit is answered before its markers are written; the next producer of that name waits for them.
+    # A commit is answered before its markers are written; the next producer with the same id waits for them.
     Producer(options).init_transactions(30)
 
 
@@ -44,7 +44,7 @@ def broken(fetched):
     for batch in split(fetched.records):
         one = bytearray(batch._view)
         if batch.is_control:
-            # The key's length, 4 in zigzag, becomes 1, and what is left of the key the value's length and the value.
+            # The key's length, 4 in zigzag, becomes 1; the rest of the key is read as the value's length and value.
             assert one[KEY_AT - 1] == 8
             one[KEY_AT - 1 : KEY_AT + 2] = bytes([2, 0, 2 * (len(one) - KEY_AT - 3)])
             one = resealed(one)

@@ -31,7 +31,7 @@ from tests.support.event_recorder import EventRecorder
 from tests.support.manual_member import ManualMember
 
 PATIENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 200}
-"""A member that is missed is waited for longer than any of these tests takes."""
+"""Long: the group would wait for a missing member longer than any of these tests takes."""
 
 
 async def read(consumer, count):

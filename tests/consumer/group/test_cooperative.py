@@ -14,7 +14,7 @@ from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 
 QUICK = {"heartbeat_interval_ms": 300}
-"""Members hear soon that the group rebalances."""
+"""Short, so that members learn soon that the group rebalances."""
 
 
 def partitions(topic, *numbers):
@@ -41,7 +41,7 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
         quick = await crew.join(hooks=[quick_events])
         await until(lambda: len(slow.assignment()) == len(quick.consumer.assignment()) == 3)
         for one in slow.assignment():
-            await slow.position(one)  # "latest" is what was the end when it was found
+            await slow.position(one)  # resolves "latest" to the current end
         for one in slow.assignment():
             witness.produce(topic, [b"in hand"], partition=one.partition)
         reading = asyncio.create_task(be_slow(slow))
@@ -49,7 +49,7 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
         # It may have had all six partitions, and revoked three, before the other member joined.
         revoked_before = len(slow_events.of(PartitionsRevoked))
         await crew.join()
-        # The second generation is dealt and the slow one has a partition to give back: its drain has begun.
+        # In the second generation the slow member has to release a partition: its drain has begun.
         await quick_events.wait_for(PartitionsRevoked)
         kept = quick.consumer.assignment()
         for one in kept:
@@ -163,7 +163,7 @@ async def test_one_join_offers_every_assignor_in_order(witness_of, group):
 
     joins = [frame.message for frame in witness_of.proxy.requests(JoinGroupRequest, client_id=group)]
     assert [tuple(offer.name for offer in join.protocols) for join in joins] == [strategies, strategies]
-    assert [bool(join.member_id) for join in joins] == [False, True]  # KIP-394: the second carries the id given
+    assert [bool(join.member_id) for join in joins] == [False, True]  # KIP-394: the second contains the member id
 
 
 async def test_a_group_with_an_eager_member_rebalances_eagerly(new_topic, new_consumer, witness, group):

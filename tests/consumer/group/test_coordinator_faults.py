@@ -113,7 +113,7 @@ async def apart(cluster, group):
 
 
 of_the_cluster = pytest.mark.xdist_group("coordinators")
-"""It is large, so there is one."""
+"""One xdist group, since the cluster is large."""
 
 FAULTS = {
     "stopped in order": lambda node: node.stop(),
@@ -224,7 +224,7 @@ async def test_after_an_expired_session_only_uncommitted_records_repeat(cluster,
         await crew.shares(2)
         await crew.handle(1_000)
         frozen = coordinator_of(cluster, member.consumer, group)
-        # If the others went on, they might have put another in its place before the session is over.
+        # The other brokers might elect another coordinator before the session expires.
         for node in cluster.nodes:
             node.pause()
         lost = await events.wait_for(PartitionsLost)
@@ -286,7 +286,7 @@ async def test_a_rejoin_at_a_frozen_coordinator_keeps_the_partitions(cluster, ap
 
     async with new_consumer(topic, **options) as consumer, ManualMember(cluster.bootstrap_servers, group) as stranger:
         await until(lambda: len(consumer.assignment()) == 2)
-        # It is dealt a partition, and the group waits for it to join once more and take it.
+        # It is assigned a partition, and the group waits for its second join.
         await stranger.join(topic, protocol="cooperative-sticky")
         await until(lambda: len(consumer.assignment()) == 1)
         await waits_for_members(witness, group)
@@ -350,7 +350,7 @@ async def test_an_expired_session_is_noticed_before_the_group_notices(witness_of
     answered = [f.correlation_id for f in proxy.answers(HeartbeatRequest, client_id=group) if f.at < hole_at]
     sent = [f.at for f in proxy.requests(HeartbeatRequest, client_id=group) if f.correlation_id in answered]
     assert lost.partitions == {TopicPartition(topic, 0)}
-    # A session, and what a busy machine may add.
+    # A session, and the delay of a busy machine.
     assert 2.5 < events.at(lost) - max(sent) < 5.5
     assert 3 <= expired.silent_s < 5.5
     assert hole_at < max(handed_out) <= events.at(lost)

@@ -36,7 +36,7 @@ from tests.support.event_recorder import EventRecorder
 
 QUICK = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 100, "max_poll_interval_ms": 6_000}
 PAUSE_S = 0.08
-"""The first pause before another try, and a fifth less."""
+"""First pause before a retry, less a fifth for jitter."""
 
 OF_MEMBERSHIP = [JoinGroupRequest, SyncGroupRequest, HeartbeatRequest]
 BY_KIND = {"ids": lambda kind: kind.__name__.removesuffix("Request")}
@@ -75,7 +75,7 @@ async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {**QUICK, "heartbeat_interval_ms": 300, "group_id": group, "client_id": group, "hooks": [events]}
 
-    # The first join is answered with an id, the second is the join itself.
+    # The first join only gets a member id.
     with proxy.edit_answer(kind, refusing(code), skip=int(kind is JoinGroupRequest)) as refused:
         async with witness_of.consumer(topic, **options) as consumer:
             got = [(await consumer.getone()).offset]
@@ -136,7 +136,7 @@ async def test_retries_at_a_loading_coordinator_back_off(witness_of, group):
     asked = [frame.at for frame in proxy.requests(JoinGroupRequest, client_id=group)][2:]
     pauses = [later - sooner for sooner, later in zip(answered, asked, strict=True)]
     assert refused.count == 3
-    # A fifth less or more, and what a busy machine adds.
+    # A fifth less or more of jitter, and the delay of a busy machine.
     assert all(0.8 * s <= pause <= 1.2 * s + 5 for s, pause in zip((0.1, 0.2, 0.4), pauses, strict=True)), pauses
 
 
@@ -274,7 +274,7 @@ async def test_a_commit_refused_for_good_raises(witness_of, group, code, error, 
         record = await consumer.getone()
         with witness_of.proxy.edit_answer(OffsetCommitRequest, refusing(code), times=None) as refused:
             if not by_hand:
-                # Where it has begun may be committed by now.
+                # Its start offset may be committed by now.
                 consumer.ack(record)
                 await refused.took_place()
             with pytest.raises(error, match=rf"{name_of(code)}, code {code}"):

@@ -54,7 +54,7 @@ async def test_a_third_member_joins_and_one_leaves(new_topic, new_consumer, witn
 def produce_in_portions(witness, topic):
     for _ in range(12):
         witness.produce(topic, (b"%d" % n for n in range(1_000)))
-        time.sleep(0.1)  # so that records come before, during and after the changes
+        time.sleep(0.1)  # records before, during and after the changes
 
 
 async def test_roundrobin_assigns_in_turn(new_topic, new_consumer, witness, group):

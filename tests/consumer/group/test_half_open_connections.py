@@ -11,7 +11,7 @@ from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, 
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 
-# A new member asks twice, the first time for its id; the third join is that of the member that owns both partitions.
+# A new member joins twice, first for its id; the third join is the one of the member that owns both partitions.
 FAULTS = {
     "the join of a member that owns partitions": lambda proxy: proxy.hold_request(JoinGroupRequest, skip=2),
     "an answer to a join": lambda proxy: proxy.hold_answer(JoinGroupRequest, skip=1),
@@ -35,7 +35,7 @@ async def test_a_join_on_a_half_open_connection_is_sent_again(witness_of, group,
         await crew.shares(2)
         held = FAULTS[fault](witness_of.proxy)
         await crew.join()
-        # A session, a round more of a cooperative rebalance, and what a busy machine adds.
+        # A session, one more round of a cooperative rebalance, and the delay of a busy machine.
         await crew.shares(1, 1, timeout_s=40)
         lost = events.of(PartitionsLost)
         held.release()

@@ -89,7 +89,7 @@ async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
             for change in changes:
                 await change()
                 await stable()
-            # A record may come twice where librdkafka lets go eagerly before it has committed; none is missing.
+            # A record may repeat if librdkafka releases a partition before its commit; none is missing.
             ends = await witness.ends(topic, PARTITIONS)
             everything = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
             await until(lambda: everything <= crew.handled.keys(), 30)
@@ -131,7 +131,7 @@ async def test_owned_partitions_are_understood_by_both_libraries(  # noqa: PLR09
             if their is not None:
                 await their.stop()
 
-    # Two kept each of their own, and gave one.
+    # Each member kept two of its partitions and released one.
     assert all(after[member] <= share for member, share in before.items())
     assert frozenset().union(*after.values()) == {TopicPartition(topic, number) for number in range(6)}
 

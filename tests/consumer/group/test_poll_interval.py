@@ -59,7 +59,7 @@ async def test_a_waiting_poll_keeps_the_membership(new_topic, new_consumer, witn
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
         assert await consumer.getone(timeout_ms=1_600) is None
-        # Nobody asks, and there is nothing to be had.
+        # No poll, and no records.
         await asyncio.sleep(1.6)
         witness.produce(topic, [b"0"])
         assert (await consumer.getone()).value == b"0"
@@ -102,7 +102,7 @@ async def test_without_polls_of_any_stream_the_member_leaves(new_topic, new_cons
         first = [await anext(other) for _ in range(100)]
         await anext(one)
         waiting = asyncio.create_task(anext(other))
-        # It is looked four times in each interval, and one and a half go by.
+        # There are four checks in each interval; wait for one and a half.
         await asyncio.sleep(1.6)
         assert not events.of(PartitionsLost)
         witness.produce(topic, [b"100"], partition=first[0].partition)
@@ -110,7 +110,7 @@ async def test_without_polls_of_any_stream_the_member_leaves(new_topic, new_cons
 
         await events.wait_for(PartitionsLost)
         joined = len(events.of(GroupJoined))
-        # That the partitions went is no return of a reader: two looks later it is out of the group still.
+        # The loss of partitions is not a poll: two checks later it is still out of the group.
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.6):
                 await events.wait_for(GroupJoined, joined + 1)
@@ -120,7 +120,7 @@ async def test_without_polls_of_any_stream_the_member_leaves(new_topic, new_cons
             await anext(other)
         await events.wait_for(GroupJoined, joined + 1)
         again = [await anext(streams) for _ in range(2)]
-        # What was in hand when the member left was not done.
+        # The record in flight when the member left was not finished.
         assert {(await anext(stream)).offset for _, stream in again} == {0, 100}
 
     assert {place.partition for place, _ in again} == {0, 1}

@@ -461,7 +461,7 @@ async def test_lost_partitions_call_on_partitions_lost(new_topic, new_consumer, 
         topic, group_id=group, rebalance_listener=Listener(), hooks=[events], **options
     ) as consumer:
         await consumer.getone()
-        # An admin throws the member out: its next heartbeat is answered with UNKNOWN_MEMBER_ID.
+        # An admin removes the member: its next heartbeat is answered with UNKNOWN_MEMBER_ID.
         await expel(kafka_server.bootstrap_servers, group, next(iter(await witness.members(group))))
         await events.wait_for(PartitionsLost)
         await events.wait_for(PartitionsAssigned, 2)

@@ -18,7 +18,7 @@ from tests.support.event_recorder import EventRecorder
 QUICK = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 100, "retry_backoff_ms": 20}
 FENCED = r"group_instance_id.*FENCED_INSTANCE_ID, code 82"
 SILENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 30_000}
-"""A member that hears from the group only when it asks for something else."""
+"""Without heartbeats in time: the member learns of the group only by other requests."""
 
 
 async def instances(witness, group):
@@ -86,7 +86,7 @@ async def test_a_restart_continues_after_the_last_commit(witness_of, group):
     async with witness_of.consumer(topic, **options) as consumer:
         got += await read(consumer, 10)
 
-    # The eleventh was in hand when the consumer was stopped.
+    # The eleventh record was in flight when the consumer was stopped.
     assert [*range(11), *range(10, 20)] == got
 
 

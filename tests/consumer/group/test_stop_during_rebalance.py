@@ -31,7 +31,7 @@ from tests.support.event_recorder import EventRecorder
 
 COUNT = 10
 SOON_S = 20.0
-"""A stop that still runs then waits for what it should not wait for, or with IMPATIENT: goes on for ever."""
+"""Limit of a stop; one that takes longer waits for something it should not wait for."""
 
 IN_GENERAL = {"auto_commit_interval_ms": 600_000, "stop_timeout_ms": 120_000}
 OPTIONS = {"heartbeat_interval_ms": 200, "group_protocol": "classic", **IN_GENERAL}
@@ -141,7 +141,7 @@ async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
     for name, topic, events in found:
-        # An app keeps a part of its time: where a machine stands still for that long, it says so of all of the group.
+        # An app reserves part of its time: if the machine stalls for that long, it reports the whole group.
         cut_short = name.endswith(Handling.__name__) and events.of(LeaveGroupTimedOut)
         told = [("REBALANCE_IN_PROGRESS" in one.error, one.will_retry) for one in events.of(CommitFailed)]
         assert told == [(True, False)] or cut_short
@@ -177,12 +177,12 @@ async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, 
     joined = EventRecorder()
     with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest) as question:
         await question.took_place()
-        # There is no partition for it, so the group goes on to the next epoch without waiting for anybody.
+        # It gets no partition, so the group continues with the next epoch at once.
         async with Consumer(topic, bootstrap_servers=quick.direct, hooks=[joined], **options):
             await joined.wait_for(GroupJoined)
             with (
                 quick.proxy.hold_answer(ConsumerGroupHeartbeatRequest) as answer,
-                # Not every broker refuses an epoch that was good until now.
+                # Not every broker refuses the epoch before the current one.
                 quick.proxy.edit_answer(OffsetCommitRequest, refused, times=None) as refusal,
             ):
                 question.release()
@@ -233,7 +233,7 @@ async def test_a_stop_before_the_member_id_is_known_delays_no_member(quick, grou
             await held.took_place()
             stopping = asyncio.create_task(one.stop())
             for _ in range(20):
-                await asyncio.sleep(0)  # turns of the loop, in which the member is told
+                await asyncio.sleep(0)  # turns of the event loop, in which the member receives the response
             held.release()
             await stopping
 

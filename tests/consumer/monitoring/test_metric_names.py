@@ -32,7 +32,7 @@ async def test_heartbeats_are_measured(kafka, group):
         before, found, after = time.monotonic(), of_group(consumer), time.monotonic()
         asked = [one.at for one in kafka.proxy.requests(HeartbeatRequest, client_id=group)]
 
-    # An answer comes when its question has passed the proxy, and before the next question does.
+    # A response follows its request through the proxy, and precedes the next request.
     count = found["heartbeat-total"]
     assert count / (after - asked[0]) <= found["heartbeat-rate"] <= count / (before - asked[1])
     assert 0 <= found["last-heartbeat-seconds-ago"] <= after - asked[-2]

@@ -26,7 +26,7 @@ def recreate(broker, topic, count=100):
 async def recreate_unseen(consumer, broker, topic):
     """Recreate the topic while nothing is fetched: a member that sees it missing releases its partitions."""
     consumer.pause()
-    await asyncio.sleep(1.5)  # the fetch under way ends after fetch_max_wait_ms
+    await asyncio.sleep(1.5)  # the fetch in flight ends after fetch_max_wait_ms
     await asyncio.to_thread(recreate, broker, topic)
     consumer.resume()
 

@@ -166,7 +166,7 @@ async def test_an_invalid_assignment_changes_nothing(filled, new_consumer, what,
     topic = filled()
     given = [eval(repr(one).replace("{topic}", topic)) for one in what]
 
-    # A topic that is not there is looked for as long as a call may take, and for five seconds at most.
+    # An unknown topic is looked up for the duration of a call, and for five seconds at most.
     async with new_consumer(default_api_timeout_ms=3_000) as consumer, asyncio.timeout(30):
         await consumer.assign(topic, at="earliest")
         with pytest.raises(error):

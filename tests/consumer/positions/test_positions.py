@@ -271,7 +271,7 @@ async def test_getmany_with_min_records_and_timeout(kafka):
     topic = kafka.topic_with(4)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
-        await consumer.getone()  # the others came with it
+        await consumer.getone()  # the others are in the same batch
         began = time.monotonic()
         waited = await consumer.getmany(max_records=5, min_records=5, timeout_ms=700)
         took = time.monotonic() - began

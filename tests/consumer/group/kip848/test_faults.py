@@ -55,7 +55,7 @@ async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, 
     async with ConsumerGroup(quick.consumer, topic, group_id=group, client_id=group, hooks=[events]) as crew:
         member = await crew.join()
         await crew.handle(1_000)
-        # A coordinator that was elected a moment ago may have refused the first join for now.
+        # A coordinator elected a moment ago may have refused the first join.
         first = len(joins(quick, group))
         with quick.proxy.edit_answer(ConsumerGroupHeartbeatRequest, refused(code)):
             lost = await events.wait_for(PartitionsLost)
@@ -169,7 +169,7 @@ async def test_a_member_that_is_cut_off_loses_its_partitions_in_time(quick, grou
         other = await crew.join()
         async with quick.consumer(topic, **options, hooks=[events], stop_timeout_ms=2_000) as cut_off:
             await until(lambda: len(cut_off.assignment()) == 1)
-            # Both have some: without a key they would all go to one partition, whoever has that.
+            # Both partitions get records: without a key all would go to one of them.
             await asyncio.to_thread(quick.fill, topic, 2, 2_500)
             handed_out = [await cut_off.getone() for _ in range(100)]
             await until(lambda: bool(cut_off.statistics().buffered_bytes))

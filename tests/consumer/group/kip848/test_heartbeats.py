@@ -76,7 +76,7 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
             beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[: len(answers)]
             pauses[interval_ms] = [beat.at - before.at for before, beat in zip(answers[-5:], beats[-4:], strict=False)]
 
-    # The server's own is 300 ms. Any pause may be longer where the machine is busy.
+    # The broker's default is 300 ms. Any pause may be longer on a busy machine.
     assert all(pause >= ms / 1000 for ms in pauses for pause in pauses[ms]), pauses
     assert min(pauses[100]) < 0.3, pauses
 
