@@ -35,7 +35,7 @@ class FinishedCounter:
         self._due_at = count
 
     def room(self, size: int) -> int:
-        """Return the size of the next slice: at most ``size``, and no larger than up to the number that is due."""
+        """Return ``size``, or fewer so that the next slice ends at the number that is due; at least 1."""
         delivered = self._polled.taken + (self._delivered_to_sink or 0)
         return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
 
