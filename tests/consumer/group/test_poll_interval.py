@@ -41,7 +41,7 @@ async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, prot
         await crew.handle(100)
         assert (in_flight.partition, in_flight.offset) in crew.handled
 
-        with pytest.raises(RebalanceError, match=r"max_poll_interval_ms .* the next call joins again"):
+        with pytest.raises(RebalanceError, match=r"max_poll_interval_ms .* the next poll joins again"):
             await stuck.getone()
         coming_back = asyncio.create_task(stuck.getone())
         await until(lambda: len(stuck.assignment()) == 1)
