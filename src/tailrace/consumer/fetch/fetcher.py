@@ -233,9 +233,9 @@ class Fetcher:
     def _plan(self, connection: FetchConnection) -> FetchPlan:
         plan = self._next_plan(connection)
         has_room = self._cut(plan.overdrawn)
-        for position in self._positions.of(plan.remade):
+        for position in self._positions.of(plan.recreated):
             self._reset_position(position, self._policy.of_added(position.partition))
-        if not has_room and not plan.remade:
+        if not has_room and not plan.recreated:
             return plan
         return self._next_plan(connection)
 
@@ -305,7 +305,7 @@ class Fetcher:
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """Refresh the metadata and pause after a fetch that was not answered."""
         is_silent = isinstance(error, RequestTimedOutError | MalformedMessageError)
-        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.LOOK_AGAIN
+        action = FetchErrorAction.RETRY if is_silent else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, str(error), action, failures - 1)
         for position in self._positions.of(plan.partitions):
             # A nearer replica that fails is left for the leader (KIP-392).
@@ -345,7 +345,9 @@ class Fetcher:
             # A follower may lag, or have lost the partition: only an error of the leader counts.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
-            self._report_failure(node_id, position.partition, error, FetchErrorAction.LOOK_AGAIN, position.failures)
+            self._report_failure(
+                node_id, position.partition, error, FetchErrorAction.REFRESH_METADATA, position.failures
+            )
             self._back_off([position])
             self.wake()
             return
@@ -354,7 +356,7 @@ class Fetcher:
                 self._accept(position, fetched, fetched_topic_id, is_leaders=position.preferred_read_replica != node_id)
                 return
             case FetchErrorAction.RESET:
-                self._reset_position(position, self._policy.again(position.partition))
+                self._reset_position(position, self._policy.of_reset(position.partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(

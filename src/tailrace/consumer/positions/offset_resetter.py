@@ -150,7 +150,7 @@ class OffsetResetter:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
     def _place(self, search: _Search) -> None:
-        position, (offset, leader_epoch) = search.position, search.start.place(search.known)
+        position, (offset, leader_epoch) = search.position, search.start.resolve(search.known)
         before, policy = position.reset_from, str(position.reset_to)
         self._start_positions.place(position, offset, leader_epoch=leader_epoch)
         if before is not None:
