@@ -1,4 +1,4 @@
-"""Text of brokers, records and exceptions, written so that it steers no terminal and forges no line of a log."""
+"""Escaping of text from brokers, records and exceptions: it cannot control a terminal or forge a log line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ __all__ = ["escaped", "escaped_json", "escaped_traceback"]
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    """Return text with control characters, line ends and bidirectional controls as escapes, except those to keep."""
+    """Return ``text`` with unprintable characters escaped, except those in ``keep``.
+
+    Control characters, line ends and bidirectional controls are unprintable.
+    """
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)
 
 
 def escaped_json(line: str) -> str:
-    """Return the same JSON value without characters that steer a terminal; ``line`` has none between its tokens."""
+    """Return the same JSON value with unprintable characters escaped; ``line`` has none between its tokens."""
     if line.isprintable():
         return line
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
@@ -26,7 +29,7 @@ def escaped_json(line: str) -> str:
 def escaped_traceback(
     kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
 ) -> str:
-    """Return a traceback in which no line of an exception's message begins at the left, where lines of a log begin."""
+    """Return a traceback in which lines of the exception's message are indented, so that none looks like a log line."""
     if kind is None or exception is None:
         return ""
     text = "".join(map(_indented, TracebackException(kind, exception, traceback, compact=True).format()))
@@ -34,7 +37,7 @@ def escaped_traceback(
 
 
 def _indented(part: str) -> str:
-    # What stands between two exceptions begins with an empty line, as no message does.
+    # Only the text between chained exceptions begins with an empty line.
     if part.startswith("\n"):
         return part
     first, *others = part.splitlines()

@@ -1,8 +1,7 @@
-"""Every event that tailrace tells of: the one list.
+"""Events of consumers, apps and worker processes.
 
-Rule of this file: an event is a frozen dataclass named after what happened, with what one needs at 3 a.m. to know
-what to do. Its docstring says when it is told. Tests assert on these and never on log text. Nothing is told for
-single records.
+Events are frozen dataclasses, passed to hooks and written to the log. None is emitted for a record that is handled
+successfully. Tests assert on events, not on log text.
 """
 
 from __future__ import annotations
@@ -94,104 +93,118 @@ Partitions = frozenset[TopicPartition]
 
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
-_MEASURED = 1
-"""Below what any log writes."""
+_MEASUREMENT = 1
+"""Level of measurements, below DEBUG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The root of all events; ``level`` is where it stands in a log."""
+    """Base class of all events."""
 
     level: ClassVar[int] = logging.INFO
+    """Log level of the event."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
-        """The error whose traceback the log has, as ``logging`` takes it."""
+        """Exception to log with its traceback, in the form that ``logging`` accepts; None if there is none."""
         return None
 
 
-def _exc_info(exception: BaseException | None, traceback: TracebackType | None) -> ExcInfo | None:
-    return None if exception is None else (type(exception), exception, traceback)
+def _exc_info(exception: BaseException | None) -> ExcInfo | None:
+    return None if exception is None else (type(exception), exception, exception.__traceback__)
 
 
-# ---- connections and the cluster -------------------------------------------------------------------------------
+# ---- Brokers and connections -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened(Event):
-    """A connection to a broker stands: TCP, TLS, versions and SASL."""
+    """A connection to a broker was opened: TCP, TLS, ApiVersions and SASL have succeeded."""
 
     level = logging.DEBUG
     address: str
+    """Host and port of the broker."""
     channel: str
-
-
-@dataclass(frozen=True, slots=True)
-class CredentialsUnencrypted(Event):
-    """A password or token is sent without TLS: anyone on the way can read it."""
-
-    level = logging.WARNING
-    address: str
-    advice: str
+    """Purpose of the connection: ``main``, ``fetch``, ``offsets``, ``group`` or ``heartbeat``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost(Event):
-    """A connection broke or was closed by the broker; it is opened again when it is needed."""
+    """A connection failed or was closed by the broker. It is reopened when it is next needed."""
 
     address: str
+    """Host and port of the broker."""
     channel: str
+    """Purpose of the connection, as in ``ConnectionOpened``."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerUnreachable(Event):
-    """A broker could not be connected to; another try follows after a pause."""
+    """A connection to a broker could not be opened. The next attempt follows after a backoff.
+
+    Not emitted for failed authentication, which raises ``AuthenticationError``.
+    """
 
     level = logging.WARNING
     address: str
+    """Host and port of the broker."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialsUnencrypted(Event):
+    """A password or token is about to be sent without TLS."""
+
+    level = logging.WARNING
+    address: str
+    """Hosts and ports of the brokers, or URLs of the schema registry."""
+    advice: str
+    """Change of configuration that encrypts the credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRefreshFailed(Event):
-    """No broker that is known answered what the cluster looks like."""
+    """None of the known brokers answered a Metadata request. ``bootstrap_servers`` are tried next."""
 
     level = logging.WARNING
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BrokersUnavailable(Event):
-    """An app with ``require_broker=False`` found no broker to begin with, and tries again after a pause."""
-
-    level = logging.WARNING
-    reason: str
-    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRebootstrapped(Event):
-    """All known brokers were gone; the cluster was found again by ``bootstrap_servers`` (KIP-899)."""
+    """The cluster was found again through ``bootstrap_servers``, after no known broker answered (KIP-899)."""
 
     level = logging.WARNING
     brokers: tuple[str, ...]
+    """Addresses of the brokers."""
 
 
-# ---- the group -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class BrokersUnavailable(Event):
+    """An app with ``require_broker=False`` found no broker while starting. It tries again after a pause."""
+
+    level = logging.WARNING
+    reason: str
+    pause_s: float
+    """Pause before the next attempt, in seconds."""
+
+
+# ---- Consumer group --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorFound(Event):
-    """The broker that coordinates the group is known."""
+    """The coordinator of the group was found."""
 
     group_id: str
     address: str
+    """Host and port of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLost(Event):
-    """The coordinator moved, died or stopped answering; it is looked up again."""
+    """The coordinator moved, failed or stopped answering. It is looked up again when it is next needed."""
 
     group_id: str
     reason: str
@@ -199,46 +212,40 @@ class CoordinatorLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class RebalanceStarted(Event):
-    """This member takes part in a rebalance."""
+    """The member joins a rebalance. Emitted once for each rebalance, however many joins it takes."""
 
     group_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRequestCompleted(Event):
-    """The coordinator has answered a member. It is told for whoever measures, and never written to a log."""
-
-    level = _MEASURED
-    group_id: str
-    request: str
-    """``Heartbeat``, ``GroupHeartbeat``, ``Join``, ``Sync``, ``Commit`` and the like."""
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class GroupJoined(Event):
-    """This member is in a generation of the group."""
+    """The member joined a generation of the group. Emitted before partitions are assigned."""
 
     group_id: str
     generation: int
+    """Generation (classic protocol) or member epoch (KIP-848)."""
     member_id: str
     protocol: str
+    """Assignment strategy of the group."""
     is_leader: bool
+    """True if this member computes the assignment (classic protocol)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAssigned(Event):
-    """Partitions are this member's now; told before any of their records is handed out."""
+    """The member's assignment changed. Emitted before the rebalance callbacks and before records are delivered."""
 
     group_id: str
     added: Partitions
+    """Newly assigned partitions."""
     kept: Partitions
+    """Partitions assigned before and after the rebalance."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsRevoked(Event):
-    """Partitions were given back in order: drained, committed, released."""
+    """Partitions were revoked, after the wait for records in flight, the commit and the rebalance listener."""
 
     group_id: str
     partitions: Partitions
@@ -246,7 +253,7 @@ class PartitionsRevoked(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartitionsLost(Event):
-    """Partitions are gone without a chance to commit: the group went on without this member."""
+    """Partitions were lost without a commit, because the group no longer has this member."""
 
     level = logging.WARNING
     group_id: str
@@ -256,201 +263,135 @@ class PartitionsLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class DrainTimedOut(Event):
-    """A record was still in hand when ``rebalance_drain_ms`` was over; it will be delivered again elsewhere."""
+    """Records of revoked partitions were unfinished after ``rebalance_drain_ms``. They are delivered again."""
 
     level = logging.WARNING
     partitions: Partitions
+    """Partitions with unfinished records."""
     waited_s: float
+    """Duration of the wait, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetOverrideRejected(Event):
-    """A rebalance callback gave an offset that cannot be: not this member's partition, or no offset at all."""
+    """A rebalance callback returned an invalid offset, or a partition that is not assigned. It is ignored."""
 
     level = logging.WARNING
     partition: TopicPartition
     offset: object
+    """Value that the callback returned."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired(Event):
-    """No heartbeat was acknowledged for a whole session: the group has given this member up."""
+    """The group removed this member, because no heartbeat was acknowledged during a session timeout."""
 
     level = logging.WARNING
     group_id: str
     silent_s: float
+    """Time since the last acknowledged heartbeat, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequestCompleted(Event):
+    """The coordinator answered a request of the member. Emitted for metrics, below DEBUG."""
+
+    level = _MEASUREMENT
+    group_id: str
+    request: str
+    """Kind of the request, such as ``Heartbeat``, ``GroupHeartbeat``, ``Join``, ``Sync`` or ``Commit``."""
+    took_s: float
+    """Time until the response, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRequestFailed(Event):
-    """A request of the membership failed; what follows is in ``reaction``."""
+    """A request of the member to the coordinator failed."""
 
     group_id: str
     request: str
+    """Kind of the request, as in ``GroupRequestCompleted``."""
     error: str
     reaction: str
+    """What the member does next, such as ``trying again``."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLeft(Event):
-    """This member told the group that it goes."""
+    """The member left the group with a LeaveGroup request."""
 
     group_id: str
     member_id: str
 
 
-# ---- offsets ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LeaveGroupTimedOut(Event):
+    """A stopping app ran out of time before it left a group. Records finished but not committed are delivered again."""
+
+    level = logging.WARNING
+    group_id: str
+
+
+# ---- Offsets ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsCommitted(Event):
-    """The broker acknowledged a commit."""
+    """The coordinator acknowledged a commit, or the transaction that contains it was committed."""
 
     level = logging.DEBUG
     group_id: str
     offsets: Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMapFound(Event):
-    """A partition was taken over of which more is finished than the commit says; that is not handed out again."""
-
-    partition: TopicPartition
-    offset: int
-    finished: int
-    """So many offsets behind the commit; some of them may never have had a record."""
-    writer: str
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMapIgnored(Event):
-    """The offset map of an earlier owner is unreadable or not of this log; the records it covers are handled again."""
-
-    level = logging.WARNING
-    partition: TopicPartition
-    offset: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignMetadataFound(Event):
-    """A partition was taken over whose commit metadata are a plain text, the user's own or another client's."""
-
-    level = logging.DEBUG
-    partition: TopicPartition
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRecordsSkipped(Event):
-    """So many records were not handed out, as an owner before had finished them; told when all of them are passed."""
-
-    partition: TopicPartition
-    records: int
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMapFull(Event):
-    """So much is finished out of order that it hardly fits beside a commit: no new records until the lowest is done."""
-
-    level = logging.WARNING
-    partition: TopicPartition
-    offset: int
-    """Of the lowest record that is not finished."""
-    unfinished: int
-    fill: float
-    """Of the room in the commit metadata; above 1, what is finished out of order is left out of the commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMapRecovered(Event):
-    """New records of the partition are begun again."""
-
-    partition: TopicPartition
-    offset: int
-    fill: float
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMapDropped(Event):
-    """A commit went without saying what is finished behind it: that would be done again if this member ended now."""
-
-    level = logging.WARNING
-    partition: TopicPartition
-    offset: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAbandoned(Event):
-    """A Spark checkpoint cannot be read: a new generation of it begins at the group's committed offsets."""
-
-    level = logging.ERROR
-    group_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SparkQueryFailed(Event):
-    """A query on Spark ended without being stopped; ``await_termination()`` and ``stop()`` raise the error."""
-
-    level = logging.ERROR
-    group_id: str
-    handler: str
-    error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The exception itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionAborted(Event):
-    """A transaction was taken back, with all that was published in it; its records are delivered again."""
-
-    level = logging.WARNING
-    group_id: str
-    records: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionInDoubt(Event):
-    """A transaction's end was sent and not answered; it is asked again until it is known."""
-
-    level = logging.WARNING
-    group_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionsStalled(Event):
-    """A group has records, and for long none of its transactions could be committed; the app's health is degraded."""
-
-    level = logging.ERROR
-    group_id: str
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionalProducerReplaced(Event):
-    """The producer of transactions could not go on and was made anew, under the same name."""
-
-    level = logging.WARNING
-    group_id: str
-    transactional_id: str
-    reason: str
+    """Committed offset of each partition: the next offset that a restart reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed(Event):
-    """A commit was refused or not answered; the records may be delivered again."""
+    """A commit was refused or not answered. Records after the last committed offset may be delivered again."""
 
     level = logging.WARNING
     group_id: str
     error: str
     will_retry: bool
     """False when the last attempt was made: at a stop, or when membership, partition or topic are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCallbackFailed(Event):
+    """``offset_commit_callback`` raised or timed out. The outcome of the commit does not change."""
+
+    level = logging.ERROR
+    group_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMetadataDropped(Event):
+    """An offset was committed without its metadata, because the broker does not accept a text of this length."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+    """Committed offset."""
+    text_bytes: int
+    """Size of the metadata, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset(Event):
+    """A position was set by a reset policy, because nothing is committed or the log no longer has the offset."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    before: int | None
+    """Position before the reset; None if there was none."""
+    after: int
+    """Position after the reset."""
+    policy: str
+    """Policy that was applied: ``earliest``, ``latest``, a time or a duration."""
+    lost: int | None
+    """Number of offsets skipped unread; None if the position moved backwards or this is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,382 +404,476 @@ class TopicRecreated(Event):
     level = logging.WARNING
     partition: TopicPartition
     offset: int
+    """Offset in the old topic that could not be committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCallbackFailed(Event):
-    """The user's ``offset_commit_callback`` raised or took too long; what it was told of is as it was."""
+class OffsetMapFound(Event):
+    """A partition was assigned whose commit carries an offset map. Records finished in the map are not delivered."""
 
-    level = logging.ERROR
-    group_id: str
-    error: str
+    partition: TopicPartition
+    offset: int
+    """Committed offset."""
+    finished: int
+    """Number of finished offsets after the committed one, including offsets that never held a record."""
+    writer: str
+    """Client that wrote the map."""
 
 
 @dataclass(frozen=True, slots=True)
-class CommitMetadataDropped(Event):
-    """The broker does not take a text so long beside an offset; the offset was committed without it."""
+class OffsetMapIgnored(Event):
+    """The offset map of an earlier owner is unreadable or not of this log. The records it covers are handled again."""
 
     level = logging.WARNING
     partition: TopicPartition
     offset: int
-    text_bytes: int
+    """Committed offset."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetReset(Event):
-    """A position was chosen by policy: nothing was committed, or the log does not have it any more.
+class ForeignMetadataFound(Event):
+    """A partition was assigned whose commit metadata is not an offset map, but a text of the user or another client."""
 
-    ``lost`` counts the offsets that were passed over unread, where that is known.
+    level = logging.DEBUG
+    partition: TopicPartition
+    offset: int
+    """Committed offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRecordsSkipped(Event):
+    """Records that an earlier owner had finished were not delivered. Emitted once, at the end of the offset map."""
+
+    partition: TopicPartition
+    records: int
+    """Number of skipped records."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapFull(Event):
+    """The offset map of a partition is almost too large for a commit. New records wait for the lowest unfinished one.
+
+    ``OffsetMapRecovered`` follows when records are delivered again.
     """
 
     level = logging.WARNING
     partition: TopicPartition
-    before: int | None
-    after: int
-    policy: str
-    lost: int | None
-
-
-# ---- fetching --------------------------------------------------------------------------------------------------
+    offset: int
+    """Offset of the lowest unfinished record."""
+    unfinished: int
+    """Number of records in flight."""
+    fill: float
+    """Size of the map as a fraction of ``offset_metadata_max_bytes``; above 1, the map is left out of the commit."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogTruncated(Event):
-    """A log was cut, since a leader was lost with what only it had; reading goes on where it is what it was."""
+class OffsetMapRecovered(Event):
+    """The offset map of a partition fits again, and new records of the partition are delivered."""
+
+    partition: TopicPartition
+    offset: int
+    """Offset of the lowest unfinished record."""
+    fill: float
+    """Size of the map as a fraction of ``offset_metadata_max_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMapDropped(Event):
+    """An offset was committed without its offset map. If this member ends now, records finished after it run again."""
 
     level = logging.WARNING
     partition: TopicPartition
-    before: int | None
-    after: int
-    lost: int
-    """Records that were handed out and are not in the log any more."""
+    offset: int
+    """Committed offset."""
+    reason: str
+
+
+# ---- Transactions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAborted(Event):
+    """A transaction was aborted, with everything published in it. Its records are delivered again."""
+
+    level = logging.WARNING
+    group_id: str
+    records: int
+    """Number of consumed records in the transaction."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInDoubt(Event):
+    """EndTxn was sent and not answered. It is repeated until the outcome is known."""
+
+    level = logging.WARNING
+    group_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionsStalled(Event):
+    """A group has records, but could not commit a transaction for a long time. The app's health is degraded."""
+
+    level = logging.ERROR
+    group_id: str
+    seconds: float
+    """Time without a commit, in seconds."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalProducerReplaced(Event):
+    """The transactional producer failed and was replaced by a new one with the same ``transactional_id``."""
+
+    level = logging.WARNING
+    group_id: str
+    transactional_id: str
+    reason: str
+
+
+# ---- Fetching --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCompleted(Event):
-    """A broker has answered a fetch. It is told for whoever measures, and never written to a log."""
+    """A broker answered a Fetch request. Emitted for metrics, below DEBUG."""
 
-    level = _MEASURED
+    level = _MEASUREMENT
     broker: str
+    """Broker with its id, such as ``broker 1``."""
     size: int
-    """Bytes of records."""
+    """Size of the fetched record sets, in bytes."""
     records: int
-    """As the batches' offsets have it: where a log has gaps there are fewer."""
+    """Number of offsets in the fetched batches; the number of records is lower where the log has gaps."""
     took_s: float
+    """Time until the response, in seconds; up to ``fetch_max_wait_ms`` of it the broker waited for records."""
     throttled_s: float
+    """Delay that the broker imposed by quota, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed(Event):
-    """A fetch from a partition (or from all of a broker's) failed; it is tried again after a pause."""
+    """A fetch failed. It is retried after a backoff."""
 
     level = logging.WARNING
     broker: str
+    """Broker with its id, such as ``broker 1``."""
     partition: TopicPartition | None
+    """Partition that failed; None if the whole request failed."""
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class FetchInterrupted(Event):
-    """A fetch failed as fetches do while leadership moves; it is repeated with new metadata.
+    """A fetch failed in a way that is usual while leadership moves. It is repeated with new metadata.
 
     A fetch that fails several times in a row emits ``FetchFailed``.
     """
 
     broker: str
+    """Broker with its id, such as ``broker 1``."""
     partition: TopicPartition | None
+    """Partition that failed; None if the whole request failed."""
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class RecordUnreadable(Event):
-    """A record's key or value could not be read by the user's function, and was left out, as he says."""
+class LogTruncated(Event):
+    """The log was truncated below the position after a leader was lost. Reading continues where the logs diverge."""
 
     level = logging.WARNING
     partition: TopicPartition
-    offset: int
-    error: str
+    before: int | None
+    """Position before the truncation."""
+    after: int
+    """Position after the truncation."""
+    lost: int
+    """Number of delivered offsets that the log no longer has."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptBatchFetched(Event):
-    """A record batch did not pass its checksum or could not be read; it is fetched again before it is given up."""
+    """A record batch failed its checksum or could not be read. It is fetched again before an error is raised."""
 
     level = logging.ERROR
     partition: TopicPartition
     offset: int
+    """Offset that was fetched."""
     reason: str
 
 
-# ---- the event loop --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class LoopBlocked(Event):
-    """Something keeps the event loop from turning, and heartbeats with it; told once, while it still does.
-
-    ``where`` is the innermost line of the user's own code, ``stack`` all that the loop runs, the innermost last. It is
-    told from the watchdog's thread, as the loop cannot.
-    """
+class RecordUnreadable(Event):
+    """A deserializer raised, and the record was skipped because ``on_deserialize_error="skip"`` is set."""
 
     level = logging.WARNING
-    seconds: float
-    handler: str | None
-    where: str
-    stack: tuple[str, ...]
+    partition: TopicPartition
+    offset: int
+    error: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoopUnblocked(Event):
-    """The event loop turns again, after ``seconds``; told from the watchdog's thread."""
-
-    level = logging.WARNING
-    seconds: float
-
-
-# ---- life ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveGroupTimedOut(Event):
-    """A group was left without good-byes, as there was no time left: what was not committed by then comes again."""
-
-    level = logging.WARNING
-    group_id: str
+# ---- Consumers and apps ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStarted(Event):
-    """``start()`` is through: the cluster answers and the topics exist."""
+    """A consumer started: the cluster answers and the topics exist."""
 
     client_id: str
     group_id: str | None
     topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownTimedOut(Event):
-    """A stop hook or an app-scoped provider did not end in time as the app stopped; ``stop()`` and ``run()`` raise."""
-
-    level = logging.ERROR
-    step: str
-    waited_s: float
-    is_abandoned: bool
-    """True if it went on after it was canceled, and the app ended without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppFailed(Event):
-    """A started app ended without being stopped; ``stop()`` and ``run()`` raise the error."""
-
-    level = logging.ERROR
-    error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The exception itself; the log has its traceback."""
-
-    @property
-    def exc_info(self) -> ExcInfo | None:
-        """The error and its traceback."""
-        return _exc_info(self.exception, getattr(self.exception, "__traceback__", None))
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerFailed(Event):
-    """The consumer cannot go on; the error is raised by the next call."""
-
-    level = logging.ERROR
-    error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The exception itself, from the end of ``start()`` on; the log has its traceback."""
-
-    @property
-    def exc_info(self) -> ExcInfo | None:
-        """The error and its traceback."""
-        return _exc_info(self.exception, getattr(self.exception, "__traceback__", None))
+    """Subscribed topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStopped(Event):
-    """``stop()`` is through."""
+    """A consumer stopped, and its connections are closed."""
 
     client_id: str
     group_id: str | None
 
 
-# ---- handlers --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Failure(Event):
+    """Base class of events about the failure of a whole consumer or app."""
+
+    level = logging.ERROR
+    error: str
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception, which is logged with its traceback; None if ``start()`` raises it."""
+
+    @property
+    def exc_info(self) -> ExcInfo | None:
+        """Exception and traceback."""
+        return _exc_info(self.exception)
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerFailed(Event):
-    """A handler raised, or its record could not be decoded; ``then`` says what is done about it."""
+class ConsumerFailed(_Failure):
+    """A consumer cannot continue. Its next call raises the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppFailed(_Failure):
+    """A started app ended without being stopped. ``stop()`` and ``run()`` raise the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownTimedOut(Event):
+    """A stop hook or app-scoped provider did not end in time while the app stopped. ``stop()`` and ``run()`` raise."""
+
+    level = logging.ERROR
+    step: str
+    """Hook or provider."""
+    waited_s: float
+    """Time it ran, in seconds."""
+    is_abandoned: bool
+    """True if it ignored its cancellation and the app ended without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlocked(Event):
+    """The event loop is blocked, and heartbeats with it. Emitted once per block, from the watchdog's thread."""
 
     level = logging.WARNING
+    seconds: float
+    """Duration of the block so far, in seconds."""
+    handler: str | None
+    """Handler that runs; None if it is not a handler that blocks."""
+    where: str
+    """Innermost line of the user's code."""
+    stack: tuple[str, ...]
+    """Frames that the loop runs, innermost last."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopUnblocked(Event):
+    """The event loop runs again after ``LoopBlocked``. Emitted from the watchdog's thread."""
+
+    level = logging.WARNING
+    seconds: float
+    """Duration of the block, in seconds."""
+
+
+# ---- Handlers --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _HandlerEvent(Event):
+    """Base class of events about a handler and a record, or the first of several records."""
+
     handler: str
     partition: TopicPartition
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailed(_HandlerEvent):
+    """A handler raised, or its record could not be decoded. Emitted for each failed attempt."""
+
+    level = logging.WARNING
     failures: int
+    """Number of failed attempts so far."""
     error: str
     then: str
+    """What happens to the record next, such as ``tried again``."""
     where: str | None = None
-    """The line of the user's own code that the error came through last, such as ``billing.py:17 in charge``."""
+    """Innermost line of the user's code in the traceback, such as ``billing.py:17 in charge``."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The error itself, for hooks."""
+    """The exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerFailedPermanently(HandlerFailed):
-    """A record failed for good; told in the place of its last ``HandlerFailed``, with the traceback."""
+    """A record failed permanently. Emitted in place of the last ``HandlerFailed`` and logged with the traceback."""
 
     level = logging.ERROR
     logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """Copy of the error for the log: it and its causes have the user's frames alone."""
+    """Copy of the exception for the log, with only the user's frames in its traceback and those of its causes."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
-        """The error, with the user's frames."""
-        return _exc_info(self.logged_exception, getattr(self.logged_exception, "__traceback__", None))
+        """Exception and traceback, with only the user's frames."""
+        return _exc_info(self.logged_exception)
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerAbandoned(Event):
-    """A handler was cut short as the app ends, and goes on; the app ends without it, and its record comes again."""
+class BatchFailed(_HandlerEvent):
+    """A batch handler raised, or records of the batch could not be decoded. Emitted for each failed attempt.
 
-    level = logging.ERROR
-    handler: str
-    partition: TopicPartition
-    offset: int
-    waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerOverdue(Event):
-    """A handler still runs a second after its ``timeout_ms``: it swallowed its cancellation, or blocks its thread.
-
-    Its record has failed as soon as it ends, and is not committed until then; later records of its lane wait.
+    ``partition``, ``offset`` and ``error`` are those of the first record that failed.
     """
 
-    level = logging.ERROR
-    handler: str
-    partition: TopicPartition
-    offset: int
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFailed(Event):
-    """A batch handler raised, or some of its records could not be decoded; told once for each attempt."""
-
     level = logging.WARNING
-    handler: str
-    partition: TopicPartition
-    """Of the first record that failed."""
-    offset: int
-    """The same."""
     failed: int
-    """How many records failed."""
+    """Number of records that failed."""
     records: int
-    """Of how many that were tried."""
+    """Number of records in the attempt."""
     failures: int
+    """Number of failed attempts so far."""
     error: str
-    """The first record's."""
     then: str
+    """What happens to the failed records next, such as ``2 tried again``."""
     where: str | None = None
-    """Where that came from, as ``HandlerFailed`` has it."""
+    """Innermost line of the user's code in the traceback, as in ``HandlerFailed``."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The error itself, for hooks."""
+    """The exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFailedPermanently(BatchFailed):
-    """Records of a batch failed for good; told in the place of ``BatchFailed``, with the first traceback."""
+    """Records of a batch failed permanently. Emitted in place of ``BatchFailed``, logged with the first traceback."""
 
     level = logging.ERROR
     logged_exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """Copy of the error for the log: it and its causes have the user's frames alone."""
+    """Copy of the exception for the log, as in ``HandlerFailedPermanently``."""
 
     @property
     def exc_info(self) -> ExcInfo | None:
-        """The error, with the user's frames."""
-        return _exc_info(self.logged_exception, getattr(self.logged_exception, "__traceback__", None))
+        """Exception and traceback, with only the user's frames."""
+        return _exc_info(self.logged_exception)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSkipped(Event):
-    """A record failed for good, nobody takes it, and ``on_failure="skip"`` says to go on."""
-
-    level = logging.ERROR
-    handler: str
-    partition: TopicPartition
-    offset: int
-    error: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The error itself, for hooks."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordDeadLettered(Event):
-    """A record failed for good and stands among the dead letters."""
-
-    level = logging.ERROR
-    handler: str
-    partition: TopicPartition
-    offset: int
-    error: str
-    dead_letter: str
-    exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The error itself, for hooks."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordDelayed(Event):
-    """A record failed and stands in a retry topic; it is tried again when ``delay_s`` are over."""
+class RecordDelayed(_HandlerEvent):
+    """A failed record was published to a retry topic. It is retried after the delay."""
 
     level = logging.WARNING
-    handler: str
-    partition: TopicPartition
-    offset: int
     error: str
     retry_topic: str
     delay_s: float
+    """Delay until the next attempt, in seconds."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The error itself, for hooks."""
+    """The exception."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFailed(Event):
-    """A record that failed can be written neither to its retry topic nor to its dead letters, and is not passed over.
+class RecordDeadLettered(_HandlerEvent):
+    """A record failed permanently and was published to the dead-letter topic."""
 
-    Its lane waits, and it is tried again in ``retry_s``; ``advice`` says what may help.
+    level = logging.ERROR
+    error: str
+    dead_letter: str
+    """Dead-letter topic."""
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSkipped(_HandlerEvent):
+    """A record failed permanently and was skipped: it has no dead-letter topic, and ``on_failure="skip"`` is set."""
+
+    level = logging.ERROR
+    error: str
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFailed(_HandlerEvent):
+    """A failed record could not be published to its retry or dead-letter topic. It is not skipped; its lane waits."""
+
+    level = logging.ERROR
+    topic: str
+    """Retry topic or dead-letter topic."""
+    error: str
+    advice: str
+    """Action that may help."""
+    retry_s: float
+    """Time until the next attempt, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUnmatched(Event):
+    """A record was skipped: no handler's ``when`` accepts it, and ``unmatched="skip"`` is set."""
+
+    level = logging.WARNING
+    partition: TopicPartition
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOverdue(_HandlerEvent):
+    """A handler still runs a second after its ``timeout_ms``: it ignored its cancellation, or blocks its thread.
+
+    Its record fails when the handler ends, and is not committed before; later records of its lane wait.
     """
 
     level = logging.ERROR
-    handler: str
-    partition: TopicPartition
-    offset: int
-    topic: str
-    error: str
-    advice: str
-    retry_s: float
+    timeout_s: float
+    """Timeout of the handler, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerAbandoned(_HandlerEvent):
+    """A handler ignored its cancellation while the app stopped. The app ends without it; its record is redelivered."""
+
+    level = logging.ERROR
+    waited_s: float
+    """Time allowed after the cancellation, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneFull(Event):
-    """So many records wait that no more are taken of their partition until one is done.
+    """Reading of a partition pauses, because too many of its records wait: for a lane, or for their next attempts.
 
-    They wait behind one of the lane of ``key``; or they failed, the last one with that key, and wait for their next
-    attempts. Told once a minute of a partition at most, while it goes on.
+    Emitted at most once a minute for each partition while this lasts.
     """
 
     level = logging.WARNING
     handler: str
     partition: TopicPartition
     key: bytes | None
+    """Key of the lane, or of the record that failed last."""
     waiting: int
+    """Number of records that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlersOverlap(Event):
-    """A topic is matched by two handlers of one group, and not both say ``when=``: the first one has its records."""
+    """A topic has two handlers in one group and at least one has no ``when=``. The first handler gets its records."""
 
     level = logging.ERROR
     group_id: str
@@ -846,31 +881,36 @@ class HandlersOverlap(Event):
     handlers: tuple[str, str]
 
 
+# ---- Topics of an app ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class TopicCreated(Event):
-    """A topic of the group's own was not there and was made: for dead letters, or for records to be tried later."""
+    """A missing retry, dead-letter or replay topic was created."""
 
     topic: str
     partitions: int
+    """Number of partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMissing(Event):
-    """A topic that handlers publish to does not exist, told at the start.
+    """A topic that handlers publish to does not exist and was not created.
 
-    A dead-letter topic may not be created by this app: records that fail for good wait until it exists. The topic of a
-    ``publish=`` is never created by the app.
+    Without a dead-letter topic, records that fail permanently wait until it exists. The topic of a ``publish=`` is
+    never created by the app.
     """
 
     level = logging.ERROR
     topic: str
     error: str
     advice: str
+    """Action that resolves it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTopicMissing(Event):
-    """A replay topic does not exist and may not be created by this app.
+    """A replay topic does not exist, and this app may not create it.
 
     Once a replay has created it, its records are read after ``metadata_max_age_ms`` at the latest.
     """
@@ -879,38 +919,55 @@ class ReplayTopicMissing(Event):
     topic: str
     error: str
     advice: str
+    """Action that resolves it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordUnmatched(Event):
-    """No handler's ``when`` takes a record, and ``unmatched="skip"`` says to go on."""
-
-    level = logging.WARNING
-    partition: TopicPartition
-    offset: int
-
-
-# ---- processes -------------------------------------------------------------------------------------------------
+# ---- Worker processes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    """A worker's process was started, for the first time or again."""
+    """A worker process was started or restarted."""
 
     worker: int
+    """Number of the worker."""
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited(Event):
-    """A worker's process has ended and nobody had asked for it, or not in good order when it was asked to.
-
-    It is started again after a pause, if at all.
-    """
+    """A worker process ended without being stopped, or failed while it was being stopped."""
 
     level = logging.ERROR
     worker: int
+    """Number of the worker."""
     exit_code: int
-    """Below 0 the number of the signal that killed it."""
+    """Exit code; if negative, the number of the signal that killed the process."""
     error: str
+    """Error that the process reported or its parent observed; may be empty."""
     restarts_after_s: float | None
+    """Pause before the restart, in seconds; None if it is not restarted."""
+
+
+# ---- Spark -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAbandoned(Event):
+    """A Spark checkpoint cannot be read. A new generation of it starts at the group's committed offsets."""
+
+    level = logging.ERROR
+    group_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparkQueryFailed(Event):
+    """A Spark query ended without being stopped. ``await_termination()`` and ``stop()`` raise the error."""
+
+    level = logging.ERROR
+    group_id: str
+    handler: str
+    error: str
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception."""

@@ -1,4 +1,4 @@
-"""Who is told of events, and how."""
+"""Emission of events to hooks and to the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Hook", "Observer"]
 
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Format the traceback where formatters of the standard library look first."""
+    """Format the traceback into ``exc_text``, which formatters of the standard library prefer."""
     if record.exc_info and not record.exc_text:
         record.exc_text = escaped_traceback(*record.exc_info)
     return True
@@ -32,15 +32,18 @@ logging.getLogger("tailrace").addFilter(_escape_traceback)
 
 
 class Hook(Protocol):
-    """Told of every event, in the event loop and in order; it should be quick and must not block."""
+    """Interface of hooks: receives every event, in order.
+
+    Hooks run in the event loop and must not block. ``LoopBlocked`` and ``LoopUnblocked`` come from another thread.
+    """
 
     def on_event(self, event: Event, /) -> None: ...
 
 
 class Observer:
-    """Tells events to hooks and to the log ``tailrace``.
+    """Emits events to hooks and to the logger ``tailrace``.
 
-    A hook that raises is logged and told of the next event all the same: to be watched never changes what happens.
+    An exception in a hook is logged and has no other effect.
     """
 
     def __init__(self, hooks: Sequence[Hook] = (), **context: object) -> None:
@@ -53,34 +56,34 @@ class Observer:
         return _logger().bind(**self._context)
 
     def with_hooks(self, *hooks: Hook) -> Observer:
-        """The same, which tells these hooks, too."""
-        more = copy.copy(self)
-        more._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - its own kind
-        return more
+        """Return a copy that emits to these hooks as well."""
+        extended = copy.copy(self)
+        extended._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - same class
+        return extended
 
     def emit(self, event: Event) -> None:
-        """Tell ``event``."""
+        """Pass ``event`` to the hooks and log it."""
         for hook in self._hooks:
             try:
                 returned: object = cast("Any", hook).on_event(event)
-            except Exception:  # noqa: BLE001 - whatever a hook raises, and it is logged
-                self._log.exception("a hook raised", hook=repr(hook), told=type(event).__name__)
+            except Exception:  # noqa: BLE001 - user code; the exception is logged
+                self._log.exception("a hook raised", hook=repr(hook), event_type=type(event).__name__)
             else:
                 if returned is not None and inspect.isawaitable(returned):
                     self._log.error(
-                        "a hook returned an awaitable that nobody awaits: make on_event a plain method",
+                        "a hook returned an awaitable, which is not awaited: make on_event a plain method",
                         hook=repr(hook),
-                        told=type(event).__name__,
+                        event_type=type(event).__name__,
                     )
         if self._logger.isEnabledFor(event.level):
-            self._log.log(event.level, _words(type(event).__name__), exc_info=event.exc_info, **_plain(event))
+            self._log.log(event.level, _words(type(event).__name__), exc_info=event.exc_info, **_logged_fields(event))
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
-    # With the first line: structlog imports rich where that is installed, which takes a tenth of a second.
+    # Imported with the first log line: structlog imports rich if installed, which takes a tenth of a second.
     import structlog  # noqa: PLC0415
 
-    # Bound to the standard library's logger with a chain of its own: nobody's global configuration is touched.
+    # Processors of its own: the application's global structlog configuration neither applies nor changes.
     return cast(
         structlog.stdlib.BoundLogger,
         structlog.wrap_logger(
@@ -92,12 +95,12 @@ def _logger() -> structlog.stdlib.BoundLogger:
 
 
 def _for_standard_logging(
-    _logger: object, _method: str, said: structlog.typing.EventDict
+    _logger: object, _method: str, values: structlog.typing.EventDict
 ) -> tuple[tuple[str], dict[str, object]]:
-    """Return one readable line, and the values as numbers, names and lists under ``record.tailrace`` for JSON."""
-    event, exc_info = said.pop("event"), said.pop("exc_info", None)
-    line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in said.items() if value is not None)])
-    data = {key: _structured(value) for key, value in said.items()}
+    """Return one line of text, and the values as JSON types for ``record.tailrace``."""
+    event, exc_info = values.pop("event"), values.pop("exc_info", None)
+    line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in values.items() if value is not None)])
+    data = {key: _structured(value) for key, value in values.items()}
     return (escaped(line),), {"exc_info": exc_info, "extra": {"tailrace": {"event": event, **data}}}
 
 
@@ -105,7 +108,7 @@ def _words(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
-def _plain(event: Event) -> dict[str, object]:
+def _logged_fields(event: Event) -> dict[str, object]:
     return {f.name: getattr(event, f.name) for f in fields(event) if f.repr}
 
 
@@ -130,7 +133,7 @@ def _structured(value: object) -> object:
         case tuple() | list():
             return [_structured(one) for one in value]
         case Mapping():
-            # JSON has no keys but text.
+            # Keys of JSON objects are strings.
             return [
                 {**key._asdict(), "offset": one} if isinstance(key, TopicPartition) else {"name": key, "value": one}
                 for key, one in value.items()

@@ -1,0 +1,48 @@
+"""docs/events.md matches the declarations of the events."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tailrace.observe import events
+
+DOCS = Path(__file__).parents[2] / "docs"
+EVENTS = [
+    one
+    for name in events.__all__
+    if isinstance(one := getattr(events, name), type) and issubclass(one, events.Event) and one is not events.Event
+]
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = importlib.util.spec_from_file_location("events_page", DOCS / "events.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_matches_the_declarations(generator):
+    """An event changed without the page fails here; `python docs/events.py` updates the page."""
+    page = generator.PAGE.read_text()
+
+    assert page == generator.written()
+    assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(one.__name__ for one in EVENTS)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_fields_with_a_unit_or_a_choice_are_described(event, generator):
+    """Durations, flags, counts and sizes have a description; a duration names its unit."""
+    fields = generator.declared_fields(event)
+
+    assert list(fields) == [field.name for field in dataclasses.fields(event)]
+    for name, (kind, text) in fields.items():
+        if kind in {"bool", "float", "float | None"} or (kind == "int" and name not in {"offset", "pid"}):
+            assert text, f"{name} has no description"
+        if name.endswith("_s") or name == "seconds":
+            assert "in seconds" in text
