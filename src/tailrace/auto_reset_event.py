@@ -1,4 +1,4 @@
-"""Something may have changed: said by anybody, waited for by one."""
+"""Event that resets when a waiter wakes up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AutoResetEvent"]
 
 
 class AutoResetEvent:
-    """A flag that is taken down by whoever was waiting for it; it never forgets a ``set`` that came too early."""
+    """Flag with one waiter, which clears it on waking. A ``set`` before the wait is not lost."""
 
     __slots__ = ("_event",)
 
@@ -17,11 +17,11 @@ class AutoResetEvent:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Something may have changed."""
+        """Set the flag and wake the waiter."""
         self._event.set()
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until something may have changed, or it is ``until`` on the loop's clock."""
+        """Wait until the flag is set or the loop's clock reaches ``until``, and clear the flag."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._event.wait()

@@ -1,4 +1,4 @@
-"""Results of the user's functions that have to be awaited before they are results."""
+"""Resolution of awaitables returned by user functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["abandon", "awaited", "settled"]
 
 
 async def awaited(result: object, where: str) -> object:
-    """Return ``result``, or what it resolves to if it is a coroutine, a future or another awaitable.
+    """Return ``result``, awaited if it is a coroutine, a future or another awaitable.
 
     Args:
-        result: returned by the user's function.
-        where: the function, as errors name it.
+        result: return value of the user's function.
+        where: name of the function in error messages.
 
     Raises:
         ConfigurationError: ``result`` is a future of another event loop.
@@ -50,10 +50,7 @@ async def settled(result: object, where: str) -> object:
 
 
 def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that went on after it was canceled, and have asyncio forget it.
-
-    ``asyncio.run`` would wait for it without end.
-    """
+    """Cancel a task that ignored its cancellation, and unregister it, so that ``asyncio.run`` does not wait for it."""
     task.cancel()
     asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented under "Extending asyncio"
 

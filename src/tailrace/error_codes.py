@@ -1,7 +1,7 @@
-"""Kafka's error codes: their numbers, their names, and which of them another try may heal.
+"""Kafka's error codes.
 
-Rule of this file: facts only, as Kafka 4.3 lists them (``org.apache.kafka.common.protocol.Errors``); a test compares.
-What a code *means* for one request stands where that request is decided on, in ``core/``.
+They equal those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``); a test compares them. Reactions to a code
+depend on the request and are in ``core/``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["RETRIABLE", "ErrorCode", "name_of"]
 
 
 class ErrorCode(IntEnum):
-    """One number of the Kafka protocol's error table."""
+    """Error code of the Kafka protocol."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -187,11 +187,11 @@ RETRIABLE = frozenset(
         ErrorCode.SHARE_SESSION_LIMIT_REACHED,
     }
 )
-"""Codes of which Kafka says that the same request may succeed later."""
+"""Codes that Kafka defines as retriable."""
 
 
 def name_of(code: int) -> str:
-    """Kafka's name of ``code``; a number that this version does not know is named by itself."""
+    """Return Kafka's name of ``code``, or ``ERROR_<code>`` if it is unknown."""
     try:
         return ErrorCode(code).name
     except ValueError:

@@ -1,43 +1,43 @@
-"""Every error that tailrace raises, as one tree.
+"""Exceptions that tailrace raises.
 
 TailraceError
-├── ConfigurationError               an option is missing, unknown, mistyped, or contradicts another
-├── ConsumerStateError               not started, closed, or two readers at once
-├── BrokerConnectionError            no answer from a broker
-│   ├── NodeNotConnectedError        nobody is connected to that node now
-│   ├── AuthenticationError          TLS or SASL refused us
-│   └── RequestTimedOutError         no answer in time
-├── UnsupportedVersionError          the broker is too old (or too new) for what is asked
-├── MalformedMessageError            bytes that are not what the protocol says
-├── BrokerError                      the broker answered with an error code
+├── ConfigurationError               invalid option
+├── ConsumerStateError               call not possible in this state: not started, closed, or two readers
+├── BrokerConnectionError            no response from a broker
+│   ├── NodeNotConnectedError        no connection to a broker at present
+│   ├── AuthenticationError          TLS or SASL failed
+│   └── RequestTimedOutError         no response in time
+├── UnsupportedVersionError          broker too old or too new for a request
+├── MalformedMessageError            bytes that do not follow the Kafka protocol
+├── BrokerError                      response with an error code
 │   └── UnknownTopicError, TopicAuthorizationFailedError, …
 ├── GroupError
-│   ├── RebalanceError               joining the group failed for good, or a rebalance callback did
-│   ├── FencedMemberError            another member took this one's place
-│   ├── NoCommonAssignorError        the group's members share no assignment strategy
-│   ├── GroupNotEmptyError           a tool may not touch the group while it has live members
-│   ├── NotAConsumerGroupError       a tool was given a group of something else, such as Kafka Connect's workers
+│   ├── RebalanceError               joining the group or a rebalance callback failed
+│   ├── FencedMemberError            another member with the same group_instance_id joined
+│   ├── NoCommonAssignorError        no assignment strategy in common with the group
+│   ├── GroupNotEmptyError           operation that requires a group without members
+│   ├── NotAConsumerGroupError       group of another type, such as Kafka Connect's
 │   └── CommitFailedError            offsets were not committed
-│       └── TopicRecreatedError      they belong to a topic that was deleted and recreated
-├── OffsetOutOfRangeError            a position outside of the log, and no reset policy
-│   └── LogTruncatedError            the log was cut, and goes on in another way
-├── OffsetGapError                   offsets missing from a partition that must have none
-├── RecordTooLargeError              a record above a limit that was set strictly
-├── CorruptCheckpointError           a Spark checkpoint that cannot be read
-├── CorruptRecordError               a record batch whose checksum does not hold
-├── DecodeError                      a record that the handler's type does not accept
-├── SchemaRegistryError              a schema registry could not be asked: it is away, slow, or refuses us
-├── ConsumerTimeoutError             no record within the time that was asked for
-├── HandlerFailedError               a handler failed and ``on_failure="stop"`` says so
-├── PartialFailureError              some records of a batch failed; a batch handler raises it
-├── PublishError                     a record was not acknowledged by the broker
-│   ├── PublishTooLargeError         larger than its topic allows
-│   └── ProducerFencedError          another process has the same transactional_id
-├── DeadLetterError                  a failed record could not be written to its dead-letter topic
-└── KafkaServerError                 the embedded broker of tailrace.testing does not start
-    └── KafkaNotAvailableError       there is nothing on this machine to start it with
+│       └── TopicRecreatedError      offsets of a topic that was deleted and recreated
+├── OffsetOutOfRangeError            position outside the log, and auto_offset_reset="none"
+│   └── LogTruncatedError            log truncated below the position
+├── OffsetGapError                   missing offsets, and allow_offset_gaps=False
+├── RecordTooLargeError              record or batch above a strict limit
+├── CorruptCheckpointError           unreadable Spark checkpoint
+├── CorruptRecordError               record batch with a wrong checksum
+├── DecodeError                      record that a deserializer or a handler's type does not accept
+├── SchemaRegistryError              schema registry unreachable or refusing requests
+├── ConsumerTimeoutError             no record in time
+├── HandlerFailedError               a handler failed, and on_failure="stop"
+├── PartialFailureError              some records of a batch failed; raised by batch handlers
+├── PublishError                     record not acknowledged by the broker
+│   ├── PublishTooLargeError         record larger than its topic allows
+│   └── ProducerFencedError          another producer with the same transactional_id
+├── DeadLetterError                  failed record not written to its dead-letter topic
+└── KafkaServerError                 failure of the embedded broker of tailrace.testing
+    └── KafkaNotAvailableError       no means to start the embedded broker
 
-Each message says what happened and what to do next. Control flow inside tailrace is by values, never by these.
+Each message says what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -95,54 +95,54 @@ __all__ = [
     "broker_error",
 ]
 
-_SHOWN = 10
-"""So many indices are named in a message."""
+_MAX_SHOWN = 10
+"""Maximum number of indices in a message."""
 
 
 class TailraceError(Exception):
-    """The root: ``except TailraceError`` catches all that tailrace raises."""
+    """Base class of all exceptions of tailrace."""
 
 
 class ConfigurationError(TailraceError):
-    """An option is missing, unknown, mistyped, or contradicts another."""
+    """An option is missing, unknown, of the wrong type, or contradicts another. Correct it as the message says."""
 
 
 class ConsumerStateError(TailraceError):
-    """The consumer is not in a state for this call: not started, closed, or read by two tasks at once."""
+    """The call is not possible in this state: not started, closed, or read by two tasks at once."""
 
 
 class BrokerConnectionError(TailraceError):
-    """A broker could not be reached, or the connection to it broke before it answered."""
+    """A broker could not be reached, or its connection failed before the response. A retry may succeed."""
 
 
 class NodeNotConnectedError(BrokerConnectionError):
-    """Nobody is connected to that node now; another try after a pause may be."""
+    """There is no connection to the broker at present. A retry after a backoff may succeed."""
 
 
 class AuthenticationError(BrokerConnectionError):
-    """TLS or SASL refused us; trying again with the same credentials will not help."""
+    """TLS or SASL authentication failed. Check certificates and credentials; a retry with the same ones fails again."""
 
 
 class RequestTimedOutError(BrokerConnectionError):
-    """The broker did not answer in time; the connection that waited for it is closed."""
+    """The broker did not respond in time. The connection is closed."""
 
 
 class UnsupportedVersionError(TailraceError):
-    """The broker does not offer a version of a request that this needs."""
+    """The broker does not support a version of the request that is needed. Use another broker version or option."""
 
 
 class MalformedMessageError(TailraceError):
-    """Bytes that are not what the Kafka protocol says they should be."""
+    """The received bytes do not follow the Kafka protocol."""
 
 
 class BrokerError(TailraceError):
-    """The broker answered with an error code.
+    """The broker responded with an error code.
 
     Attributes:
-        code: the number on the wire.
-        name: Kafka's name of it, such as ``NOT_COORDINATOR``.
-        retriable: whether Kafka says that the same request may succeed later.
-        detail: what it was about.
+        code: error code of the protocol.
+        name: Kafka's name of the code, such as ``NOT_COORDINATOR``.
+        retriable: True if Kafka defines the error as retriable.
+        detail: request or object that failed.
     """
 
     advice: ClassVar[str] = ""
@@ -163,62 +163,62 @@ class BrokerError(TailraceError):
 
 
 class UnknownTopicError(BrokerError):
-    """The topic, or the partition of it, does not exist, or we may not know of it."""
+    """The topic or partition does not exist, or the principal lacks DESCRIBE permission."""
 
-    advice = "create the topic, check its spelling, or ask for permission to describe it"
+    advice = "create the topic, check its spelling, or grant DESCRIBE on it to this principal"
 
 
 class InvalidTopicError(BrokerError):
-    """The topic's name is not a legal one."""
+    """The topic name is invalid."""
 
-    advice = "a topic's name has 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'"
+    advice = "use 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'"
 
 
 class TopicAuthorizationFailedError(BrokerError):
-    """The principal may not read the topic."""
+    """The principal lacks permission to read the topic."""
 
     advice = "grant READ and DESCRIBE on the topic to this principal"
 
 
 class GroupAuthorizationFailedError(BrokerError):
-    """The principal may not use the group."""
+    """The principal lacks permission to use the group."""
 
     advice = "grant READ on the group to this principal"
 
 
 class UnknownGroupError(BrokerError):
-    """The group does not exist: it has no members and has committed nothing, or that has expired."""
+    """The group does not exist: it has no members and no committed offsets, or these have expired."""
 
-    advice = "check its spelling: `tailrace groups list` shows those that there are"
+    advice = "check its spelling: `tailrace groups list` shows all groups"
 
 
 class InvalidSessionTimeoutError(BrokerError):
-    """The session timeout is outside of the bounds that the broker sets."""
+    """The session timeout is outside the broker's limits."""
 
     advice = "set session_timeout_ms between the broker's group.min.session.timeout.ms and group.max.session.timeout.ms"
 
 
 class GroupError(TailraceError):
-    """Something about the consumer group."""
+    """Base class of errors of a consumer group."""
 
 
 class RebalanceError(GroupError):
-    """Joining the group failed for good, or a rebalance callback raised or overran its deadline."""
+    """Joining the group failed permanently, or a rebalance callback raised or timed out."""
 
 
 class FencedMemberError(GroupError):
-    """Another member took this one's place (the same ``group_instance_id``): this one must not go on."""
+    """Another member joined with the same ``group_instance_id``, so this one must stop. Give each member its own id."""
 
 
 class NoCommonAssignorError(GroupError):
-    """The group's members share no assignment strategy, or the group is of another kind."""
+    """The member has no assignment strategy in common with its group, or the group is of another type."""
 
 
 class GroupNotEmptyError(GroupError):
-    """The group has live members, and what was asked would be undone or contradicted by them.
+    """The operation requires a group without members, but it has some. Stop them first.
 
     Attributes:
-        members: each in a few words: client, host, name of a static member, id.
+        members: description of each member: client, host, ``group_instance_id`` and member id.
     """
 
     def __init__(self, message: str, members: Iterable[str] = ()) -> None:
@@ -230,14 +230,14 @@ class GroupNotEmptyError(GroupError):
 
 
 class NotAConsumerGroupError(GroupError):
-    """The group is one of something else than consumers, such as Kafka Connect's workers or a share group."""
+    """The group is not a consumer group, but for example one of Kafka Connect or a share group."""
 
 
 class CommitFailedError(GroupError):
-    """Offsets were not committed; the records are delivered again to whoever owns the partitions next.
+    """Offsets were not committed. The next owner of the partitions may receive the records again.
 
     Attributes:
-        retriable: whether a later commit by the same consumer may succeed. False when its membership or the partitions
+        retriable: True if a later commit by the same consumer may succeed; False if its membership or the partitions
             are lost, or the topic is deleted or recreated.
     """
 
@@ -247,17 +247,18 @@ class CommitFailedError(GroupError):
 
 
 class TopicRecreatedError(CommitFailedError):
-    """Offsets were not committed, since their topic was deleted and recreated: the name has other records now.
+    """Offsets were not committed, because their topic was deleted and recreated with other records.
 
     Attributes:
-        partitions: those whose offsets belong to the deleted topic.
+        partitions: partitions whose offsets belong to the deleted topic.
+        advice: what happens next.
     """
 
     def __init__(self, partitions: Iterable[TopicPartition], advice: str = "") -> None:
         self.partitions: tuple[TopicPartition, ...] = tuple(sorted(partitions))
         self.advice: str = advice or "reading continues with the records of the new topic"
         super().__init__(
-            f"{', '.join(map(str, self.partitions))}: not committed, since the topic was deleted and recreated after"
+            f"{', '.join(map(str, self.partitions))}: not committed, because the topic was deleted and recreated after"
             f" these records were read - {self.advice}",
             retriable=False,
         )
@@ -271,21 +272,21 @@ class CorruptCheckpointError(TailraceError):
 
 
 class OffsetOutOfRangeError(TailraceError):
-    """A position is outside of the log and ``auto_offset_reset="none"`` forbids to guess another.
+    """A position is outside the log or missing, and ``auto_offset_reset="none"`` is set. Seek or set another policy.
 
     Attributes:
-        topic: the topic.
-        partition: the number of the partition in it.
-        offset: the position that the log does not have; None when the group has no committed offset.
+        topic: name of the topic.
+        partition: number of the partition.
+        offset: position that the log does not have; None if the group has no committed offset.
     """
 
     def __init__(self, topic: str, partition: int, offset: int | None) -> None:
         self.topic: str = topic
         self.partition: int = partition
         self.offset: int | None = offset
-        what = "no committed offset" if offset is None else f"offset {offset} is outside of the log"
+        problem = "no committed offset" if offset is None else f"offset {offset} is outside the log"
         super().__init__(
-            f"{topic}[{partition}]: {what}, and auto_offset_reset='none' forbids to choose another"
+            f"{topic}[{partition}]: {problem}, and auto_offset_reset='none' is set"
             " - seek() to a position, or set auto_offset_reset to 'earliest' or 'latest'"
         )
 
@@ -294,30 +295,32 @@ class OffsetOutOfRangeError(TailraceError):
 
 
 class LogTruncatedError(OffsetOutOfRangeError):
-    """The log was cut below the position, and ``auto_offset_reset="none"`` forbids to go on in what took its place.
+    """The log was truncated below the position, and ``auto_offset_reset="none"`` is set. Seek to continue.
 
     Attributes:
-        end_offset: up to there the log is what it was.
+        end_offset: offset up to which the log is unchanged (exclusive).
     """
 
     def __init__(self, topic: str, partition: int, offset: int | None, end_offset: int) -> None:
         self.end_offset: int = end_offset
         super().__init__(topic, partition, offset)
-        what = f"{topic}[{partition}]: the log was cut at offset {end_offset}, below the position {offset}"
-        said = f"{what}, and auto_offset_reset='none' forbids to choose another - seek() to {end_offset} to go on"
-        self.args: tuple[object, ...] = (said,)
+        message = (
+            f"{topic}[{partition}]: the log was truncated to offset {end_offset}, below the position {offset}, and"
+            f" auto_offset_reset='none' is set - seek() to {end_offset} to continue"
+        )
+        self.args: tuple[object, ...] = (message,)
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int | None, int]]:  # type: ignore[override]
         return type(self), (self.topic, self.partition, self.offset, self.end_offset)
 
 
 class OffsetGapError(TailraceError):
-    """Offsets are missing from a partition of which it was said that it has no gaps.
+    """Offsets are missing from a partition, and ``allow_offset_gaps=False`` is set.
 
     Attributes:
-        partition: where they are missing.
-        offset: the first one that is missing.
-        next_offset: the first one that is there again; ``seek()`` to it to go on without them.
+        partition: partition with the gap.
+        offset: first missing offset.
+        next_offset: first offset after the gap; ``seek()`` to it to continue without the missing records.
     """
 
     def __init__(self, partition: TopicPartition, offset: int, next_offset: int) -> None:
@@ -326,7 +329,7 @@ class OffsetGapError(TailraceError):
         self.next_offset: int = next_offset
         super().__init__(
             f"{partition.topic}[{partition.partition}]: offsets {offset} to {next_offset - 1} are missing, and"
-            f" allow_offset_gaps=False - seek() to {next_offset} to go on without them"
+            f" allow_offset_gaps=False is set - seek() to {next_offset} to continue without them"
         )
 
     def __reduce__(self) -> tuple[type[OffsetGapError], tuple[TopicPartition, int, int]]:
@@ -334,15 +337,15 @@ class OffsetGapError(TailraceError):
 
 
 class RecordTooLargeError(TailraceError):
-    """A record is larger than a limit that was set strictly."""
+    """A record or record batch is larger than a strict limit. Raise the limit or seek past it."""
 
 
 class CorruptRecordError(TailraceError):
-    """A record batch does not pass its checksum, or cannot be read, after several fetches of it.
+    """A record batch was fetched several times and each time failed its checksum or could not be read.
 
     Attributes:
-        partition: where it is.
-        offset: the first offset of the batch; ``seek()`` past it to go on without it.
+        partition: partition of the batch.
+        offset: first offset of the batch; ``seek()`` past the batch to continue without it.
     """
 
     def __init__(self, partition: TopicPartition, offset: int, reason: str) -> None:
@@ -351,7 +354,7 @@ class CorruptRecordError(TailraceError):
         self._reason = reason
         super().__init__(
             f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
-            " - restore the partition from a replica, or seek() past the batch to go on without it"
+            " - restore the partition from a replica, or seek() past the batch to continue without it"
         )
 
     def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, str]]:
@@ -359,68 +362,68 @@ class CorruptRecordError(TailraceError):
 
 
 class DecodeError(TailraceError):
-    """A record's bytes are not what the handler's type accepts."""
+    """A record's key, value or header cannot be decoded by its deserializer or to the handler's type."""
 
 
 class SchemaRegistryError(TailraceError):
-    """A schema registry could not be asked: it is away, too slow, or refuses us.
+    """The schema registry is unreachable, too slow, or refuses the request. Check its URL and credentials.
 
-    That says nothing of the record that needs the schema: it waits, and is tried again until the registry is back.
+    The record that needs the schema has not failed: it is retried until the registry answers.
     """
 
 
 class ConsumerTimeoutError(TailraceError):
-    """No record came within the time that was asked for."""
+    """No record arrived within ``consumer_timeout_ms``."""
 
 
 class HandlerFailedError(TailraceError):
-    """A handler failed for good, and ``on_failure="stop"`` says that the app stops then."""
+    """A handler failed permanently, and ``on_failure="stop"`` is set: the app stops."""
 
 
 class PartialFailureError(TailraceError):
-    """Some records of a batch failed, and the others are done: a batch handler raises it to say so.
+    """Raised by a batch handler when some records of the batch failed and the others are finished.
 
     Args:
-        failed: their indices in the batch, each with its error; or the indices alone, and then the error is what this
-            one was raised from, or this one.
+        failed: errors by index in the batch; or the indices alone, and then the error is the cause of this exception,
+            or this exception.
 
     Attributes:
-        failed: the errors by index; None where there is none.
+        failed: errors by index in the batch; None for indices without an error.
     """
 
     def __init__(self, failed: Mapping[int, Exception] | Iterable[int]) -> None:
         self.failed: dict[int, Exception | None] = (
             dict(failed) if isinstance(failed, Mapping) else dict.fromkeys(failed)
         )
-        some = ", ".join(map(str, list(self.failed)[:_SHOWN])) + (", …" if len(self.failed) > _SHOWN else "")
-        super().__init__(f"{len(self.failed)} records of the batch failed, at index {some}")
+        shown = ", ".join(map(str, list(self.failed)[:_MAX_SHOWN])) + (", …" if len(self.failed) > _MAX_SHOWN else "")
+        super().__init__(f"{len(self.failed)} records of the batch failed, at index {shown}")
 
     def __reduce__(self) -> tuple[type[PartialFailureError], tuple[dict[int, Exception | None]]]:
         return type(self), (self.failed,)
 
 
 class PublishError(TailraceError):
-    """A record to publish was not acknowledged by the broker."""
+    """A published record was not acknowledged by the broker. It may be in the topic nevertheless."""
 
 
 class PublishTooLargeError(PublishError):
-    """A record to publish is larger than its topic allows, or than the producer does."""
+    """A published record is larger than its topic or the producer allows. Raise ``max.message.bytes`` if need be."""
 
 
 class ProducerFencedError(PublishError):
-    """Another process has the same ``transactional_id`` (or a transaction took too long): this one must not go on."""
+    """Another producer uses the same ``transactional_id``, or a transaction timed out. This producer must stop."""
 
 
 class DeadLetterError(TailraceError):
-    """A failed record could not be written to its dead-letter topic; its offset is not committed."""
+    """A failed record could not be written to its dead-letter topic. Its offset is not committed."""
 
 
 class KafkaServerError(TailraceError):
-    """The embedded broker of ``tailrace.testing`` does not start, or cannot do what was asked of it."""
+    """The embedded broker of ``tailrace.testing`` did not start, or an operation on it failed."""
 
 
 class KafkaNotAvailableError(KafkaServerError):
-    """There is nothing on this machine to start an embedded broker with: no Java, no jars, no Docker."""
+    """This machine has no means to start an embedded broker: no Java, no jars, no Docker."""
 
 
 _CLASSES: dict[int, type[BrokerError]] = {
@@ -435,5 +438,5 @@ _CLASSES: dict[int, type[BrokerError]] = {
 
 
 def broker_error(code: int, detail: str = "") -> BrokerError:
-    """The error of ``code``, of its own class where a user may want to catch it, else a plain BrokerError."""
+    """Return the error of ``code``: an instance of its own class if there is one, else of BrokerError."""
     return _CLASSES.get(code, BrokerError)(code, detail)

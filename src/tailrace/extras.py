@@ -1,4 +1,4 @@
-"""How to install an optional dependency."""
+"""Installation hints for optional dependencies."""
 
 from __future__ import annotations
 

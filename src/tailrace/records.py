@@ -1,7 +1,7 @@
-"""The nouns of Kafka that everything else speaks of: records, partitions, offsets.
+"""Records, partitions and offsets, as immutable values.
 
-Rule of this file: plain values, immutable, cheap to make. A record is made a million times a second, by C
-(msgspec), in one piece; nothing of it is lazy, so it may outlive its batch, its consumer and its process.
+A Record is created in C (msgspec) about a million times a second. None of its fields is lazy, so it may outlive its
+batch, its consumer and its process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["OffsetAndMetadata", "OffsetAndTimestamp", "Record", "TopicPartition"
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
+    """Topic name and partition number."""
 
     topic: str
     partition: int
@@ -25,7 +25,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset: the next record to read, a text that went with it, the epoch of its leader then."""
+    """Committed offset (the next one to read) with its metadata text and leader epoch."""
 
     offset: int
     metadata: str = ""
@@ -33,29 +33,29 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The first offset whose record is not older than a time that was asked for."""
+    """Offset of the first record with at least the requested timestamp."""
 
     offset: int
     timestamp: int
-    """Milliseconds since the epoch, as the record carries it."""
+    """Timestamp of the record, in milliseconds since the epoch."""
     leader_epoch: int | None = None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record, as the broker stored it.
+    """Record as stored by the broker.
 
-    It unpacks as its first five fields: ``topic, partition, offset, key, value = record``.
+    Unpacks into its first five fields: ``topic, partition, offset, key, value = record``.
     """
 
     topic: str
     partition: int
     offset: int
     key: bytes | None
-    """None is kept apart from an empty key."""
+    """Key; None if the record has none, which differs from an empty key."""
     value: bytes | None
-    """None is a tombstone."""
+    """Value; None in a tombstone."""
     timestamp: int
-    """Milliseconds since the epoch: the producer's time or the broker's, as ``message.timestamp.type`` says."""
+    """Milliseconds since the epoch, set by the producer or the broker (``message.timestamp.type``)."""
     headers: Sequence[tuple[str, bytes | None]] = ()
 
     def __iter__(self) -> Iterator[object]:
@@ -63,5 +63,5 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Where the record came from."""
+        """Topic and partition of the record."""
         return TopicPartition(self.topic, self.partition)

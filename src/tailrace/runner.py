@@ -1,4 +1,4 @@
-"""Running a program of consumers: ``asyncio.run``, and an end that SIGTERM can ask for."""
+"""``asyncio.run`` with a clean end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ ResultT = TypeVar("ResultT")
 
 
 def run(main: Coroutine[object, object, ResultT], *, debug: bool | None = None) -> ResultT | None:
-    """Run ``main`` in an event loop of its own; SIGTERM ends it cleanly.
+    """Run ``main`` in a new event loop and return its result, or None if SIGTERM ended it.
 
-    SIGTERM cancels ``main``, so that each ``async with Consumer(...)`` commits, leaves its group and is through; then
-    this returns None. A second SIGTERM ends the process at once. SIGINT is as with ``asyncio.run``.
+    SIGTERM cancels ``main``, so that each ``async with Consumer(...)`` commits and leaves its group. A second SIGTERM
+    ends the process immediately. SIGINT is handled as by ``asyncio.run``.
     """
     return asyncio.run(_until_sigterm(main), debug=debug)
 
 
 async def _until_sigterm(main: Coroutine[object, object, ResultT]) -> ResultT | None:
     task = asyncio.ensure_future(main)
-    asked = False
+    is_terminated = False
 
-    def end() -> None:
-        nonlocal asked
-        asked = True
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
         task.cancel()
 
-    with handle_signals([signal.SIGTERM], end):
+    with handle_signals([signal.SIGTERM], terminate):
         try:
             return await task
         except asyncio.CancelledError:
-            if asked and task.cancelled():
+            if is_terminated and task.cancelled():
                 return None
             task.cancel()
             await asyncio.wait({task})

@@ -1,6 +1,6 @@
-"""Signals that end what runs in this process: one handler, which calls every listener.
+"""Signal handlers shared by all listeners of the process.
 
-Two apps that run side by side, in one event loop or in several, both stop at one SIGTERM.
+Several apps in one process, in one event loop or in several, all stop at one SIGTERM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["exit_on_signals", "handle_signals", "leave_signals_alone"]
 
 @dataclass(eq=False)
 class _Listener:
-    """One part of the program that signals end."""
+    """Callbacks of one caller of ``handle_signals``."""
 
     numbers: Collection[signal.Signals]
     loop: asyncio.AbstractEventLoop | None
@@ -31,9 +31,9 @@ class _Listener:
 
 _listeners: tuple[_Listener, ...] = ()
 _before: dict[int, Any] = {}
-"""Handlers that were installed before this module's."""
+"""Handlers replaced by this module's, by signal number."""
 _exits: set[int] = set()
-"""Signals that raise SystemExit while nothing listens for them."""
+"""Signals that raise SystemExit while there is no listener for them."""
 
 
 @contextlib.contextmanager
@@ -42,14 +42,13 @@ def handle_signals(
     on_first: Callable[[], object],
     on_second: Callable[[], object] | None = None,
 ) -> Iterator[None]:
-    """Call ``on_first`` at the first of these signals, in the event loop if one runs; a second one ends the process.
+    """Install signal handlers for the duration of a context.
 
-    Every listener in the process is called. The second signal is left to the operating system, so that it works while
-    the event loop is blocked, unless ``on_second`` has to be called before it. The handlers that were installed before
-    are restored with the last listener.
+    The first signal calls ``on_first`` of every listener in the process, in its event loop if one runs. A second one
+    ends the process: by the default action of the operating system, which works while the event loop is blocked, unless
+    ``on_second`` is to be called before. The last listener restores the previous handlers.
 
-    Only the main thread can install handlers; a listener in another thread is called as long as one of the main
-    thread's is there.
+    Only the main thread can install handlers. A listener in another thread is called while the main thread has one.
     """
     global _listeners  # noqa: PLW0603 - signal handlers belong to the process
     try:
@@ -62,8 +61,8 @@ def handle_signals(
         # ValueError: not the main thread.
         with contextlib.suppress(ValueError):
             replaced = signal.signal(number, _receive)
-            # With other listeners it may be the default action, which the first signal has left the second one to.
-            if replaced is not _receive and len(_of(number)) == 1:
+            # With other listeners, the replaced handler may be the default action installed after a first signal.
+            if replaced is not _receive and len(_listeners_of(number)) == 1:
                 _before[number] = replaced
     try:
         yield
@@ -75,9 +74,9 @@ def handle_signals(
 
 
 def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
-    """Raise SystemExit at these signals while nothing else handles them, so that the process cleans up.
+    """Raise SystemExit at these signals while they have no other handler, so that the process cleans up.
 
-    It is to be called in the main thread, as ``leave_signals_alone`` is.
+    Call it in the main thread.
     """
     _exits.update(numbers)
     for number in numbers:
@@ -85,16 +84,16 @@ def exit_on_signals(numbers: Collection[signal.Signals]) -> None:
 
 
 def leave_signals_alone(numbers: Collection[signal.Signals]) -> None:
-    """Undo ``exit_on_signals``."""
+    """Undo ``exit_on_signals``. Call it in the main thread."""
     _exits.difference_update(numbers)
     for number in numbers:
         _settle(number)
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:
-    if number in _exits and not _of(number):
+    if number in _exits and not _listeners_of(number):
         sys.exit(128 + number)
-    uncalled = [one for one in _of(number) if not one.was_called]
+    uncalled = [one for one in _listeners_of(number) if not one.was_called]
     for one in uncalled:
         one.was_called = True
         # RuntimeError: its thread has closed the loop.
@@ -104,26 +103,26 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(RuntimeError):
             one.loop.call_soon_threadsafe(one.on_first)
     if not uncalled:
-        for one in _of(number):
+        for one in _listeners_of(number):
             if one.on_second is not None:
                 one.on_second()
-        _restore(number) if not _of(number) else signal.signal(number, signal.SIG_DFL)
+        _restore(number) if not _listeners_of(number) else signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
     if any(one.on_second is not None for one in _listeners):
         return
     for other in _before:
-        if _of(other) and all(one.was_called for one in _of(other)):
+        if _listeners_of(other) and all(one.was_called for one in _listeners_of(other)):
             signal.signal(other, signal.SIG_DFL)
 
 
-def _of(number: int) -> list[_Listener]:
+def _listeners_of(number: int) -> list[_Listener]:
     return [one for one in _listeners if number in one.numbers]
 
 
 def _settle(number: int) -> None:
     """Install or restore the handler of a signal, unless listeners need it."""
-    if _of(number):
+    if _listeners_of(number):
         return
     current = signal.getsignal(number)
     if number in _exits and _before.get(number, current) is signal.SIG_DFL:
@@ -132,12 +131,12 @@ def _settle(number: int) -> None:
     elif current in {_receive, signal.SIG_DFL}:
         _restore(number)
     else:
-        # The program has installed its own since.
+        # The program has installed its own handler in the meantime.
         _before.pop(number, None)
 
 
 def _restore(number: int) -> None:
-    # None: it was not installed by Python, and cannot be by it.
+    # None: the handler was not installed from Python, and cannot be restored from Python.
     if (handler := _before.get(number)) is not None:
         signal.signal(number, handler)
     _before.pop(number, None)

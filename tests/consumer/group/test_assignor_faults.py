@@ -181,7 +181,7 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
 
     async with witness_of.consumer(topic, **options, **callback) as consumer:
         if first is None:
-            with pytest.raises(OffsetOutOfRangeError, match="offset 5000 is outside of the log"):
+            with pytest.raises(OffsetOutOfRangeError, match="offset 5000 is outside the log"):
                 await read(consumer, 1)
         else:
             told = await events.wait_for(OffsetReset)
