@@ -183,7 +183,7 @@ def test_nothing_is_decoded_before_it_is_asked_for():
     (one,) = split(memoryview(data))
     decoder = one.decode("t", 0, 0)
 
-    with pytest.raises(MalformedMessageError, match="cannot be decoded"):
+    with pytest.raises(MalformedMessageError, match="cannot decode the record batch"):
         decoder.take(1)
 
 
@@ -290,7 +290,7 @@ def test_a_changed_bit_breaks_the_checksum(magic, codec):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (bytes(8) + (48).to_bytes(4, "big") + bytes(4) + b"\x02" + bytes(100), "format 2 that claims 48 bytes"),
+        (bytes(8) + (48).to_bytes(4, "big") + bytes(4) + b"\x02" + bytes(100), "format 2 claims 48 bytes"),
         (bytes(8) + (100).to_bytes(4, "big") + bytes(4) + b"\x03" + bytes(100), "format 3"),
         (bytes(8) + b"\xff" * 4 + bytes(4) + b"\x02" + bytes(100), "claims -1 bytes"),
         (bytes(8) + bytes(4) + bytes(4) + b"\x01" + bytes(100), "claims 0 bytes"),
@@ -380,7 +380,7 @@ def zigzag(number: int) -> bytes:
 
 def test_a_message_compressed_twice_is_malformed():
     """One layer is all that there may be."""
-    with pytest.raises(MalformedMessageError, match="twice"):
+    with pytest.raises(MalformedMessageError, match="inner message is compressed"):
         records_of(wrapped(made(1, *FIVE, codec=GZIP), GZIP))
 
 
@@ -390,7 +390,7 @@ def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
     data = bytearray(made(magic, Said(None, b"x"), codec=GZIP))
     data[17] = codec
 
-    with pytest.raises(MalformedMessageError, match=f"format {magic} in codec {codec}"):
+    with pytest.raises(MalformedMessageError, match=f"codec {codec} is invalid in a message of format {magic}"):
         records_of(bytes(data))
 
 

@@ -157,7 +157,7 @@ async def test_start_raises_if_a_port_is_silent(group):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = "{}:{}".format(*listening.getsockname())
         consumer = Consumer("any", bootstrap_servers=address, group_id=group, start_timeout_ms=500)
-        with pytest.raises(BrokerConnectionError, match=f"{address}.*not done within"):
+        with pytest.raises(BrokerConnectionError, match=f"{address}.*not finished within"):
             await consumer.start()
 
 

@@ -175,7 +175,7 @@ async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
         sockets = Sockets(kafka.node.ports.client)
         await broker.connect()
         assert sockets.now() == {local}
-        with pytest.raises(BrokerConnectionError, match=f"{local[1]}.* - local_addr has to be an address of this host"):
+        with pytest.raises(BrokerConnectionError, match=f"{local[1]}.* - local_addr must be an address of this host"):
             await broker.connect_offsets_channel()
 
         assert broker.connected
@@ -263,7 +263,7 @@ async def test_a_broker_that_cannot_be_reached_is_not_hammered():
         errors = await asyncio.gather(*(broker.send(NOTHING) for _ in range(100)), return_exceptions=True)
 
         assert {NodeNotConnectedError} == {type(error) for error in errors}
-        assert all("tried 1 times, again in " in str(error) for error in errors)
+        assert all("1 attempts, next in " in str(error) for error in errors)
         assert peer.taken == 1
 
 

@@ -89,13 +89,13 @@ async def test_all_dead():
     text = str(caught.value)
     assert f"{dead}: connection refused" in text
     assert f"{peer.address}: a web server answered" in text
-    assert "kafka..example:1: that cannot be a host's name" in text
+    assert "kafka..example:1: the host name is invalid" in text
 
 
 async def test_no_address_at_all():
     """Without ``bootstrap_servers`` the error says where to give them."""
     async with cluster_at("") as cluster:
-        with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - give it.* TAILRACE_BOOTSTRAP"):
+        with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - pass it.* TAILRACE_BOOTSTRAP"):
             await cluster.bootstrap()
 
 
@@ -414,20 +414,20 @@ async def test_what_does_not_heal_is_not_tried_again(failure):
 @pytest.mark.parametrize(
     ("failures", "kind", "told"),
     [
-        ([BrokerConnectionError("gone")] * 99, BrokerConnectionError, "a test: tried for 0.3 s; last: gone"),
+        ([BrokerConnectionError("gone")] * 99, BrokerConnectionError, "a test: tried for 0.3 s; last error: gone"),
         (
             [broker_error(3)] * 99,
             UnknownTopicError,
-            "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
-        ([None], RequestTimedOutError, "a test: not done within 0.3 s"),
+        ([None], RequestTimedOutError, "a test: not finished within 0.3 s"),
         (
             [broker_error(3), None],
             UnknownTopicError,
-            "still so after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
+            "still after 0.3 s of a test (UNKNOWN_TOPIC_OR_PARTITION, code 3)",
         ),
-        ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last: gone"),
-        ([MalformedMessageError("torn")] * 99, MalformedMessageError, "a test: tried for 0.3 s; last: torn"),
+        ([BrokerConnectionError("gone"), None], BrokerConnectionError, "a test: tried for 0.3 s; last error: gone"),
+        ([MalformedMessageError("torn")] * 99, MalformedMessageError, "a test: tried for 0.3 s; last error: torn"),
     ],
     ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs", "torn"],
 )

@@ -87,7 +87,7 @@ async def test_a_server_that_cannot_prove_itself(answers):
     error = await refusal(answers)
 
     assert type(error) is AuthenticationError
-    assert "SCRAM-SHA-256: the broker's answer does not prove that it knows us" in str(error)
+    assert "SCRAM-SHA-256: the broker's answer has no valid server signature" in str(error)
 
 
 @pytest.mark.parametrize("iterations", [1, 4_095, 1_000_001, "+2147483647", "4096,i=1", "many", ""])
@@ -97,7 +97,7 @@ async def test_a_server_that_asks_for_senseless_work(iterations):
 
     assert type(error) is AuthenticationError
     asked = str(iterations).rpartition("=")[2]
-    assert f"the broker asks for {asked} iterations, which no honest one does" in str(error)
+    assert f"the broker requests {asked} iterations, outside 4096 to 1000000" in str(error)
 
 
 async def test_a_server_that_talks_after_plain():
@@ -112,7 +112,7 @@ async def test_a_server_that_refuses_in_its_own_words():
     refused = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, "alice is locked", b"")
     moved = SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, None, b"")
 
-    assert "PLAIN: alice is locked - check user and password or token" in str(await refusal([refused], "PLAIN"))
+    assert "PLAIN: alice is locked - check user name, password or token" in str(await refusal([refused], "PLAIN"))
     assert "PLAIN: refused (ILLEGAL_SASL_STATE)" in str(await refusal([moved], "PLAIN"))
 
 
@@ -144,8 +144,8 @@ async def test_a_server_that_takes_the_secret_and_says_nothing(mechanism):
 @pytest.mark.parametrize(
     ("mechanism", "options", "told"),
     [
-        ("PLAIN", {"sasl_plain_password": f"{PASSWORD}\udc80"}, "sasl_plain_password has bytes that are no text"),
-        ("SCRAM-SHA-512", {"sasl_plain_username": "al\udc80ice"}, "sasl_plain_username has bytes that are no text"),
+        ("PLAIN", {"sasl_plain_password": f"{PASSWORD}\udc80"}, "sasl_plain_password cannot be encoded as UTF-8"),
+        ("SCRAM-SHA-512", {"sasl_plain_username": "al\udc80ice"}, "sasl_plain_username cannot be encoded as UTF-8"),
         ("GSSAPI", {}, "sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi"),
     ],
 )

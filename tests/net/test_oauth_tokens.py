@@ -32,12 +32,12 @@ async def no_text() -> bytes:
     [
         (failing, 60_000, BrokerConnectionError, "sasl_oauth_token_provider raised LookupError - "),
         (hanging, 500, BrokerConnectionError, "no connection within 0.5 s"),
-        (not_async, 60_000, ConfigurationError, "sasl_oauth_token_provider gave no token - make it `async def`"),
+        (not_async, 60_000, ConfigurationError, "sasl_oauth_token_provider returned no token - make it an `async def`"),
         (
             no_text,
             60_000,
             ConfigurationError,
-            "sasl_oauth_token_provider gave no token - make it `async def` and return a str",
+            "sasl_oauth_token_provider returned no token - make it an `async def` that returns a str",
         ),
     ],
     ids=["fails", "hangs", "is not async", "gives bytes"],

@@ -75,50 +75,50 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
             SSL,
             {"ssl_cafile": None},
             AuthenticationError,
-            "its certificate is not trusted: unable to get local issuer certificate - set ssl_cafile",
+            "the certificate is not trusted: unable to get local issuer certificate - set ssl_cafile",
         ),
         (
             SSL,
             {"security_protocol": "PLAINTEXT"},
             BrokerConnectionError,
-            "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL')",
+            "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')",
         ),
         (
             SSL,
             {"security_protocol": "SASL_SSL", **SASL},
             AuthenticationError,
-            "the broker does not take PLAIN - this listener has no SASL at all",
+            "the broker does not support PLAIN - the listener does not use SASL",
         ),
         (
             SSL,
             {"security_protocol": "SASL_PLAINTEXT", **SASL},
             BrokerConnectionError,
-            "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL')",
+            "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')",
         ),
         (
             MTLS,
             {"ssl_certfile": None, "ssl_keyfile": None},
             AuthenticationError,
-            "if it wants a certificate of ours, set ssl_certfile and ssl_keyfile",
+            "if it requires a client certificate, set ssl_certfile and ssl_keyfile",
         ),
         (
             PLAIN,
             {"sasl_plain_password": WRONG},
             AuthenticationError,
-            "PLAIN: Authentication failed: Invalid username or password - check user and password",
+            "PLAIN: Authentication failed: Invalid username or password - check user name, password",
         ),
         (PLAIN, {"sasl_plain_username": "bob"}, AuthenticationError, "PLAIN: Authentication failed"),
         (
             PLAIN,
             {"sasl_mechanism": "SCRAM-SHA-512"},
             AuthenticationError,
-            "the broker does not take SCRAM-SHA-512 - set sasl_mechanism to one of: PLAIN",
+            "the broker does not support SCRAM-SHA-512 - set sasl_mechanism to one of: PLAIN",
         ),
         (
             PLAIN,
             {"security_protocol": "PLAINTEXT"},
             BrokerConnectionError,
-            "the broker closed the connection - a listener that wants SASL does so: check security_protocol",
+            "the broker closed the connection - a listener that requires SASL does this: check security_protocol",
         ),
         (
             PLAIN,
@@ -133,7 +133,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
             SCRAM_512_TLS,
             {"security_protocol": "SSL"},
             BrokerConnectionError,
-            "the broker closed the connection - a listener that wants SASL does so: check security_protocol",
+            "the broker closed the connection - a listener that requires SASL does this: check security_protocol",
         ),
         (
             OAUTH,
@@ -193,7 +193,7 @@ async def test_a_refusal_stays_one_during_the_pause(secured):
     async with broker_at(options.pop("bootstrap_servers"), **options) as broker:
         with pytest.raises(AuthenticationError):
             await broker.connect()
-        with pytest.raises(AuthenticationError, match=r"Invalid username or password .*tried 1 times, again in"):
+        with pytest.raises(AuthenticationError, match=r"Invalid username or password .*1 attempts, next in"):
             await broker.send(FindCoordinatorRequest("any"))
 
 
@@ -202,7 +202,7 @@ async def test_a_plain_broker_asked_for_more(kafka, direct, security):
     """A listener without any security says so to whoever brings TLS or SASL."""
     error = await refusal(kafka, bootstrap_servers=direct, security_protocol=security, **SASL)
 
-    told = "this listener has no SASL at all" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
+    told = "the listener does not use SASL" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
     assert told in str(error)
     assert not any(map(holds_a_secret, shown_by(error)))
 
@@ -234,7 +234,7 @@ async def test_a_certificate_of_another_host(tmp_path):
     async with Peer(silent, tls=context) as peer:
         with pytest.raises(
             AuthenticationError,
-            match=r"its certificate is another host's: .* \(see the broker's advertised.listeners\)$",
+            match=r"the certificate is for another host: .* \(see the broker's advertised.listeners\)$",
         ):
             async with cluster_at(peer.address, **options) as cluster:
                 await cluster.bootstrap()
@@ -261,7 +261,7 @@ def test_files_that_will_not_do(tmp_path, wrong, capfd):
     password = {"ssl_password": WRONG} if wrong.endswith("wrong password") else {}
 
     files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), **password}
-    with pytest.raises(ConfigurationError, match=r"key\.pem.* - each has to be PEM, and ssl_password") as caught:
+    with pytest.raises(ConfigurationError, match=r"key\.pem.* - they must be PEM, and ssl_password") as caught:
         Dialer(configured("localhost", security_protocol="SSL", **files))
 
     assert not any(map(holds_a_secret, shown_by(caught.value)))

@@ -225,7 +225,7 @@ async def test_it_gets_in_with_a_consumers_options():
             await transactional.commit()
             assert transactional.state is ProducerState.READY
         stranger = resolve({**server.client_options, "sasl_plain_password": "another"}, {})
-        with pytest.raises(AuthenticationError, match="check user and password"):
+        with pytest.raises(AuthenticationError, match="check user name, password"):
             await Producer(stranger).start()
 
 

@@ -71,11 +71,11 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
 
 def test_a_broker_that_does_not_offer_it_is_told_so():
     """The error names the API, the versions we speak and what the broker has."""
-    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker offers 0 to 1$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
-    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not offer it$"):
+    with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support it$"):
         offered(Metadata=()).version_of(MetadataRequest.api)
-    with pytest.raises(UnsupportedVersionError, match="the broker offers 99 to 100"):
+    with pytest.raises(UnsupportedVersionError, match="the broker 99 to 100"):
         offered(Metadata=(99, 100)).version_of(MetadataRequest.api)
 
 
@@ -97,7 +97,7 @@ def test_a_broker_too_old_is_refused(api):
         offered(**{api.name: (0, oldest - 1)}).check_consuming()
 
     assert (
-        f"{api.name}: tailrace speaks versions {oldest} to {api.versions[-1]}, the broker offers 0 to {oldest - 1}"
+        f"{api.name}: tailrace supports versions {oldest} to {api.versions[-1]}, the broker 0 to {oldest - 1}"
         in str(refused.value)
     )
     assert "upgrade the broker" in str(refused.value)
@@ -105,5 +105,5 @@ def test_a_broker_too_old_is_refused(api):
 
 def test_all_that_is_missing_is_named_at_once():
     """One look at the error tells the whole of it."""
-    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not offer it"):
+    with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support it"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

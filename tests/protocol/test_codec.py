@@ -288,7 +288,7 @@ def test_fields_may_stand_in_an_array_of_one_element():
     assert encoded(inside, Moved("g", 5, 6), flexible=True) == b"\x02\x02g\x05\x00\x06\x00"
     assert decoded(inside, b"\x02\x02g\x05\x00\x06\x00", flexible=True) == Moved("g", 5, 6)
     assert [slot.attribute for slot in layout(Moved, 2).slots[0].shape.element.slots] == ["group", "offset"]
-    with pytest.raises(MalformedMessageError, match="2 elements where one was asked for"):
+    with pytest.raises(MalformedMessageError, match="2 elements in an array that must have one"):
         decoded(inside, b"\x03\x02g\x05\x00\x02g\x05\x00\x06\x00", flexible=True)
 
 
@@ -320,7 +320,7 @@ def test_a_structure_may_be_null(kind, value, flexible, data):
 @pytest.mark.parametrize("kind", [OLD, NODES])
 def test_a_structure_is_there_or_null(kind, mark):
     """Another byte before it says that the message was misread."""
-    with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a structure"):
+    with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a nullable structure"):
         decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
 
 

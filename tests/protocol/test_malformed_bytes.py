@@ -210,5 +210,5 @@ def test_one_answer_was_asked_for(api, version, one, count):
         return memoryview(bytes(4) + b"\0" + bytes(4) + bytes([times + 1]) + one * times + b"\0")
 
     assert api.decode_response(frame(1), version)
-    with pytest.raises(MalformedMessageError, match=f"{count} elements where one was asked for"):
+    with pytest.raises(MalformedMessageError, match=f"{count} elements in an array that must have one"):
         api.decode_response(frame(count), version)

@@ -1,1 +1,1 @@
-"""Record batches: read, written, checked. The only package that imports aiokafka.record."""
+"""Reading and writing of record batches. No other package imports aiokafka.record."""

@@ -1,7 +1,7 @@
 """Writer of record batches (format 2).
 
-A batch is written record by record into one buffer, in C. The producer's id, epoch and sequence are set when it is
-sent, and may be set again if it is sent under another epoch.
+Records are appended to one buffer in C. Producer id, epoch and sequence are set when the batch is sent, and again if it
+is sent under another epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["COMPRESSIONS", "BatchWriter", "Compression"]
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""By Kafka's names."""
+"""Codec numbers by Kafka's names."""
 
 _FORMAT = 2
 _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT = 17, 21, 43
@@ -29,15 +29,15 @@ _CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
 
 
 class BatchWriter:
-    """One batch, being filled.
+    """Record batch that is being filled.
 
     Args:
-        limit: size in bytes, before compression; one record always fits.
+        limit: maximum size in bytes before compression; one record always fits.
         compression: codec, one of ``COMPRESSIONS``.
         is_transactional: True for records of a transaction.
 
     Attributes:
-        count: records in it.
+        count: number of records.
     """
 
     __slots__ = ("_builder", "_content", "_options", "_written_for", "count")
@@ -56,7 +56,7 @@ class BatchWriter:
 
     @property
     def size(self) -> int:
-        """Bytes in it, before compression."""
+        """Size in bytes before compression."""
         return self._builder.size()
 
     def append(
@@ -69,25 +69,25 @@ class BatchWriter:
         """Append a record and return its size in bytes; 0 if the batch is full. The default timestamp is now.
 
         Raises:
-            MalformedMessageError: key, value or headers are not what a record has; the batch is as it was.
+            MalformedMessageError: key, value or headers are invalid; the batch is unchanged.
         """
         try:
             taken = self._builder.append(self.count, timestamp_ms, key, value, list(headers) if headers else _NONE)
         except (TypeError, ValueError, OverflowError) as error:
-            raise MalformedMessageError(f"a record that cannot be written: {error}") from error
+            raise MalformedMessageError(f"cannot encode the record: {error}") from error
         if taken is None:
             return 0
         self.count += 1
         return taken.size
 
     def written(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
-        """Return the batch as bytes of this producer, beginning at ``sequence``; it takes no more records."""
+        """Return the encoded batch with this producer id and first ``sequence``; it accepts no more records."""
         producer = (producer_id, producer_epoch, sequence)
         if self._content is None:
             self._builder.set_producer_state(*producer)
             self._content = self._builder.build()
         elif producer != self._written_for:
-            # A copy, since the bytes before may still wait to be sent.
+            # Copy: the previous bytes may still wait to be sent.
             self._content = bytearray(self._content)
             _PRODUCER.pack_into(self._content, _PRODUCER_AT, *producer)
             checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))
@@ -96,7 +96,7 @@ class BatchWriter:
         return memoryview(self._content)
 
     def selected(self, indices: Sequence[int]) -> BatchWriter:
-        """Return a batch of some of the records."""
+        """Return a batch of the records at ``indices``."""
         (batch,) = split(self.written(*self._written_for))
         records = batch.decode("", 0, 0).take(self.count)
         limit, compression, is_transactional = self._options

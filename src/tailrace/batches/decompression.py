@@ -1,7 +1,7 @@
-"""Decompression of record batches into a bounded amount of memory.
+"""Decompression of record batches with bounded memory.
 
-Neither a size in a header nor the compressed size limits the memory that a batch takes, only the size of the output:
-each codec writes into a buffer that grows by steps up to the limit, and stops where the buffer ends.
+Sizes in headers are not trusted: each codec writes into a buffer that grows in steps up to the limit, and stops at the
+end of the buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STREAMS: dict[int, Callable[[memoryview, memoryview], int]] = {
     _ZSTD: cramjam.zstd.decompress_into,
 }
 _FILLS = 0xA5, 0x5A
-"""Bytes that stand at the end of the room before it is written."""
+"""Bytes put at the end of the buffer before the codec writes."""
 
 _USUAL_RATIO = 8
 _SMALLEST_BUFFER = 65_536
@@ -35,8 +35,8 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
     """Return ``head`` and the decompressed bytes after it; None if these are more than ``limit``.
 
     Raises:
-        MalformedMessageError: the codec is unknown, or a length leads out of the bytes.
-        cramjam.DecompressionError: the bytes are not what the codec writes.
+        MalformedMessageError: the codec is unknown, or a length exceeds the bytes.
+        cramjam.DecompressionError: the bytes are invalid.
     """
     if codec == _SNAPPY:
         return _from_snappy(packed, limit, head)
@@ -60,10 +60,10 @@ def decompressed(codec: int, packed: memoryview, limit: int, head: bytes | bytea
 def _written(
     decompress_into: Callable[[memoryview, memoryview], int], packed: memoryview, room: memoryview
 ) -> int | None:
-    """Return how many bytes of ``room`` the codec has written; None if it has no room for more.
+    """Return the number of bytes of ``room`` that the codec wrote; None if it was too small.
 
-    The error that cramjam raises for want of room differs from others only in its text, which no version promises. The
-    last byte of the room tells: it was written if it differs from one of two fills.
+    cramjam's error for a buffer that is too small differs from others only in its text, which is not stable. Instead,
+    the last byte is checked: the codec has written it if it differs from one of two fill values.
     """
     failure = None
     for fill in _FILLS:
@@ -79,7 +79,7 @@ def _written(
 
 
 def _from_snappy(packed: memoryview, limit: int, head: bytes | bytearray) -> bytearray | None:
-    """Decompress snappy, raw or in the blocks of Java's library; its decoder holds to the size in the header."""
+    """Decompress snappy, raw or in the blocks of Java's library; its decoder observes the size in the header."""
     blocks = [packed]
     if packed[: len(_XERIAL)] == _XERIAL:
         reader, blocks = FrameReader(packed[_XERIAL_HEAD:]), []

@@ -1,7 +1,7 @@
-"""Record batches of formats 0 and 1, as brokers before 0.11 wrote them; a topic that is old enough holds some still.
+"""Record batches of formats 0 and 1, written before Kafka 0.11.
 
-Rule of this file: no length is believed before it is checked. (The C code for these formats does believe those inside
-a compressed message, and a garbled one leads it out of its memory.) Such messages are rare, so speed does not matter.
+Each length is checked before use: aiokafka's C code for these formats trusts those inside a compressed message, and a
+corrupt one makes it read outside its memory. Such messages are rare, so this is plain Python.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tailrace.protocol.encoding.frame_reader import FrameReader
 __all__ = ["LegacyBatch"]
 
 _HEAD = struct.Struct(">qiIbb")
-"""Offset, length of what follows it, checksum, format, attributes."""
+"""Offset, length of the rest, checksum, format, attributes."""
 _CHECKED_FROM = 16
-_BEHIND_LENGTH = 6
+_SIZE_AFTER_LENGTH = 6
 _TIMESTAMP = struct.Struct(">q")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _CODEC, _LOG_APPEND_TIME = 7, 8
@@ -46,10 +46,10 @@ class _LegacyRecord(NamedTuple):
 
 
 class LegacyBatch:
-    """One message, or many compressed into the value of one.
+    """Message, or many messages compressed into the value of one.
 
     Raises:
-        MalformedMessageError: it is not what it says.
+        MalformedMessageError: the bytes are invalid.
     """
 
     is_control_batch = False
@@ -64,7 +64,7 @@ class LegacyBatch:
         self.next_offset = self._outer.offset + 1
 
     def validate_crc(self) -> bool:
-        """Whether the bytes are those that were written."""
+        """Return True if the checksum matches."""
         return zlib.crc32(self._view[_CHECKED_FROM:]) == self._outer.checksum
 
     @property
@@ -73,27 +73,22 @@ class LegacyBatch:
         return self._outer.attributes & _CODEC
 
     def decompress(self, limit: int) -> int | None:
-        """Decompress the messages inside, to be read by iterating; None if they are more than ``limit`` bytes.
-
-        Returns the number of bytes that are kept.
-        """
+        """Decompress the inner messages and return their size in bytes; None if it exceeds ``limit``."""
         outer, codec = self._outer, self.codec
-        # In format 0, clients and brokers agreed on a checksum that is not LZ4's (KAFKA-3160).
+        # In format 0, the checksum of LZ4 frames differs from LZ4's specification (KAFKA-3160).
         if codec not in {_GZIP, _SNAPPY, _LZ4} or (codec == _LZ4 and not outer.magic):
-            raise MalformedMessageError(
-                f"a message of format {outer.magic} in codec {codec}, which that format does not have"
-            )
+            raise MalformedMessageError(f"codec {codec} is invalid in a message of format {outer.magic}")
         output = decompressed(codec, memoryview(outer.value or b""), limit)
         if output is None:
             return None
         self._inside = memoryview(output)
-        # From format 1 on the offsets inside count from the first, and the outer one is the last one's.
+        # From format 1 on, inner offsets are relative, and the outer offset is that of the last message.
         last = _last_offset(self._inside) if outer.magic else None
         self._shift = 0 if last is None else max(0, outer.offset - last)
         return len(output)
 
     def __iter__(self) -> Iterator[_LegacyRecord]:
-        """The records in it."""
+        """Yield the records."""
         outer = self._outer
         if not self.codec:
             yield _record(outer, outer.offset, outer.timestamp)
@@ -102,13 +97,13 @@ class LegacyBatch:
         while inside.remaining:
             message = _read(inside)
             if message.attributes & _CODEC:
-                raise MalformedMessageError("a message that is compressed twice")
+                raise MalformedMessageError("an inner message is compressed as well")
             timestamp = outer.timestamp if outer.attributes & _LOG_APPEND_TIME else message.timestamp
             yield _record(message, message.offset + self._shift, timestamp)
 
 
 def _last_offset(messages: memoryview) -> int | None:
-    """Return the offset of the last message without reading the messages themselves: there may be millions."""
+    """Return the offset of the last message without decoding the messages, of which there may be millions."""
     reader, last = FrameReader(messages), None
     while reader.remaining:
         last, length = _OFFSET_AND_LENGTH.unpack(reader.view(_OFFSET_AND_LENGTH.size))
@@ -124,7 +119,7 @@ def _record(message: _LegacyMessage, offset: int, timestamp: int) -> _LegacyReco
 
 def _read(reader: FrameReader) -> _LegacyMessage:
     offset, length, checksum, magic, attributes = _HEAD.unpack(reader.view(_HEAD.size))
-    body = FrameReader(reader.view(length - _BEHIND_LENGTH))
+    body = FrameReader(reader.view(length - _SIZE_AFTER_LENGTH))
     timestamp = _TIMESTAMP.unpack(body.view(_TIMESTAMP.size))[0] if magic else -1
     key, value = _bytes(body), _bytes(body)
     if body.remaining:

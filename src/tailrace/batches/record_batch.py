@@ -1,9 +1,8 @@
-"""Record batches: found in a fetch answer, checked, decoded in slices. The one door to ``aiokafka.record``.
+"""Record batches of a Fetch response, decoded in slices.
 
-Rule of this file: a batch is a view into the frame it came in, and nothing of it is decoded before somebody asks for
-its records; decompressing it takes a limit, and can be undone. Only what is small beside its frame is copied: that
-would stay in memory for as long as the batch waits. Each batch says its own format (an old topic may mix them in one
-answer). Decoding runs in C from the bytes to the list of records; no Python code runs for one record.
+A batch is a view of its frame and is decoded lazily, in C, without Python code for each record. Decompression is
+limited and can be undone. Batches that are small compared to their frame are copied, so that they do not keep the frame
+in memory. Each batch has its own format; a response may contain several.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from tailrace.records import Record
 __all__ = ["RecordBatch", "RecordDecoder", "split"]
 
 _PREFIX = struct.Struct(">qiib")
-"""Base offset, length of what follows it, leader's epoch (from format 2 on), format."""
+"""Base offset, length of the rest, leader epoch (from format 2 on), format."""
 _LENGTH_ENDS_AT = 12
-_SHORTEST = {0: 14, 1: 22, 2: 49}
-"""What a batch of each format has at least behind its length; the C code reads that much unasked."""
+_MIN_LENGTH = {0: 14, 1: 22, 2: 49}
+"""Minimum length of each format; the C code reads that much without a check."""
 
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
 _CODEC_AT, _CODEC = 22, 7
 
-_MOST_UNASKED = 1 << 20
-"""Limit of a batch that nobody has decompressed before its records are read, such as a transaction's marker."""
+_DEFAULT_LIMIT = 1 << 20
+"""Limit of decompression for batches that are read without ``decompress``, such as transaction markers."""
 
 _LARGE_FRAME = 65_536
 _SMALL_SHARE = 8
-"""What is less than one part in so many of a large frame does not keep it in memory."""
+"""Record sets smaller than this fraction of a large frame are copied."""
 
 _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
-# What the C code and the codecs raise over bytes that are not what they should be: their own errors, gzip's (an
-# OSError), and those of C functions that are asked for a string of an enormous length.
-_BROKEN = (
+# Errors of the C code and the codecs for invalid bytes; OSError is gzip's, OverflowError and MemoryError come from
+# enormous lengths.
+_DECODE_ERRORS = (
     CorruptRecordException,
     UnsupportedCodecError,
     cramjam.DecompressionError,
@@ -64,7 +63,7 @@ _BROKEN = (
 
 
 class _RawBatch(Protocol):
-    """What batches of all formats have."""
+    """Interface of batches of all formats."""
 
     is_control_batch: bool
     is_transactional: bool
@@ -77,18 +76,18 @@ class _RawBatch(Protocol):
 
 
 class RecordBatch:
-    """One record batch, not decoded.
+    """Record batch, decoded on demand.
 
     Attributes:
-        base_offset: of the first record that was written into it (compaction may have removed that); of a compressed
-            one in an old format, which says so only inside, of the last.
-        next_offset: the offset behind its last one.
-        size: bytes on the wire.
-        leader_epoch: of the leader that wrote it; -1 in old formats.
-        is_compressed: True for a batch with a codec, from ``pack`` until ``decompress`` has returned True.
-        plain_bytes: bytes that its decompressed records take; 0 while it is compressed, or if it never was.
-        is_control: whether it carries a transaction's marker in place of records.
-        producer_id: of the transaction it belongs to; None outside of any.
+        base_offset: offset of the first record written into it, which compaction may have removed; of the last record
+            in compressed batches of old formats, whose first offset is known only after decompression.
+        next_offset: offset after the last one.
+        size: size on the wire, in bytes.
+        leader_epoch: epoch of the leader that wrote it; -1 in old formats.
+        is_compressed: True for a batch with a codec, unless ``decompress`` returned True since the last ``pack``.
+        plain_bytes: size of the decompressed records; 0 while it is compressed, or if it has no codec.
+        is_control: True if it contains a transaction marker instead of records.
+        producer_id: producer of its transaction; None outside transactions.
     """
 
     __slots__ = (
@@ -126,16 +125,16 @@ class RecordBatch:
         return f"<RecordBatch {self.base_offset}..{self.next_offset - 1} {self.size} bytes>"
 
     def checksum_holds(self) -> bool:
-        """Whether the bytes are those that were written; to be asked before ``decompress``."""
+        """Return True if the checksum matches. Call it before ``decompress``."""
         return self._raw.validate_crc()
 
     def decompress(self, limit: int) -> bool:
-        """Decompress the records, as many bytes as ``limit``; False if they are more.
+        """Decompress the records and return True; return False if they exceed ``limit`` bytes.
 
-        It touches nothing but this batch, so a thread may call it.
+        A thread may call it, because it changes nothing but this batch.
 
         Raises:
-            MalformedMessageError: the bytes are not what the codec writes, or the codec is unknown.
+            MalformedMessageError: the bytes are invalid, or the codec is unknown.
         """
         if not self.is_compressed:
             return True
@@ -144,20 +143,20 @@ class RecordBatch:
                 size = self._raw.decompress(limit)
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
-            # The batch as it would have been written without a codec: one buffer, filled by the codec in place.
+            # Build the batch as if it had been written without a codec, in one buffer that the codec fills.
             head = bytearray(self._view[:_HEAD])
             head[_CODEC_AT] &= ~_CODEC
             plain = decompressed(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)
             if plain is None:
                 return False
             self._raw = cast(_RawBatch, DefaultRecordBatch(plain))
-        except _BROKEN as error:
-            raise MalformedMessageError(f"a record batch that cannot be decoded: {error}") from error
+        except _DECODE_ERRORS as error:
+            raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
         self.plain_bytes, self.is_compressed = len(plain), False
         return True
 
     def pack(self) -> None:
-        """Forget the decompressed records; to be decompressed again, and decoded from the beginning."""
+        """Undo ``decompress``; decoding starts from the beginning again."""
         if not self.plain_bytes:
             return
         self._raw = cast(
@@ -167,12 +166,12 @@ class RecordBatch:
         self.plain_bytes, self.is_compressed = 0, True
 
     def is_abort_marker(self) -> bool:
-        """Whether it ends a transaction by taking it back.
+        """Return True if it contains the marker of an aborted transaction.
 
         Raises:
-            MalformedMessageError: it is a control batch that cannot be read.
+            MalformedMessageError: it is a control batch that cannot be decoded.
         """
-        # The raw batch gives its records once.
+        # The raw batch yields its records only once.
         if self._is_abort_marker is None:
             self._is_abort_marker = self.is_control and self._read_marker()
         return self._is_abort_marker
@@ -182,70 +181,70 @@ class RecordBatch:
             try:
                 return ControlRecord.parse(record.key or b"") == ABORT_MARKER
             except struct.error as error:
-                raise MalformedMessageError("a transaction's marker that cannot be read") from error
+                raise MalformedMessageError("cannot decode the transaction marker") from error
         return False
 
     def decode(self, topic: str, partition: int, position: int) -> RecordDecoder:
-        """A hand that takes its records from ``position`` on."""
+        """Return a decoder positioned at ``position``."""
         return RecordDecoder(self, topic, partition, position)
 
 
 class RecordDecoder:
-    """Takes the records out of one batch, a slice at a time."""
+    """Decoder of a batch, which returns its records in slices."""
 
     __slots__ = ("_records",)
 
     def __init__(self, batch: RecordBatch, topic: str, partition: int, position: int) -> None:
-        # One pipe of C functions from the compressed bytes to Record.
+        # A pipeline of C functions from the compressed bytes to Record.
         records = starmap(partial(Record, topic, partition), map(_FIELDS, _lazily(batch)))
-        if position > batch._lowest:  # noqa: SLF001 - one room
+        if position > batch._lowest:  # noqa: SLF001 - same module
             records = dropwhile(lambda record: record.offset < position, records)  # type: ignore[assignment]
         self._records: Iterator[Record] = records
 
     def take(self, count: int) -> list[Record]:
-        """The next ``count`` records; fewer only at the end.
+        """Return the next ``count`` records, fewer only at the end.
 
         Raises:
-            MalformedMessageError: the bytes are not records, or their codec is unknown.
+            MalformedMessageError: the bytes are invalid, or the codec is unknown.
         """
         try:
             return list(islice(self._records, count))
-        except _BROKEN as error:
-            raise MalformedMessageError(f"a record batch that cannot be decoded: {error}") from error
+        except _DECODE_ERRORS as error:
+            raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
 
 
 def _lazily(batch: RecordBatch) -> Iterator[object]:
-    """The batch's own iterator, begun when the first record is asked for."""
+    """Iterate over the records, decompressing only when the first is requested."""
     return chain.from_iterable(map(_readable, (batch,)))
 
 
 def _readable(batch: RecordBatch) -> _RawBatch:
-    if not batch.decompress(_MOST_UNASKED):
-        raise MalformedMessageError(f"a record batch that decompresses to more than {_MOST_UNASKED} bytes")
-    return batch._raw  # noqa: SLF001 - one room
+    if not batch.decompress(_DEFAULT_LIMIT):
+        raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
+    return batch._raw  # noqa: SLF001 - same module
 
 
 def split(records: memoryview) -> list[RecordBatch]:
-    """The whole batches in a fetch answer's bytes; a last one that was cut off is left out, as the protocol wants.
+    """Return the batches of a record set, without the truncated one that the protocol allows at its end.
 
     Raises:
-        MalformedMessageError: a length that no batch can have.
+        MalformedMessageError: a length is invalid.
     """
     batches = []
     records = _out_of_frame(records)
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
         base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
-        if length < _SHORTEST.get(magic, 1 << 31):
-            raise MalformedMessageError(f"a record batch of format {magic} that claims {length} bytes")
-        behind = at + _LENGTH_ENDS_AT + length
-        if behind > end:
+        if length < _MIN_LENGTH.get(magic, 1 << 31):
+            raise MalformedMessageError(f"a record batch of format {magic} claims {length} bytes")
+        next_at = at + _LENGTH_ENDS_AT + length
+        if next_at > end:
             break
         try:
-            batches.append(RecordBatch(records[at:behind], base_offset, leader_epoch, magic))
-        except _BROKEN as error:
-            raise MalformedMessageError(f"a record batch that is too short: {error}") from error
-        at = behind
+            batches.append(RecordBatch(records[at:next_at], base_offset, leader_epoch, magic))
+        except _DECODE_ERRORS as error:
+            raise MalformedMessageError(f"the record batch is too short: {error}") from error
+        at = next_at
     return batches
 
 

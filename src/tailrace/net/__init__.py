@@ -1,1 +1,1 @@
-"""Connections to brokers, cluster metadata, coordinator look-up."""
+"""Connections to brokers, cluster metadata and coordinator lookup."""

@@ -1,8 +1,8 @@
-"""One real server, and the several connections to it.
+"""A broker and its connections.
 
-Rule of this file: a broker answers one connection's requests one after the other, so what must not wait for a long
-poll or a pending rebalance has a connection of its own. Each is opened when it is first needed; after a failure the
-next try waits (exponentially longer), and whoever asks in between is told so at once.
+A broker answers the requests of one connection in order. Requests that must not wait for a long poll or a pending
+rebalance therefore have connections of their own, opened when first needed. After a failed attempt, requests fail
+immediately until an exponential backoff is over.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 class Channel(StrEnum):
-    """What a connection is for."""
+    """Purpose of a connection."""
 
     MAIN = "main"
     FETCH = "fetch"
@@ -51,7 +51,7 @@ class Channel(StrEnum):
 
 
 class ChannelKey(NamedTuple):
-    """One connection: what it is for, and for whom; each member of a group has its own."""
+    """Purpose of a connection, and the group member that uses it alone."""
 
     channel: Channel
     member: str = ""
@@ -69,17 +69,17 @@ CHANNEL_OF: dict[type[Request[Any]], Channel] = {
     LeaveGroupRequest: Channel.GROUP,
     HeartbeatRequest: Channel.HEARTBEAT,
 }
-"""Which connection a request takes; the main one where nothing is said."""
+"""Channel of each request; others use ``Channel.MAIN``."""
 
 
 class Broker:
-    """One server of the cluster.
+    """Broker of the cluster.
 
     Attributes:
-        id: as the cluster numbers it; negative until that is known (it was found by ``bootstrap_servers``).
-        host: a name or an address.
-        port: of the listener.
-        rack: where it is, if it says so.
+        id: node id; negative for an address of ``bootstrap_servers``.
+        host: name or address.
+        port: port of the listener.
+        rack: rack of the broker, if it is configured.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Broker:
 
     @classmethod
     def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
-        """A broker by itself, outside of any cluster."""
+        """Return a broker that belongs to no Cluster."""
         return cls(node, config, Dialer(config), observer or Observer())
 
     def __repr__(self) -> str:
@@ -110,31 +110,26 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Host and port, for people."""
+        """Host and port, for messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def connected(self) -> bool:
-        """Whether the main connection stands; False as soon as the broker has closed it."""
-        return self._stands(ChannelKey(Channel.MAIN))
+        """True while the main connection is open."""
+        return self._is_connected(ChannelKey(Channel.MAIN))
 
     @property
     def offsets_channel_connected(self) -> bool:
-        """Whether the connection for committing and fetching offsets stands."""
-        return self._stands(ChannelKey(Channel.OFFSETS))
+        """True while the connection for committing and fetching offsets is open."""
+        return self._is_connected(ChannelKey(Channel.OFFSETS))
 
     async def connect(self) -> None:
-        """Open the main connection, anew if there is one, and allow others to be opened when they are needed.
-
-        Raises:
-            BrokerConnectionError: nobody answers.
-            UnsupportedVersionError: the broker is too old.
-        """
+        """Open or reopen the main connection, and allow others to be opened when needed."""
         self._is_open = True
         await self._connection(ChannelKey(Channel.MAIN)).reopen()
 
     async def connect_offsets_channel(self) -> None:
-        """Open the connection for committing and fetching offsets, anew if there is one."""
+        """Open or reopen the connection for committing and fetching offsets."""
         self._is_open = True
         await self._connection(ChannelKey(Channel.OFFSETS)).reopen()
 
@@ -146,19 +141,19 @@ class Broker:
         key: ChannelKey | None = None,
         timeout_s: float | None = None,
     ) -> ResponseT:
-        """Send a request over the connection that its kind takes, and wait for the answer.
+        """Send a request over the connection of its channel and return the response.
 
         Args:
-            request: what to ask.
-            member: whose connection it is, for the requests of a group's membership.
-            key: another connection than that of its kind.
-            timeout_s: how long to wait, for a connection too; ``request_timeout_ms`` when nothing is said.
+            request: request to send.
+            member: group member whose connection is used, for requests of the membership.
+            key: connection to use instead.
+            timeout_s: limit of the wait, connecting included; by default ``request_timeout_ms``.
 
         Raises:
-            NodeNotConnectedError: not connected, and the pause before the next try is not over.
-            BrokerConnectionError: connecting failed, or the connection broke.
-            RequestTimedOutError: no answer in time.
-            UnsupportedVersionError: the broker does not speak this.
+            NodeNotConnectedError: not connected, and the backoff is not over.
+            BrokerConnectionError: connecting failed, or the connection failed.
+            RequestTimedOutError: no response in time.
+            UnsupportedVersionError: no common version of the request.
         """
         channel = CHANNEL_OF.get(type(request), Channel.MAIN)
         own = channel in {Channel.GROUP, Channel.HEARTBEAT}
@@ -168,11 +163,11 @@ class Broker:
         return await connection.send(request, deadline - asyncio.get_running_loop().time())
 
     async def version_for(self, request: Request[Any], *, timeout_s: float) -> int:
-        """Return the version in which ``request`` would be sent over the connection that its kind takes.
+        """Return the version in which ``request`` would be sent.
 
         Raises:
             BrokerConnectionError: the connection cannot be opened in time.
-            UnsupportedVersionError: the broker does not offer the request.
+            UnsupportedVersionError: no common version of the request.
         """
         channel = CHANNEL_OF.get(type(request), Channel.MAIN)
         connection = await self._connection_within(ChannelKey(channel), timeout_s)
@@ -186,29 +181,29 @@ class Broker:
             raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
     async def connection_for(self, key: ChannelKey) -> Connection:
-        """The open connection of ``key``: one key, one connection, for as long as the broker object lives.
+        """Return the connection of ``key``, opened if necessary.
 
         Raises:
-            NodeNotConnectedError: never connected or closed, or the pause before the next try is not over.
-            BrokerConnectionError: it cannot be opened now.
+            NodeNotConnectedError: never connected or closed, or the backoff is not over.
+            BrokerConnectionError: the connection cannot be opened.
         """
         if not self._is_open:
             raise NodeNotConnectedError(f"broker {self.id} at {self.address} is not connected - await connect() first")
         return await self._connection(key).connection()
 
     def forget(self, member: str) -> None:
-        """Close the connections of one member."""
+        """Close the connections of a group member."""
         for key in [key for key in self._connections if key.member == member]:
             self._connections.pop(key).close()
 
     def close(self) -> None:
-        """Close all connections; requests under way fail, later ones fail at once."""
+        """Close all connections; pending and later requests fail."""
         self._is_open = False
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
 
-    def _stands(self, key: ChannelKey) -> bool:
+    def _is_connected(self, key: ChannelKey) -> bool:
         connection = self._connections.get(key)
         return connection is not None and connection.is_open
 
@@ -221,16 +216,16 @@ class Broker:
 
 
 class _ReplaceableConnection:
-    """One connection, replaced when it is lost."""
+    """Connection of one channel, reopened when it is lost or idle for too long."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a broker hands on
+    def __init__(  # noqa: PLR0913, PLR0917 - all come from the one broker
         self, key: ChannelKey, host: str, port: int, config: ConsumerConfig, dialer: Dialer, observer: Observer
     ) -> None:
         self._key, self._host, self._port = key, host, port
         self._dialer, self._observer = dialer, observer
         self._backoff = Backoff.of_ms(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._max_idle_s = config.connections_max_idle_ms / 1000
-        self._dialling = asyncio.Lock()
+        self._dialing = asyncio.Lock()
         self._connection: Connection | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -245,16 +240,16 @@ class _ReplaceableConnection:
     async def connection(self) -> Connection:
         if (usable := self._usable()) is not None:
             return usable
-        async with self._dialling:
+        async with self._dialing:
             if (usable := self._usable()) is not None:
                 return usable
             pause_s = self._retry_at - asyncio.get_running_loop().time()
             if pause_s > 0:
-                raise self._told_again(pause_s)
+                raise self._failure_during_backoff(pause_s)
             return await self._dial()
 
     async def reopen(self) -> None:
-        async with self._dialling:
+        async with self._dialing:
             await self._dial()
 
     def close(self) -> None:
@@ -299,11 +294,11 @@ class _ReplaceableConnection:
         if not isinstance(error, AuthenticationError):
             self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error)))
 
-    def _told_again(self, pause_s: float) -> TailraceError:
-        # What waiting does not heal keeps its name, or some would wait for it.
-        lasting = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
-        kind = type(self._failure) if lasting else NodeNotConnectedError
-        return kind(f"{self._failure} (tried {self._failures} times, again in {pause_s:.1f} s)")
+    def _failure_during_backoff(self, pause_s: float) -> TailraceError:
+        # Errors that waiting does not resolve keep their class, or callers would retry.
+        is_permanent = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
+        error_class = type(self._failure) if is_permanent else NodeNotConnectedError
+        return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")
 
     def _note_loss(self, reason: TailraceError) -> None:
         self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason)))

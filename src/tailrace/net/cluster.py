@@ -1,8 +1,6 @@
-"""The brokers together: found by any that lives, kept in view, asked for leaders and coordinators.
+"""Brokers, metadata and group coordinators of a cluster.
 
-Rule of this file: it knows who is who and asks nothing on anybody's behalf but that. It owns no task: whoever uses
-it keeps the picture fresh (``refresh_if_stale``), and several consumers may share one. What is tried again is tried
-by ``retrying``, which knows the deadline of the call it serves.
+It owns no task: MetadataRefresher refreshes the metadata. Several consumers may share a cluster.
 """
 
 from __future__ import annotations
@@ -58,15 +56,15 @@ ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
 _STAGGER_S = 0.25
-"""How long a broker is waited for before the next is asked beside it, where any will do."""
+"""Delay before a request that any broker can answer is also sent to the next one."""
 
 
 class Cluster:
-    """The brokers, and what they say of topics and groups.
+    """Brokers of a cluster, with its metadata and group coordinators.
 
     Attributes:
-        topology: the newest picture; it is replaced, never changed.
-        config: the options that connections are made with.
+        topology: latest metadata; immutable, replaced by each refresh.
+        config: options of the connections.
     """
 
     def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
@@ -79,9 +77,9 @@ class Cluster:
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._refreshing = asyncio.Lock()
         self._looking_up = asyncio.Lock()
-        self._asked = 0
-        self._asked_for: frozenset[str] | None = frozenset()
-        """The topics that the last picture was asked for; None for all there are."""
+        self._refreshes = 0
+        self._requested: frozenset[str] | None = frozenset()
+        """Topics of the last Metadata request; None for all."""
         self._failure: TailraceError | None = None
         self._refreshed_at = 0.0
         self._topics: dict[object, frozenset[str] | None] = {}
@@ -93,72 +91,72 @@ class Cluster:
     # ---- finding the cluster -----------------------------------------------------------------------------------
 
     async def bootstrap(self) -> None:
-        """Reach the cluster by any of ``bootstrap_servers``; one round, no address twice.
+        """Request metadata through ``bootstrap_servers``, trying each address once.
 
         Raises:
-            ConfigurationError: there are no addresses.
-            AuthenticationError: a broker refused us.
-            UnsupportedVersionError: a broker is too old.
-            BrokerConnectionError: none of them answers; the text says of each why.
+            ConfigurationError: ``bootstrap_servers`` is empty.
+            AuthenticationError, UnsupportedVersionError: no address succeeded, and one failed this way.
+            BrokerConnectionError: no address answered; the message has the reason for each.
         """
         if not self.config.bootstrap_servers:
             raise ConfigurationError(
-                "bootstrap_servers is missing - give it, such as 'localhost:9092', or set TAILRACE_BOOTSTRAP_SERVERS"
+                "bootstrap_servers is missing - pass it, such as 'localhost:9092', or set TAILRACE_BOOTSTRAP_SERVERS"
             )
         addresses = [split_address(entry) for entry in self.config.bootstrap_servers]
         if self.config.security_protocol == "SASL_PLAINTEXT" and self.config.sasl_mechanism in {"PLAIN", "OAUTHBEARER"}:
-            # SCRAM and GSSAPI send a proof, these two the secret itself.
+            # SCRAM and GSSAPI send a proof, PLAIN and OAUTHBEARER the secret itself.
             advice = "set security_protocol='SASL_SSL', or sasl_mechanism='SCRAM-SHA-512'"
             self._observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
-        self._take(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
+        self._update(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
 
     async def reach(self, timeout_s: float) -> None:
-        """Bootstrap until a broker answers.
+        """Retry ``bootstrap`` until a broker answers, for at most ``timeout_s``.
 
         Raises:
-            ConfigurationError: there are no addresses.
-            AuthenticationError: a broker refused us.
-            BrokerConnectionError: none answered within ``timeout_s``; the message has the addresses.
+            ConfigurationError: ``bootstrap_servers`` is empty.
+            AuthenticationError: TLS or SASL failed.
+            BrokerConnectionError: no broker answered in time; the message has the addresses.
         """
         addresses = ", ".join(self.config.bootstrap_servers)
         await self.retrying(self.bootstrap, timeout_s=timeout_s, what=f"reaching the cluster at {addresses}")
 
     async def _try_address(self, number: int, host: str, port: int) -> MetadataResponse:
         await asyncio.sleep(number * _STAGGER_S)
-        broker = self._made(BrokerMetadata(-1 - number, host, port))
+        broker = self._new_broker(BrokerMetadata(-1 - number, host, port))
         try:
-            return _checked(await broker.send(self._question()), broker.address)
+            return _checked(await broker.send(self._metadata_request()), broker.address)
         finally:
             broker.close()
 
-    # ---- keeping the picture -----------------------------------------------------------------------------------
+    # ---- metadata ----------------------------------------------------------------------------------------------
 
-    def watch(self, who: object, topics: Iterable[str] | None) -> None:
-        """Keep ``topics`` in the picture on behalf of ``who``; None keeps all topics there are."""
-        self._topics[who] = None if topics is None else frozenset(topics)
+    def watch(self, owner: object, topics: Iterable[str] | None) -> None:
+        """Include ``topics``, or all topics if None, in metadata until ``unwatch(owner)``."""
+        self._topics[owner] = None if topics is None else frozenset(topics)
 
-    def unwatch(self, who: object) -> None:
-        """What ``who`` watched is not asked for any more on its behalf."""
-        self._topics.pop(who, None)
+    def unwatch(self, owner: object) -> None:
+        """Undo ``watch(owner, ...)``."""
+        self._topics.pop(owner, None)
 
     @property
     def age_s(self) -> float:
-        """How old the picture is."""
+        """Age of the metadata, in seconds."""
         return asyncio.get_running_loop().time() - self._refreshed_at
 
     async def refresh(self) -> None:
-        """Ask for a newer picture; callers that come together share what comes of it, and no two follow at once.
+        """Request metadata.
 
-        What a question brings that was asked before a topic was watched is not shared with who waits for that topic.
+        Concurrent callers share one request, unless it was sent before a caller's topic was watched. Requests are at
+        least ``retry_backoff_ms`` apart.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answers.
         """
-        seen = self._asked
+        seen = self._refreshes
         async with self._refreshing:
-            if self._asked != seen and self._failure is not None:
+            if self._refreshes != seen and self._failure is not None:
                 raise copy.copy(self._failure)
-            if self._asked != seen and self._covers_all:
+            if self._refreshes != seen and self._covers_all:
                 return
             too_soon_s = self._backoff.first_s - self.age_s
             if too_soon_s > 0:
@@ -166,66 +164,66 @@ class Cluster:
             try:
                 await self._request_metadata()
             except TailraceError as error:
-                self._asked, self._failure = self._asked + 1, error
+                self._refreshes, self._failure = self._refreshes + 1, error
                 raise
 
     async def _request_metadata(self) -> None:
         try:
-            self._take(_checked(await self.send_to_any(self._question()), "the cluster"))
+            self._update(_checked(await self.send_to_any(self._metadata_request()), "the cluster"))
         except BrokerConnectionError as error:
             self._observer.emit(MetadataRefreshFailed(str(error)))
-            # All that were known are gone or moved: find the cluster again from the start (KIP-899, KIP-1102).
+            # All known brokers are gone or have moved: bootstrap again (KIP-899, KIP-1102).
             await self.bootstrap()
             self._observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
 
     @property
-    def _wanted(self) -> frozenset[str] | None:
-        wanted: set[str] = set()
+    def _watched(self) -> frozenset[str] | None:
+        watched: set[str] = set()
         for topics in self._topics.values():
             if topics is None:
                 return None
-            wanted |= topics
-        return frozenset(wanted)
+            watched |= topics
+        return frozenset(watched)
 
     @property
     def _covers_all(self) -> bool:
-        """Whether the last question asked for all that is watched now."""
-        wanted, asked_for = self._wanted, self._asked_for
-        return asked_for is None or (wanted is not None and wanted <= asked_for)
+        """True if the last request covered all topics that are watched now."""
+        watched, requested = self._watched, self._requested
+        return requested is None or (watched is not None and watched <= requested)
 
-    def _question(self) -> MetadataRequest:
-        wanted = self._asked_for = self._wanted
-        return MetadataRequest(None if wanted is None else tuple(MetadataTopic(name) for name in sorted(wanted)))
+    def _metadata_request(self) -> MetadataRequest:
+        watched = self._requested = self._watched
+        return MetadataRequest(None if watched is None else tuple(MetadataTopic(name) for name in sorted(watched)))
 
-    def _take(self, answer: MetadataResponse) -> None:
+    def _update(self, answer: MetadataResponse) -> None:
         self.topology = self.topology.updated(answer)
-        self._asked, self._failure = self._asked + 1, None
+        self._refreshes, self._failure = self._refreshes + 1, None
         self._refreshed_at = asyncio.get_running_loop().time()
         for node_id, node in self.topology.brokers.items():
             known = self._brokers.get(node_id)
             if known is None or (known.host, known.port) != (node.host, node.port):
                 if known is not None:
                     known.close()
-                self._brokers[node_id] = self._made(node)
+                self._brokers[node_id] = self._new_broker(node)
         for node_id in self._brokers.keys() - self.topology.brokers.keys():
             self._brokers.pop(node_id).close()
 
-    def _made(self, node: BrokerMetadata) -> Broker:
+    def _new_broker(self, node: BrokerMetadata) -> Broker:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
         return Broker(node, self.config, self._dialer, self._observer, connects_itself=True)
 
     def learn_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> None:
-        """Take a newer leader from a broker that was asked in vain and knows (KIP-951)."""
+        """Apply the current leader that a broker's response contains (KIP-951)."""
         self.topology = self.topology.with_leader(partition, leader_id, epoch)
 
     # ---- brokers -----------------------------------------------------------------------------------------------
 
     def broker(self, node_id: int) -> Broker:
-        """The broker of that number; it connects when it is first asked something.
+        """Return the broker with this node id; it connects when first used.
 
         Raises:
-            NodeNotConnectedError: there is none now.
+            NodeNotConnectedError: the cluster has no such broker at present.
         """
         broker = self._brokers.get(node_id)
         if broker is None:
@@ -233,15 +231,15 @@ class Cluster:
         return broker
 
     async def send_to_any(self, request: Request[ResponseT]) -> ResponseT:
-        """Ask whichever broker answers, those that are connected first.
+        """Send a request to brokers in turn, connected ones first, and return the first response.
 
         Raises:
-            BrokerConnectionError: none of them does.
+            BrokerConnectionError: no broker answered.
         """
         in_turn = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
 
         async def ask(number: int, broker: Broker) -> ResponseT:
-            # One that hangs does not keep us from the next.
+            # A broker that hangs does not delay the next one for long.
             await asyncio.sleep(number * _STAGGER_S)
             return await broker.send(request)
 
@@ -250,53 +248,58 @@ class Cluster:
     # ---- coordinators ------------------------------------------------------------------------------------------
 
     async def coordinator(self, group_id: str) -> Broker:
-        """The broker that coordinates a group; looked up once for all who ask together.
+        """Return the coordinator of a group; concurrent callers share one lookup.
 
         Raises:
-            BrokerError: the broker cannot say now (retriable), or may not (GroupAuthorizationFailedError).
-            BrokerConnectionError: nobody answers.
+            BrokerError: no coordinator at present (retriable), or GroupAuthorizationFailedError.
+            BrokerConnectionError: no broker answered.
         """
         async with self._looking_up:
-            # Also when the broker has left the cluster since.
+            # Look it up again if the broker has left the cluster.
             if self._coordinators.get(group_id) not in self._brokers:
                 await self._look_up(group_id)
         return self.broker(self._coordinators[group_id])
 
     async def _look_up(self, group_id: str) -> None:
-        question = FindCoordinatorRequest(group_id)
+        request = FindCoordinatorRequest(group_id)
         try:
-            answer = await self.send_to_any(question)
+            answer = await self.send_to_any(request)
         except BrokerConnectionError:
-            # Who fetches nothing would never hear where the brokers have gone.
+            # Without fetches, nothing else would refresh the addresses of brokers that have moved.
             await self.refresh()
-            answer = await self.send_to_any(question)
+            answer = await self.send_to_any(request)
         if answer.error_code:
             raise broker_error(answer.error_code, answer.error_message or f"no coordinator of group {group_id!r}")
         if answer.node_id not in self._brokers:
-            self._brokers[answer.node_id] = self._made(BrokerMetadata(answer.node_id, answer.host, answer.port))
+            self._brokers[answer.node_id] = self._new_broker(BrokerMetadata(answer.node_id, answer.host, answer.port))
         self._coordinators[group_id] = answer.node_id
         self._observer.emit(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
 
     def coordinator_id(self, group_id: str) -> int | None:
-        """The number of the coordinator, if it is known."""
+        """Return the node id of the coordinator; None if it is not known."""
         return self._coordinators.get(group_id)
 
     def forget_coordinator(self, group_id: str, reason: str) -> None:
-        """It moved, died or hangs: look it up again when it is needed next."""
+        """Forget the coordinator, which moved, failed or hangs; the next use looks it up again."""
         if self._coordinators.pop(group_id, None) is not None:
             self._observer.emit(CoordinatorLost(group_id, reason))
 
-    # ---- trying again ------------------------------------------------------------------------------------------
+    # ---- retries -----------------------------------------------------------------------------------------------
 
     async def retrying(self, attempt: Callable[[], Awaitable[ResultT]], *, timeout_s: float, what: str) -> ResultT:
-        """Do ``attempt`` until it succeeds, with pauses that grow (KIP-580).
+        """Repeat ``attempt`` with exponential backoff (KIP-580) until it succeeds.
+
+        Args:
+            attempt: function to repeat.
+            timeout_s: limit of all attempts.
+            what: description of the operation, for errors.
 
         Raises:
-            BrokerError: one that another try does not heal, or that the last of the tries ended with.
-            AuthenticationError: a broker refused us.
-            BrokerConnectionError: ``timeout_s`` is over, and the last try did not reach the broker.
-            MalformedMessageError: ``timeout_s`` is over, and the last answer could not be read.
-            RequestTimedOutError: ``timeout_s`` is over, and no try came to an end.
+            BrokerError: not retriable, or the last error when ``timeout_s`` was over.
+            AuthenticationError: TLS or SASL failed.
+            BrokerConnectionError: ``timeout_s`` is over, and the last attempt did not reach the broker.
+            MalformedMessageError: ``timeout_s`` is over, and the last response could not be decoded.
+            RequestTimedOutError: ``timeout_s`` is over, and no attempt ended.
         """
         loop = asyncio.get_running_loop()
         deadline, failures = loop.time() + timeout_s, 0
@@ -306,9 +309,9 @@ class Cluster:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError as error:
-                if last is not None:  # says more than that the try after it took too long
-                    raise _out_of_time(last, what, timeout_s) from last
-                raise RequestTimedOutError(f"{what}: not done within {timeout_s:.1f} s") from error
+                if last is not None:  # more informative than the timeout of the attempt after it
+                    raise _timed_out(last, what, timeout_s) from last
+                raise RequestTimedOutError(f"{what}: not finished within {timeout_s:.1f} s") from error
             except (AuthenticationError, UnsupportedVersionError, ConfigurationError):
                 raise
             except (BrokerConnectionError, BrokerError, MalformedMessageError) as error:
@@ -317,12 +320,12 @@ class Cluster:
                 if isinstance(error, BrokerError) and not error.retriable:
                     raise
                 if loop.time() + pause_s >= deadline:
-                    raise _out_of_time(error, what, timeout_s) from error
+                    raise _timed_out(error, what, timeout_s) from error
                 last = error
             await asyncio.sleep(pause_s)
 
     def forget_member(self, member: str) -> None:
-        """Close the connections that one member has for itself."""
+        """Close the connections of a group member."""
         for broker in self._brokers.values():
             broker.forget(member)
 
@@ -334,29 +337,28 @@ class Cluster:
         self._brokers.clear()
 
 
-def _out_of_time(error: TailraceError, what: str, timeout_s: float) -> TailraceError:
+def _timed_out(error: TailraceError, what: str, timeout_s: float) -> TailraceError:
     if isinstance(error, BrokerError):
-        return type(error)(error.code, f"{error.detail}, still so after {timeout_s:.1f} s of {what}")
+        return type(error)(error.code, f"{error.detail}, still after {timeout_s:.1f} s of {what}")
     kind = MalformedMessageError if isinstance(error, MalformedMessageError) else BrokerConnectionError
-    return kind(f"{what}: tried for {timeout_s:.1f} s; last: {error}")
+    return kind(f"{what}: tried for {timeout_s:.1f} s; last error: {error}")
 
 
-def _checked(answer: MetadataResponse, who: str) -> MetadataResponse:
-    """``answer``, if it says anything: a broker that is starting knows of nobody, and one may send us away."""
+def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
+    """Return ``answer`` unless it is an error or lists no brokers, as a starting broker's does."""
     if answer.error_code:
-        raise BrokerConnectionError(f"{who} does not say what the cluster looks like ({name_of(answer.error_code)})")
+        raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
     if not answer.brokers:
-        raise BrokerConnectionError(f"{who} knows of no broker yet - is it still starting?")
+        raise BrokerConnectionError(f"{source} lists no brokers yet - is it still starting?")
     return answer
 
 
 async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> ResultT:
-    """What the first that succeeds gives; the others are ended.
+    """Run ``attempts`` concurrently, return the first result and cancel the others.
 
     Raises:
-        AuthenticationError: all fail, one of them so: it cannot heal by waiting.
-        UnsupportedVersionError: likewise.
-        BrokerConnectionError: all fail; the text says of each why.
+        AuthenticationError, UnsupportedVersionError: all failed, and one of them with this error, which is permanent.
+        BrokerConnectionError: all failed; the message has each reason.
     """
     found: list[ResultT] = []
     failures: list[TailraceError] = []
@@ -374,7 +376,7 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
             tasks.start_soon(run, attempt)
     if found:
         return found[0]
-    lasting = AuthenticationError | UnsupportedVersionError | ConfigurationError
-    worst = next((failure for failure in failures if isinstance(failure, lasting)), None)
+    permanent = AuthenticationError | UnsupportedVersionError | ConfigurationError
+    worst = next((failure for failure in failures if isinstance(failure, permanent)), None)
     reasons = "; ".join(dict.fromkeys(map(str, failures))) or "none is known"
     raise worst or BrokerConnectionError(f"no broker answers: {reasons}")

@@ -1,9 +1,8 @@
-"""One open connection to a broker: requests out, answers in, in order, each to the one who asked.
+"""Connection to a broker: pipelined requests, and responses in order.
 
-Rule of this file: a connection that was lost stays lost; whoever wants another asks the dialer. Requests are
-pipelined. One that is not answered in time takes the connection with it, since all answers behind it wait too. A
-caller that is cancelled leaves its answer to be dropped when it comes, and its deadline in force: a network that
-swallows everything is noticed even if nobody waits to the end.
+A request that times out closes the connection, because all later responses wait as well. The response to a canceled
+request is dropped, but its deadline stays in force, so that a network that drops all packets is noticed. A lost
+connection is not reopened.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ class _Pending(NamedTuple):
 
 
 class Connection:
-    """An open connection; made by the dialer.
+    """Connection to a broker, created by Dialer.
 
     Attributes:
-        address: host and port of the broker, for people.
-        offered: the versions that the broker offers; empty until the dialer has asked.
-        on_lost: told once, with the reason, when the connection ends and nobody called ``close``.
+        address: host and port of the broker, for messages.
+        offered: API versions of the broker; empty until ApiVersions was answered.
+        on_lost: called once with the reason when the connection ends other than by ``close``.
     """
 
     def __init__(self, address: str, client_id: str) -> None:
@@ -71,17 +70,17 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be sent."""
+        """True if requests can be sent."""
         return self._ended is None and self.frames.transport is not None
 
     @property
     def idle_s(self) -> float:
-        """How long nothing was sent or received."""
+        """Time since the last request or response, in seconds; 0 while a request is pending."""
         return 0.0 if self._pending else self._loop.time() - self._used_at
 
     @property
     def local_address(self) -> tuple[str, int] | None:
-        """Our end of it."""
+        """Local host and port."""
         transport = self.frames.transport
         name = transport.get_extra_info("sockname") if transport is not None else None
         return (name[0], name[1]) if name else None
@@ -89,9 +88,12 @@ class Connection:
     def opened(
         self, renew: Callable[[], Awaitable[float | None]] | None, lifetime_s: float | None, *, hint: str = ""
     ) -> None:
-        """The dialer is through: answers may be large from now on, and the SASL session may have an end (KIP-368).
+        """Accept large responses from now on, and renew the SASL session before it expires (KIP-368).
 
-        ``hint`` is for the case that the broker hangs up on the very first request.
+        Args:
+            renew: authenticates again and returns the new lifetime.
+            lifetime_s: lifetime of the SASL session; None if it does not expire.
+            hint: advice for the error if the broker closes the connection before it answers a request.
         """
         self.frames.limit = LIMIT
         self._hint = hint
@@ -99,19 +101,19 @@ class Connection:
         self._renew_in(lifetime_s)
 
     async def send(self, request: Request[ResponseT], timeout_s: float) -> ResponseT:
-        """Send a request in the newest version that both sides speak, and wait for its answer.
+        """Send a request in the newest common version and return the response.
 
         Raises:
-            RequestTimedOutError: no answer in ``timeout_s``, and the connection is closed; or not sent in that time,
-                since the broker throttles us.
-            BrokerConnectionError: the connection broke.
-            AuthenticationError: the SASL session had to be renewed and was not.
-            UnsupportedVersionError: the broker does not speak this.
+            RequestTimedOutError: no response in ``timeout_s``, and the connection is closed; or not sent in that time,
+                because the broker throttles this client.
+            BrokerConnectionError: the connection failed.
+            AuthenticationError: the renewal of the SASL session failed.
+            UnsupportedVersionError: no common version of the request.
         """
         version = self.offered.version_of(api_of(request), request.newest_version)
         deadline = self._loop.time() + timeout_s
         while True:
-            # The renewal comes last, so that nobody who has passed it writes into the middle of the next one.
+            # Renew last: a caller that waits after a renewal could write into the middle of the next one.
             if self._muted_until > self._loop.time():
                 await self._wait_while_muted(deadline, timeout_s)
             elif self._loop.time() >= self._renew_at:
@@ -120,23 +122,23 @@ class Connection:
                 return await self.exchange(request, version, deadline - self._loop.time())
 
     async def exchange(self, request: Request[ResponseT], version: int, timeout_s: float) -> ResponseT:
-        """Send a request in a version of the caller's choice: for the opening of the connection."""
+        """Send a request in the given version; used while the connection is being opened."""
         api = api_of(request)
         frame = await self._write(api, request, version, timeout_s)
         self._used_at = self._loop.time()
         try:
             answer = api.decode_response(frame, api.version_of_answer(frame, version))
         except MalformedMessageError as error:
-            broken = MalformedMessageError(f"{self.address}: {error}")
-            self._break(broken)
-            raise broken from None
+            malformed = MalformedMessageError(f"{self.address}: {error}")
+            self._fail(malformed)
+            raise malformed from None
         throttle_ms: int = getattr(answer, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._muted_until = self._loop.time() + throttle_ms / 1000
         return answer
 
     def close(self, reason: TailraceError | None = None) -> None:
-        """Close it; whoever still waits for an answer is told ``reason``."""
+        """Close the connection; pending requests fail with ``reason``."""
         self._end(reason or NodeNotConnectedError(f"{self.address}: the connection was closed"))
 
     # ---- inside ------------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class Connection:
     ) -> asyncio.Future[memoryview]:
         transport = self.frames.transport
         if self._ended is not None or transport is None or transport.is_closing():
-            raise NodeNotConnectedError(f"{self.address}: not connected any more ({self._ended or 'closing'})")
+            raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._ended or 'closing'})")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id=self._client_id)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
@@ -157,17 +159,17 @@ class Connection:
         return answer
 
     def _expire(self, name: str, timeout_s: float) -> None:
-        self._break(
+        self._fail(
             RequestTimedOutError(
                 f"{self.address}: no answer to {name} within {timeout_s:.1f} s"
-                " - the broker hangs, or the network loses what it says"
+                " - the broker hangs, or the network drops packets"
             )
         )
 
     def _receive(self, frame: memoryview) -> None:
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._pending or self._pending[0].correlation_id != correlation_id:
-            self._break(MalformedMessageError(f"{self.address}: answer {correlation_id} to no question of ours"))
+            self._fail(MalformedMessageError(f"{self.address}: unexpected correlation id {correlation_id}"))
             return
         pending = self._pending.popleft()
         pending.deadline.cancel()
@@ -176,9 +178,9 @@ class Connection:
             pending.answer.set_result(frame)
 
     def _lose(self, error: Exception | None) -> None:
-        self._break(_why_lost(self.address, error, self._hint))
+        self._fail(_why_lost(self.address, error, self._hint))
 
-    def _break(self, reason: TailraceError) -> None:
+    def _fail(self, reason: TailraceError) -> None:
         if self._ended is None:
             self._end(reason)
             self.on_lost(reason)
@@ -192,18 +194,18 @@ class Connection:
             pending.deadline.cancel()
             if not pending.answer.done():
                 pending.answer.set_exception(reason)
-                # Whoever asked may have gone; that is not worth a word on the console.
+                # Mark it as retrieved: asyncio would log it if the caller was canceled.
                 pending.answer.exception()
         if self.frames.transport is not None:
             self.frames.transport.abort()
 
     async def _wait_while_muted(self, deadline: float, timeout_s: float) -> None:
-        """The broker has said how long it will not listen (KIP-219)."""
+        """Wait while the broker throttles this client (KIP-219)."""
         await asyncio.sleep(min(self._muted_until, deadline) - self._loop.time())
         if self._muted_until > deadline:
             raise RequestTimedOutError(
                 f"{self.address}: not sent within {timeout_s:.1f} s: the broker throttles this client"
-                " - see its quotas, or wait longer"
+                " - raise its quotas or the timeout"
             )
 
     async def _renew_session(self, deadline: float, timeout_s: float) -> None:
@@ -216,20 +218,20 @@ class Connection:
                 f"{self.address}: the SASL session was not renewed within {timeout_s:.1f} s"
             ) from None
         if self._ended is not None:
-            raise NodeNotConnectedError(f"{self.address}: not connected any more ({self._ended})")
+            raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._ended})")
 
     async def _renew_now(self, renew: Callable[[], Awaitable[float | None]]) -> None:
         try:
             lifetime_s = await renew()
         except BaseException as error:
-            # Half-way through, the broker takes nothing but the other half.
+            # In the middle of a SASL exchange, the broker accepts no other request.
             reason = error if isinstance(error, TailraceError) else None
-            self._break(reason or BrokerConnectionError(f"{self.address}: the renewal of its SASL session was cut off"))
+            self._fail(reason or BrokerConnectionError(f"{self.address}: the SASL session renewal was interrupted"))
             raise
         self._renew_in(lifetime_s)
 
     def _renew_in(self, lifetime_s: float | None) -> None:
-        # At nine tenths of its life, so that a slow answer is still in time.
+        # At nine tenths of its lifetime, so that a slow response is still in time.
         self._renew_at = float("inf") if not lifetime_s else self._loop.time() + 0.9 * lifetime_s
 
 
@@ -240,10 +242,10 @@ def _why_lost(address: str, error: Exception | None, hint: str) -> TailraceError
         case BrokerConnectionError() | MalformedMessageError():
             return type(error)(f"{address}: {error}")
         case ssl.SSLError():
-            # A certificate of ours that is missing or unknown is refused only after the handshake (TLS 1.3).
+            # A missing or unknown client certificate is refused only after the handshake (TLS 1.3).
             return AuthenticationError(
                 f"{address}: the broker ended TLS: {(error.reason or str(error)).replace('_', ' ').lower()}"
-                " - if it wants a certificate of ours, set ssl_certfile and ssl_keyfile"
+                " - if it requires a client certificate, set ssl_certfile and ssl_keyfile"
             )
         case _:
-            return BrokerConnectionError(f"{address}: the connection broke: {error}")
+            return BrokerConnectionError(f"{address}: the connection failed: {error}")

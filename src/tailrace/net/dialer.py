@@ -1,6 +1,6 @@
-"""How a connection is opened: TCP, TLS, the versions of both sides, SASL; within one deadline, or not at all.
+"""Opening of connections: TCP, TLS, ApiVersions and SASL, within one deadline.
 
-Rule of this file: whatever goes wrong on the way ends as one of our errors, says where, and says what to do.
+Every failure is raised as a TailraceError with the address and advice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Dialer"]
 
 
 class Dialer:
-    """Opens connections as the options say; the TLS context is made once."""
+    """Opens connections; they share one TLS context."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -44,8 +44,8 @@ class Dialer:
         """Open a connection that is ready for requests.
 
         Raises:
-            BrokerConnectionError: nobody answers there, or not as a broker does.
-            AuthenticationError: TLS or SASL refused us, or we them.
+            BrokerConnectionError: no response, or not from a Kafka broker.
+            AuthenticationError: TLS or SASL failed on either side.
             UnsupportedVersionError: the broker is too old.
         """
         connection = Connection(f"{host}:{port}", self._config.client_id)
@@ -69,10 +69,10 @@ class Dialer:
         loop, config = asyncio.get_running_loop(), self._config
         try:
             if (size := config.receive_buffer_bytes) is not None:
-                made = await connected_socket(host, port, receive_buffer_bytes=size, local_addr=config.local_addr)
+                sock = await connected_socket(host, port, receive_buffer_bytes=size, local_addr=config.local_addr)
                 name = host if self._tls is not None else None
                 transport, _ = await loop.create_connection(
-                    lambda: connection.frames, sock=made, ssl=self._tls, server_hostname=name
+                    lambda: connection.frames, sock=sock, ssl=self._tls, server_hostname=name
                 )
             else:
                 transport, _ = await loop.create_connection(
@@ -81,26 +81,24 @@ class Dialer:
                     port,
                     ssl=self._tls,
                     local_addr=config.local_addr,
-                    **_in_parallel(loop, host),
+                    **_happy_eyeballs(loop, host),
                 )
             keep_alive(transport)
         except ssl.SSLCertVerificationError as error:
-            raise AuthenticationError(f"{host}:{port}: {_distrust(error)}") from None
+            raise AuthenticationError(f"{host}:{port}: {_certificate_failure(error)}") from None
         except ssl.SSLError as error:
-            raise AuthenticationError(f"{host}:{port}: {_tls_complaint(error)}") from None
+            raise AuthenticationError(f"{host}:{port}: {_tls_failure(error)}") from None
         except OSError as error:
-            raise BrokerConnectionError(f"{host}:{port}: {_connect_complaint(error)}") from None
+            raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
         except UnicodeError:
-            raise BrokerConnectionError(
-                f"{host}:{port}: that cannot be a host's name - check bootstrap_servers"
-            ) from None
+            raise BrokerConnectionError(f"{host}:{port}: the host name is invalid - check bootstrap_servers") from None
 
     async def _agree_on_versions(self, connection: Connection) -> None:
         newest = ApiVersionsRequest.api.versions[-1]
         request = ApiVersionsRequest("tailrace", _version())
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            # It names the versions that it does take, in a shape that everybody can read.
+            # The response lists the supported versions, encoded as version 0 (KIP-511).
             newest = min([newest, *(one.max_version for one in answer.api_keys if one.api_key == request.api.key)])
             answer = await self._ask(connection, request, newest if answer.api_keys else 0)
         if answer.error_code:
@@ -137,9 +135,9 @@ class Dialer:
             raise BrokerConnectionError(f"{error}{hint}") from None
 
 
-_NO_SASL = "a listener that wants SASL does so: check security_protocol"
+_NO_SASL = "a listener that requires SASL does this: check security_protocol"
 _NO_TLS = "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener"
-_ON_TLS = "if the broker wants a certificate of ours, set ssl_certfile and ssl_keyfile"
+_ON_TLS = "if the broker requires a client certificate, set ssl_certfile and ssl_keyfile"
 _HINTS = {
     "PLAINTEXT": "is there a Kafka broker, and is this a listener without TLS?",
     "SASL_PLAINTEXT": "is there a Kafka broker, and is this a listener without TLS?",
@@ -148,43 +146,44 @@ _HINTS = {
 }
 
 
-def _tls_complaint(error: ssl.SSLError) -> str:
+def _tls_failure(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "wrong version number" in reason or "record layer failure" in reason:
-        return f"it does not speak TLS - {_NO_TLS}"
+        return f"the listener does not use TLS - {_NO_TLS}"
     return f"the TLS handshake failed: {reason} - {_ON_TLS}"
 
 
-def _distrust(error: ssl.SSLCertVerificationError) -> str:
+def _certificate_failure(error: ssl.SSLCertVerificationError) -> str:
     reason = error.verify_message
     if "mismatch" in reason:
         return (
-            f"its certificate is another host's: {reason}"
-            " - connect by a name that it has (see the broker's advertised.listeners)"
+            f"the certificate is for another host: {reason}"
+            " - connect by a name in the certificate (see the broker's advertised.listeners)"
         )
-    return f"its certificate is not trusted: {reason} - set ssl_cafile to the authority that signed it"
+    return f"the certificate is not trusted: {reason} - set ssl_cafile to the authority that signed it"
 
 
-def _connect_complaint(error: OSError) -> str:
+def _connect_failure(error: OSError) -> str:
     text = str(error)
     if isinstance(error, socket.gaierror):
         return (
-            f"the name cannot be resolved: {error.strerror} - check bootstrap_servers, or the broker's advertised name"
+            f"cannot resolve the host name: {error.strerror} - check bootstrap_servers and the broker's"
+            " advertised.listeners"
         )
     if "bind on address" in text:
-        return f"{text} - local_addr has to be an address of this host, and port 0 unless one connection is all"
-    # Of a name with several addresses, asyncio gives the refusals as one text.
+        return f"{text} - local_addr must be an address of this host, with port 0 unless there is only one connection"
+    # For a name with several addresses, asyncio joins their errors in one text.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused - is the broker running, and is this its port?"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return f"it hung up when we spoke TLS - if this is a listener without TLS, {_NO_TLS}"
-    return f"{text} - is the host up, and is there a way to it?"
+        return f"the connection was closed during the TLS handshake - if the listener does not use TLS, {_NO_TLS}"
+    return f"{text} - is the host up and reachable?"
 
 
-def _in_parallel(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
-    """All addresses of a name, IPv6 and IPv4, the second a quarter of a second after the first.
+def _happy_eyeballs(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
+    """Return the option that tries the addresses of a name a quarter of a second apart (happy eyeballs).
 
-    A loop that is not asyncio's own, such as uvloop, tries them one after the other and knows no such option.
+    Other loops than asyncio's, such as uvloop, do not have it and try one address after the other.
     """
     if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
         return {}

@@ -1,8 +1,8 @@
-"""Frames off a socket, each received in place: one buffer of its exact size, filled by the kernel, not copied.
+"""Reception of frames: the kernel fills a buffer of the frame's exact size, without a copy.
 
-Rule of this file: it knows lengths and nothing else. A length that cannot be is told before anything is allocated:
-the peer is no Kafka broker then, and often enough its first four bytes say what it is. A length that can be is only a
-claim: the buffer of a large frame grows as its bytes arrive, at the price of copying a third of them.
+An impossible length is rejected before anything is allocated: the peer is no Kafka broker, and its first four bytes
+often show what it is. A possible length is not trusted either: the buffer of a large frame grows as its bytes arrive,
+which copies a third of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["LIMIT", "FrameProtocol", "guess_peer"]
 _LENGTH = struct.Struct(">i")
 
 OPENING_LIMIT = 1 << 20
-"""No answer during the opening of a connection is larger."""
+"""Maximum size of a response while the connection is being opened."""
 LIMIT = 1 << 30
-"""No answer ever is."""
+"""Maximum size of any response."""
 _CLAIM_LIMIT = 8 << 20
-"""Memory that a frame gets before any byte of it has arrived."""
+"""Maximum memory allocated for a frame before its bytes arrive."""
 _GROWTH = 4
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Gives each frame to ``on_frame`` and the end of the connection, once, to ``on_lost``."""
+    """Passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends."""
 
     def __init__(self, on_frame: Callable[[memoryview], None], on_lost: Callable[[Exception | None], None]) -> None:
         self.limit = OPENING_LIMIT
@@ -40,10 +40,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._refused: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's behaves as one, and is none by its class.
+        # uvloop's transports are not subclasses of asyncio.Transport.
         self.transport = cast("asyncio.Transport", transport)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a frame knows its size better
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame's size is known
         return (self._head if self._body is None else self._body)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -83,17 +83,19 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if peer is not None:
             self._refused = BrokerConnectionError(peer)
         else:
-            self._refused = MalformedMessageError(f"an answer that claims {size} bytes - is there a Kafka broker?")
+            self._refused = MalformedMessageError(f"a response claims {size} bytes - is this a Kafka broker?")
         if self.transport is not None:
             self.transport.abort()
 
 
 def guess_peer(head: bytes) -> str | None:
-    """What speaks like that, if its first four bytes tell."""
+    """Return an error message if the first four bytes of a response show that the peer is another server."""
     if head.startswith(b"HTTP"):
         return "a web server answered - this is not a Kafka broker's port"
     if head.startswith(b"SSH-"):
         return "an SSH server answered - this is not a Kafka broker's port"
     if head[:2] in {b"\x15\x03", b"\x16\x03"}:
-        return "it speaks TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use the port of a plain listener"
+        return (
+            "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use the port of a plain listener"
+        )
     return None

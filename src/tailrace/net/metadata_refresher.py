@@ -1,4 +1,4 @@
-"""The picture of the cluster, kept fresh: refreshed when it is old, and when somebody found it to be wrong."""
+"""Periodic refresh of cluster metadata, and refresh after stale-metadata errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MetadataRefresher"]
 
 
 class MetadataRefresher:
-    """Asks the cluster what it looks like, on behalf of everybody; one coroutine, so nobody hammers the brokers."""
+    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, and on request."""
 
     def __init__(self, cluster: Cluster, on_change: Callable[[], None]) -> None:
         self._cluster = cluster
@@ -23,30 +23,30 @@ class MetadataRefresher:
         self._max_age_s = cluster.config.metadata_max_age_ms / 1000
         self._backoff = Backoff.of_ms(cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
         self._quiet_s = 2 * cluster.config.retry_backoff_max_ms / 1000
-        self._wanted = AutoResetEvent()
+        self._requested = AutoResetEvent()
 
     def ask(self) -> None:
-        """It is wrong or lacks something: refresh it soon."""
-        self._wanted.set()
+        """Request a refresh, because the metadata is stale or incomplete."""
+        self._requested.set()
 
     async def run_refreshes(self) -> None:
-        """Refresh it for ever.
+        """Refresh the metadata until canceled.
 
         Raises:
-            AuthenticationError: the brokers do not know us any more.
+            AuthenticationError: the brokers no longer accept the credentials.
         """
         loop, in_a_row, quiet_at = asyncio.get_running_loop(), 0, 0.0
         while True:
             due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)
-            await self._wanted.wait(due_at)
-            # Wanted again at once: what is missing is not there yet, and asking faster does not make it come. A refresh
-            # that is due by its age is not put off.
-            if is_wanted := (now := loop.time()) < due_at:
+            await self._requested.wait(due_at)
+            # Requests in quick succession back off: the brokers do not have the missing information yet. A refresh that
+            # is due by age is not delayed.
+            if is_requested := (now := loop.time()) < due_at:
                 in_a_row = in_a_row + 1 if now < quiet_at else 0
                 if in_a_row:
                     await asyncio.sleep(min(self._pause_s(in_a_row), due_at - now))
             await self._refresh()
-            if is_wanted:
+            if is_requested:
                 quiet_at = loop.time() + self._quiet_s
             self._on_change()
 
@@ -58,7 +58,7 @@ class MetadataRefresher:
             except AuthenticationError:
                 raise
             except BrokerConnectionError:
-                # Told by the cluster already; the brokers may be back after the pause.
+                # The cluster has emitted the event.
                 failures += 1
                 await asyncio.sleep(self._pause_s(failures))
             else:

@@ -1,6 +1,6 @@
-"""Who we are and whom we trust: TLS by the standard library, SASL by aiokafka's authenticators.
+"""TLS contexts of the standard library and SASL with aiokafka's authenticators.
 
-Rule of this file: a secret goes from the config to the wire and into nothing else: no log, no error text, no repr.
+Secrets appear in no log, error message or repr.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from tailrace.protocol.message import Request
 
 __all__ = ["Exchange", "Token", "authenticate", "tls_context"]
 
-_FEWEST_ITERATIONS, _MOST_ITERATIONS = 4_096, 1_000_000
+_MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 
 
 class Exchange(Protocol):
-    """Sends one request of the handshake and gives its answer."""
+    """Function that sends a request of the handshake and returns the response."""
 
     def __call__(self, request: Request[Any], /) -> Awaitable[Any]: ...
 
 
 class _Authenticator(Protocol):
-    """aiokafka's: each step takes what the broker said and gives what to say next, or None at the end."""
+    """Interface of aiokafka's authenticators: a step takes the broker's bytes and returns the next ones, or None."""
 
     def step(self, payload: bytes | None) -> Awaitable[tuple[bytes, bool] | None]: ...
 
 
 def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
-    """The TLS context that the options ask for; None for protocols without TLS.
+    """Return the TLS context of the options; None for protocols without TLS.
 
     Raises:
-        ConfigurationError: a file cannot be read or is not what it should be.
+        ConfigurationError: a file cannot be read or is invalid.
     """
     if config.security_protocol not in {"SSL", "SASL_SSL"}:
         return None
@@ -51,81 +51,81 @@ def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=config.ssl_cafile)
         context.check_hostname = config.ssl_check_hostname
         if config.ssl_certfile is not None:
-            # Without any password OpenSSL would ask for one at the terminal, and everything would stand still.
+            # Without a password, OpenSSL would prompt for one on the terminal and block.
             context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_password or "")
     except (OSError, ValueError) as error:
         files = [f for f in (config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile) if f]
         raise ConfigurationError(
-            f"the TLS files ({', '.join(files) or 'the system store'}): {error}"
-            " - each has to be PEM, and ssl_password that of the key, if it has one"
+            f"cannot load the TLS files ({', '.join(files) or 'the system store'}): {error}"
+            " - they must be PEM, and ssl_password must match the key if it is encrypted"
         ) from None
     return context
 
 
 async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) -> float | None:
-    """Log in by SASL; gives the seconds that the session lasts, None for ever.
+    """Authenticate by SASL and return the lifetime of the session in seconds; None if it does not expire.
 
     Raises:
-        AuthenticationError: the broker does not know us, or not this mechanism.
+        AuthenticationError: the broker refuses the credentials or the mechanism.
     """
     mechanism = config.sasl_mechanism
     handshake = await exchange(SaslHandshakeRequest(mechanism))
     if handshake.error_code:
         offers = ", ".join(handshake.mechanisms)
-        way_out = f"set sasl_mechanism to one of: {offers}" if offers else "this listener has no SASL at all"
-        raise AuthenticationError(f"the broker does not take {mechanism} - {way_out}")
+        advice = f"set sasl_mechanism to one of: {offers}" if offers else "the listener does not use SASL"
+        raise AuthenticationError(f"the broker does not support {mechanism} - {advice}")
     authenticator = _authenticator(config, host)
     answer: SaslAuthenticateResponse | None = None
-    # What is said and heard stays inside of messages, which do not show it: tracebacks may print locals.
-    while (said := await _step(authenticator, mechanism, answer)) is not None:
-        answer = await exchange(said)
+    # The bytes stay inside messages, whose repr hides them: tracebacks may print local variables.
+    while (request := await _step(authenticator, mechanism, answer)) is not None:
+        answer = await exchange(request)
         if answer.error_code:
             raise AuthenticationError(_refusal(answer.error_code, answer.error_message, mechanism))
         if mechanism == "OAUTHBEARER" and answer.auth_bytes:
-            # A refused token comes back as a challenge and no error (RFC 7628, section 3.2.2).
-            why = answer.auth_bytes.decode(errors="replace")
-            raise AuthenticationError(f"OAUTHBEARER: the broker refused the token: {why}")
+            # A refused token is answered by a challenge, not an error (RFC 7628, section 3.2.2).
+            reason = answer.auth_bytes.decode(errors="replace")
+            raise AuthenticationError(f"OAUTHBEARER: the broker refused the token: {reason}")
         if mechanism.startswith("SCRAM"):
             _check_iterations(answer.auth_bytes, mechanism)
     return answer.session_lifetime_ms / 1000 if answer is not None and answer.session_lifetime_ms > 0 else None
 
 
 async def _step(
-    authenticator: _Authenticator, mechanism: str, heard: SaslAuthenticateResponse | None
+    authenticator: _Authenticator, mechanism: str, answer: SaslAuthenticateResponse | None
 ) -> SaslAuthenticateRequest | None:
     try:
-        step = await authenticator.step(None if heard is None else heard.auth_bytes)
+        step = await authenticator.step(None if answer is None else answer.auth_bytes)
         return None if step is None else SaslAuthenticateRequest(step[0])
     except TailraceError:
         raise
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
         if mechanism == "GSSAPI":
             raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
-        # The server's proof does not fit: it does not know our password, or is not who it claims to be. The text
-        # of the error may hold what was exchanged, so it stays out of ours.
-        raise AuthenticationError(f"{mechanism}: the broker's answer does not prove that it knows us") from None
+        # The server's signature is wrong: it does not know the password, or is not the broker. The text of the error
+        # may contain the exchanged bytes, so it is left out.
+        raise AuthenticationError(f"{mechanism}: the broker's answer has no valid server signature") from None
 
 
 def _check_iterations(challenge: bytes, mechanism: str) -> None:
-    """Too few make the password easy to guess for a listener (RFC 7677), too many keep a thread busy for hours."""
+    """Check SCRAM's iteration count: too few expose the password (RFC 7677), too many block a thread for hours."""
     fields = dict(part.split(b"=", 1) for part in challenge.split(b",") if b"=" in part)
-    asked = fields.get(b"i")
-    if asked is None or (re.fullmatch(rb"\d{1,7}", asked) and _FEWEST_ITERATIONS <= int(asked) <= _MOST_ITERATIONS):
+    count = fields.get(b"i")
+    if count is None or (re.fullmatch(rb"\d{1,7}", count) and _MIN_ITERATIONS <= int(count) <= _MAX_ITERATIONS):
         return
     raise AuthenticationError(
-        f"{mechanism}: the broker asks for {asked[:20].decode(errors='replace')} iterations, which no honest one does"
-        f" ({_FEWEST_ITERATIONS} to {_MOST_ITERATIONS}) - is it the broker?"
+        f"{mechanism}: the broker requests {count[:20].decode(errors='replace')} iterations, outside"
+        f" {_MIN_ITERATIONS} to {_MAX_ITERATIONS} - is this the broker?"
     )
 
 
 def _refusal(code: int, message: str | None, mechanism: str) -> str:
     if code == ErrorCode.SASL_AUTHENTICATION_FAILED:
-        return f"{mechanism}: {message or 'the broker refused the credentials'} - check user and password or token"
+        return f"{mechanism}: {message or 'the broker refused the credentials'} - check user name, password or token"
     return f"{mechanism}: {message or 'refused'} ({name_of(code)})"
 
 
 def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
-    # Imports all of aiokafka's client, which only a consumer with SASL has to wait for.
+    # Imported here because it imports all of aiokafka's client, which only SASL needs.
     from aiokafka.conn import (  # noqa: PLC0415
         OAuthAuthenticator,
         SaslGSSAPIAuthenticator,
@@ -145,7 +145,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
         made = SaslGSSAPIAuthenticator(loop=loop, principal=f"{config.sasl_kerberos_service_name}@{domain}")
     else:
         _check_writable(config)
-        # Never a local variable of ours: see authenticate.
+        # Never a local variable: see authenticate.
         kind = SaslPlainAuthenticator if mechanism == "PLAIN" else partial(ScramAuthenticator, sasl_mechanism=mechanism)
         made = kind(
             loop=loop,
@@ -156,16 +156,16 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
 
 
 def _check_writable(config: ConsumerConfig) -> None:
-    # Looked at before, since the error of encoding carries the whole text.
+    # Checked before, because UnicodeEncodeError contains the whole text.
     for name in ("sasl_plain_username", "sasl_plain_password"):
         if re.search("[\ud800-\udfff]", getattr(config, name)):
-            raise ConfigurationError(f"{name} has bytes that are no text - give it as UTF-8")
+            raise ConfigurationError(f"{name} cannot be encoded as UTF-8 - pass it as UTF-8 text")
 
 
 class Token:
-    """The user's provider as aiokafka's authenticator wants it; what it raises becomes ours.
+    """Adapter from the user's token provider to aiokafka's interface.
 
-    One that is an object may have ``extensions() -> dict[str, str]`` too (KIP-342).
+    A provider may have a method ``extensions() -> dict[str, str]`` (KIP-342).
     """
 
     def __init__(self, provide: TokenProvider) -> None:
@@ -173,27 +173,29 @@ class Token:
         self.extensions: object = getattr(provide, "extensions", None)
 
     async def token(self) -> str:
-        """Ask the user's provider.
+        """Return the token of the user's provider.
 
         Raises:
-            BrokerConnectionError: it failed.
-            ConfigurationError: what it gave is no token.
+            BrokerConnectionError: the provider raised.
+            ConfigurationError: the provider did not return a string.
         """
         try:
             token = await self._ask()
         except TailraceError:
             raise
         except Exception as error:
-            # Its text may hold what it has sent to the identity provider.
+            # The text may contain credentials sent to the identity provider.
             raise BrokerConnectionError(
-                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - it returns a token, or logs"
-                " itself why there is none"
+                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - see the cause; its text is"
+                " left out because it may contain credentials"
             ) from error
         if isinstance(token, str):
             return token
         del token
-        raise ConfigurationError("sasl_oauth_token_provider gave no token - make it `async def` and return a str")
+        raise ConfigurationError(
+            "sasl_oauth_token_provider returned no token - make it an `async def` that returns a str"
+        )
 
     async def _ask(self) -> object:
-        coming = self._provide()
-        return await coming if inspect.isawaitable(coming) else None
+        result = self._provide()
+        return await result if inspect.isawaitable(result) else None

@@ -1,7 +1,7 @@
-"""Options of sockets: keepalive, and a receive buffer of a given size.
+"""Socket options: keepalive and the size of the receive buffer.
 
-The buffer has to be set before the two sides agree on TCP's windows: set later, a small one brings the sender to a
-stand (a segment never fits) and a large one is never used. asyncio has no place for that.
+The buffer must be set before TCP negotiates its windows: set later, a small one stalls the sender (a segment never
+fits) and a large one is not used. asyncio has no hook for that.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 __all__ = ["connected_socket", "keep_alive"]
 
 _IDLE_S, _INTERVAL_S, _PROBES = 30, 10, 3
-"""A peer that is gone is noticed within a minute; the system's own defaults are two hours."""
+"""A dead peer is detected within a minute, instead of two hours by the system's defaults."""
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Have the system probe an idle connection, so that one whose peer is gone is closed."""
-    made = transport.get_extra_info("socket")
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # macOS has another name for the first, and some systems have none of them.
+    """Enable TCP keepalive, so that a connection to a dead peer is closed."""
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS has another name for the first option, and some systems have none.
     for names, value in (
         (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), _IDLE_S),
         (("TCP_KEEPINTVL",), _INTERVAL_S),
@@ -27,7 +27,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
     ):
         for name in names:
             if (option := getattr(socket, name, None)) is not None:
-                made.setsockopt(socket.IPPROTO_TCP, option, value)
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
                 break
 
 
@@ -37,32 +37,32 @@ async def connected_socket(
     """Connect to one of the addresses of ``host``, tried in the system's order.
 
     Raises:
-        OSError: as the last address failed, or nobody knows the name.
+        OSError: the last address failed, or the name cannot be resolved.
     """
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        made = socket.socket(family, kind, protocol)
+        sock = socket.socket(family, kind, protocol)
         try:
-            made.setblocking(False)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
             if local_addr is not None:
-                _bind(made, local_addr)
-            await loop.sock_connect(made, address)
+                _bind(sock, local_addr)
+            await loop.sock_connect(sock, address)
         except OSError as error:
-            made.close()
+            sock.close()
             failure = error
         except BaseException:
-            made.close()
+            sock.close()
             raise
         else:
-            return made
+            return sock
     raise failure
 
 
-def _bind(made: socket.socket, local_addr: tuple[str, int]) -> None:
+def _bind(sock: socket.socket, local_addr: tuple[str, int]) -> None:
     try:
-        made.bind(local_addr)
+        sock.bind(local_addr)
     except OSError as error:
         raise OSError(
             error.errno, f"error while attempting to bind on address {local_addr}: {error.strerror}"

@@ -22,10 +22,10 @@ async def with_other_ids(
     Raises:
         BrokerConnectionError: the broker does not answer in time.
     """
-    read_under = {one: topic_id for one, topic_id in known.items() if topic_id != NO_TOPIC_ID}
-    if not read_under:
+    expected = {one: topic_id for one, topic_id in known.items() if topic_id != NO_TOPIC_ID}
+    if not expected:
         return []
-    names = sorted({one.topic for one in read_under})
+    names = sorted({one.topic for one in expected})
     answer = await send(MetadataRequest(tuple(MetadataTopic(name) for name in names)))
     current = {one.name: one.topic_id for one in answer.topics if not one.error_code and one.topic_id != NO_TOPIC_ID}
-    return [one for one, topic_id in read_under.items() if current.get(one.topic, topic_id) != topic_id]
+    return [one for one, topic_id in expected.items() if current.get(one.topic, topic_id) != topic_id]

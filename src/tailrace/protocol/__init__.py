@@ -1,1 +1,1 @@
-"""Kafka protocol: messages, their layouts on the wire, version negotiation."""
+"""Kafka protocol: messages, their encoding and version negotiation."""

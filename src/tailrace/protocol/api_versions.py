@@ -1,4 +1,4 @@
-"""APIs that a consumer needs, and the version to speak to a broker."""
+"""APIs that a consumer needs, and version negotiation."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ CONSUMING: tuple[Api[Any], ...] = (
     ListOffsetsRequest.api,
     FetchRequest.api,
 )
-"""APIs that a consumer needs; a broker that lacks one of them is refused when the connection opens."""
+"""APIs that a consumer needs; connecting to a broker that lacks one fails."""
 
 
 def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
-    """Return the API that ``request`` belongs to."""
+    """Return the API of ``request``."""
     return request.api
 
 
 class Offered:
-    """APIs and versions that one broker offers, from its answer to ApiVersions."""
+    """APIs and versions that a broker supports, from its ApiVersions response."""
 
     def __init__(self, answer: ApiVersionsResponse) -> None:
         self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}
@@ -48,26 +48,26 @@ class Offered:
         return self._common(api) is not None
 
     def version_of(self, api: Api[Any], newest: int | None = None) -> int:
-        """Return the newest version of ``api`` that both sides speak, ``newest`` at most.
+        """Return the newest common version of ``api``, at most ``newest``.
 
         Raises:
-            UnsupportedVersionError: there is none.
+            UnsupportedVersionError: there is no common version.
         """
         version = self._common(api, newest)
         if version is None:
-            raise UnsupportedVersionError(self._complaint(api))
+            raise UnsupportedVersionError(self._mismatch(api))
         return version
 
     def check_consuming(self) -> None:
-        """Refuse a broker that a consumer cannot work with.
+        """Check that the broker supports all APIs that a consumer needs.
 
         Raises:
-            UnsupportedVersionError: naming each request that is missing, and what was offered.
+            UnsupportedVersionError: it does not; the message names each API and the versions on both sides.
         """
-        missing = [self._complaint(api) for api in CONSUMING if self._common(api) is None]
+        missing = [self._mismatch(api) for api in CONSUMING if self._common(api) is None]
         if missing:
             raise UnsupportedVersionError(
-                "; ".join(missing) + " - tailrace consumes from Apache Kafka 2.1 and newer: upgrade the broker"
+                "; ".join(missing) + " - tailrace requires Apache Kafka 2.1 or newer: upgrade the broker"
             )
 
     def _common(self, api: Api[Any], at_most: int | None = None) -> int | None:
@@ -79,7 +79,7 @@ class Offered:
             newest = min(newest, at_most)
         return newest if newest >= max(api.versions[0], offered.min_version) else None
 
-    def _complaint(self, api: Api[Any]) -> str:
+    def _mismatch(self, api: Api[Any]) -> str:
         offered = self._ranges.get(api.key)
-        has = "does not offer it" if offered is None else f"offers {offered.min_version} to {offered.max_version}"
-        return f"{api.name}: tailrace speaks versions {api.versions[0]} to {api.versions[-1]}, the broker {has}"
+        support = "does not support it" if offered is None else f"{offered.min_version} to {offered.max_version}"
+        return f"{api.name}: tailrace supports versions {api.versions[0]} to {api.versions[-1]}, the broker {support}"

@@ -1,4 +1,4 @@
-"""Committed offsets, kept by the group's coordinator: commit, fetch, delete."""
+"""Committed offsets of a group: OffsetCommit, OffsetFetch and OffsetDelete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 _LAST_BY_NAME = 9
-"""Newest version of OffsetCommit and OffsetFetch that names topics; newer ones have topic ids alone."""
+"""Newest version of OffsetCommit and OffsetFetch with topic names; newer versions have only topic ids."""
 
 
 class _TopicEntry(Protocol):
@@ -66,7 +66,7 @@ class OffsetCommitResponse(ApiMessage):
 class OffsetCommitRequest(Request[OffsetCommitResponse], key=8, versions=(2, 10), flexible_from=8):
     group_id: str
     generation_id: int32 = field("generation_id_or_member_epoch", default=-1, kw_only=True)
-    """Generation, or the member's epoch under KIP-848; -1 outside of any membership."""
+    """Generation, or member epoch (KIP-848); -1 for a commit by no member."""
     member_id: str = field(default="", kw_only=True)
     group_instance_id: str | None = field(since=7, default=None, kw_only=True)
     retention_time_ms: int64 = field(until=4, default=-1, kw_only=True)
@@ -74,11 +74,11 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], key=8, versions=(2, 10)
 
     @property
     def newest_version(self) -> int | None:
-        """9 unless each partition has a topic id."""
+        """Version 9 unless each partition has a topic id."""
         return _newest_version(self.partitions)
 
 
-# ---- what was committed ----------------------------------------------------------------------------------------
+# ---- fetching --------------------------------------------------------------------------------------------------
 
 _GROUPS = OneElement("groups", since=8)
 
@@ -87,7 +87,7 @@ class CommittedOffset(ApiMessage):
     topic: str = field("name", per_topic=True, until=_LAST_BY_NAME, ignorable=True, default="")
     partition: int32 = field("partition_index", default=0)
     offset: int64 = field("committed_offset", default=-1)
-    """-1 if the group has none."""
+    """Committed offset; -1 if the group has none."""
     leader_epoch: int32 = field("committed_leader_epoch", since=5, default=-1)
     metadata: str | None = ""
     error_code: int16 = 0
@@ -99,7 +99,7 @@ class OffsetFetchResponse(ApiMessage):
     group_id: str = field(since=8, inside=_GROUPS, default="", kw_only=True)
     partitions: tuple[CommittedOffset, ...] = by_topic(inside=_GROUPS)
     error_code: int16 = field(inside=_GROUPS, default=0)
-    """Error of the whole group; the answer then has no partitions."""
+    """Error of the whole group; the response then has no partitions."""
 
 
 class OffsetFetchPartition(ApiMessage):
@@ -108,7 +108,7 @@ class OffsetFetchPartition(ApiMessage):
     topic_id: UUID = field(per_topic=True, since=10, ignorable=True, default=NO_TOPIC_ID)
 
 
-# Version 1 cannot ask for all partitions and has no error of the whole group; every broker since 0.10.2 has 2.
+# Version 1 cannot request all partitions and has no error of the whole group; all brokers since 0.10.2 support 2.
 class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), flexible_from=6):
     group_id: str = field(inside=_GROUPS)
     member_id: str | None = field(since=9, ignorable=True, inside=_GROUPS, default=None, kw_only=True)
@@ -116,13 +116,13 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
     partitions: tuple[OffsetFetchPartition, ...] | None = by_topic(
         partitions="partition_indexes", bare=True, inside=_GROUPS
     )
-    """None asks for all that the group has committed."""
+    """Requested partitions; None for all with a committed offset."""
     # Older brokers have no pending transactional offsets to wait for (KIP-447).
     require_stable: bool = field(since=7, ignorable=True, default=True)
 
     @property
     def newest_version(self) -> int | None:
-        """9 unless each partition has a topic id: all that a group has committed is answered by name."""
+        """Version 9 unless each partition has a topic id; a response for all partitions has topic names."""
         return _LAST_BY_NAME if self.partitions is None else _newest_version(self.partitions)
 
 

@@ -1,4 +1,4 @@
-"""Configurations that brokers keep, of topics, brokers and groups: described, and altered one by one."""
+"""Configurations of topics, brokers and groups: DescribeConfigs and IncrementalAlterConfigs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConfigsToDescribe(ApiMessage):
     """2 for a topic, 4 for a broker, 32 for a group."""
     resource_name: str
     configuration_keys: tuple[str, ...] | None = None
-    """None asks for all there are."""
+    """Requested keys; None for all."""
 
 
 class ConfigSynonym(ApiMessage):
@@ -38,10 +38,10 @@ class ConfigSynonym(ApiMessage):
 class ConfigEntry(ApiMessage):
     name: str
     value: str | None
-    """None if there is none, or if it is a secret."""
+    """Value; None if it is not set or sensitive."""
     read_only: bool = False
     config_source: int8 = -1
-    """1 for a topic's own, 2 to 4 for the broker's, 5 for Kafka's default, 8 for a group's own."""
+    """1 for a topic, 2 to 4 for a broker, 5 for Kafka's default, 8 for a group."""
     is_sensitive: bool = False
     synonyms: tuple[ConfigSynonym, ...] = ()
     config_type: int8 = field(since=3, ignorable=True, default=0)

@@ -1,4 +1,4 @@
-"""Fetch: requests for the batches of partitions, with fetch sessions (KIP-227), and the answers."""
+"""Fetch, with fetch sessions (KIP-227)."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class AbortedTransaction(ApiMessage):
 
 
 class EpochEndOffset(ApiMessage):
-    """Offset at which this log and the one that was read before diverge (KIP-595)."""
+    """End of the last epoch that the broker's log has in common with the fetched one (KIP-595)."""
 
     epoch: int32 = -1
     end_offset: int64 = -1
 
 
 class LeaderIdAndEpoch(ApiMessage):
-    """Leader of the partition as the answering broker knows it (KIP-951)."""
+    """Current leader of the partition according to the responding broker (KIP-951)."""
 
     leader_id: int32 = -1
     leader_epoch: int32 = -1
@@ -69,7 +69,7 @@ class FetchedPartition(ApiMessage):
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     preferred_read_replica: int32 = field(since=11, default=-1)
     records: Annotated[memoryview, RECORDS] | None = field(default=None, repr=False)
-    """Batches; a view into the frame of the answer."""
+    """Record batches; a view of the response frame."""
     topic: str = field(per_topic=True, until=12, ignorable=True, default="")
     topic_id: UUID = field(per_topic=True, since=13, ignorable=True, default=NO_TOPIC_ID)
 
@@ -91,7 +91,7 @@ class FetchRequest(Request[FetchResponse], key=1, versions=(4, 17), flexible_fro
     session_id: int32 = field(since=7, ignorable=True, default=0, kw_only=True)
     session_epoch: int32 = field(since=7, ignorable=True, default=-1, kw_only=True)
     partitions: tuple[FetchPartition, ...] = by_topic()
-    # Without sessions each request names all partitions, so there is none to forget.
+    # Ignorable: versions without fetch sessions list all partitions in each request.
     forgotten: tuple[ForgottenPartition, ...] = by_topic(
         "forgotten_topics_data", bare=True, since=7, ignorable=True, default=()
     )

@@ -1,4 +1,4 @@
-"""Groups as tools and tests see them: listed, described, deleted."""
+"""Groups: ListGroups, DescribeGroups, ConsumerGroupDescribe and DeleteGroups."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
 class ListedGroup(ApiMessage):
     group_id: str
     protocol_type: str
-    """``consumer`` for groups of consumers, whichever protocol they speak."""
+    """``consumer`` for consumer groups of both protocols."""
     group_state: str = field(since=4, default="")
     group_type: str = field(since=5, default="")
-    """``classic`` or ``consumer`` (KIP-848); empty from a broker that has only the first."""
+    """``classic`` or ``consumer`` (KIP-848); empty from a broker without KIP-848."""
 
 
 class ListGroupsResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     error_code: int16
     groups: tuple[ListedGroup, ...] = ()
-    """The groups that this broker coordinates."""
+    """Groups coordinated by this broker."""
 
 
 class ListGroupsRequest(Request[ListGroupsResponse], key=16, versions=(0, 5), flexible_from=3):
     states_filter: tuple[str, ...] = field(since=4, default=())
-    """An empty filter lets all groups pass."""
+    """States to list; empty for all."""
     types_filter: tuple[str, ...] = field(since=5, default=())
 
 
@@ -59,9 +59,9 @@ class DescribedGroupMember(ApiMessage):
     client_id: str = ""
     client_host: str = ""
     metadata: bytes = field("member_metadata", default=b"")
-    """A MemberSubscription, where the group's protocol type is ``consumer``."""
+    """MemberSubscription if the protocol type of the group is ``consumer``."""
     assignment: bytes = field("member_assignment", default=b"")
-    """A MemberAssignment, likewise."""
+    """MemberAssignment if the protocol type of the group is ``consumer``."""
 
 
 class DescribedGroup(ApiMessage):
@@ -69,10 +69,10 @@ class DescribedGroup(ApiMessage):
     error_message: str | None = field(since=6, default=None, kw_only=True)
     group_id: str
     group_state: str = ""
-    """``Dead`` for a group that does not exist, in versions that have no error code for that (before 6)."""
+    """State; ``Dead`` for a missing group in versions before 6, which have no error code for it."""
     protocol_type: str = ""
     protocol_data: str = ""
-    """The assignor that the members agreed on."""
+    """Assignor chosen by the group."""
     members: tuple[DescribedGroupMember, ...] = ()
     authorized_operations: int32 = field(since=3, ignorable=True, default=NOT_ASKED_FOR)
 
@@ -107,9 +107,9 @@ class DescribedConsumerGroupMember(ApiMessage):
     subscribed_topic_regex: str | None = None
     assignment: tuple[DescribedPartitions, ...] = field(wrapping="topic_partitions", default=())
     target_assignment: tuple[DescribedPartitions, ...] = field(wrapping="topic_partitions", default=())
-    """Assignment that the member is being moved to."""
+    """Assignment that the member is moving to."""
     member_type: int8 = field(since=1, ignorable=True, default=-1)
-    """0 for the classic protocol, 1 for the consumer protocol, -1 if the broker does not tell."""
+    """0 for the classic protocol, 1 for the consumer protocol, -1 if unknown."""
 
 
 class DescribedConsumerGroup(ApiMessage):

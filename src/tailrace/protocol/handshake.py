@@ -1,4 +1,4 @@
-"""The opening of a connection: which versions a broker speaks, and SASL."""
+"""Opening of a connection: ApiVersions, SaslHandshake and SaslAuthenticate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class ApiVersionRange(ApiMessage):
-    """Versions of one API that a broker offers."""
+    """Versions of an API that a broker supports."""
 
     api_key: int16
     min_version: int16

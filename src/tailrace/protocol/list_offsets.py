@@ -1,4 +1,4 @@
-"""Offsets of the log: earliest, latest, by timestamp, and the end of a leader's epoch."""
+"""Offsets of a log: ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class OffsetForLeaderEpochPartition(ApiMessage):
     topic: str = field(per_topic=True)
     partition: int32
     current_leader_epoch: int32 = field(default=-1, kw_only=True)
-    """Epoch that the client knows; the broker refuses the request if its own is another (KIP-320)."""
+    """Leader epoch known to the client; the broker refuses the request if it differs from its own (KIP-320)."""
     leader_epoch: int32
-    """Epoch whose end offset is asked for."""
+    """Epoch whose end offset is requested."""
 
 
 class LeaderEpochEndOffset(ApiMessage):
@@ -60,7 +60,7 @@ class LeaderEpochEndOffset(ApiMessage):
     error_code: int16 = field(kw_only=True)
     partition: int32
     leader_epoch: int32 = -1
-    """The greatest epoch that is not above the one in the request; -1 if there is none."""
+    """Greatest epoch up to the requested one; -1 if there is none."""
     end_offset: int64 = -1
 
 
@@ -71,5 +71,5 @@ class OffsetForLeaderEpochResponse(ApiMessage):
 
 class OffsetForLeaderEpochRequest(Request[OffsetForLeaderEpochResponse], key=23, versions=(2, 4), flexible_from=4):
     replica_id: int32 = field(since=3, ignorable=True, default=-1, kw_only=True)
-    """-1 for a consumer; the protocol's own default, -2, is for debugging."""
+    """-1 for a consumer; the protocol's default, -2, is for debugging."""
     partitions: tuple[OffsetForLeaderEpochPartition, ...] = by_topic()

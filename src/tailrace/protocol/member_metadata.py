@@ -1,10 +1,10 @@
-"""Metadata that members of a classic group exchange: subscriptions in JoinGroup, assignments in SyncGroup.
+"""Metadata exchanged by members of a classic group: subscriptions in JoinGroup, assignments in SyncGroup.
 
-The broker does not read these bytes, so all clients in a group have to agree on them: Java's, librdkafka's, this one.
-A version stands in front; a reader takes the fields that it knows of a newer one and skips the rest.
+The broker does not read these bytes; their format is shared with Java's client and librdkafka. They begin with a
+version; of a newer version, only the known fields are read.
 
-A subscription has bytes of the assignor's own in it, the user data. Two assignors use them: ``sticky`` for the owned
-partitions and their generation, ``cooperative-sticky`` for the generation alone.
+A subscription contains user data of the assignor: for ``sticky`` the owned partitions and their generation, for
+``cooperative-sticky`` the generation alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnedPartitions(ApiMessage):
 
 
 class MemberSubscription(ApiMessage):
-    """ConsumerProtocolSubscription: the topics that a member subscribes to."""
+    """Topics that a member subscribes to (ConsumerProtocolSubscription)."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
@@ -54,37 +54,29 @@ class MemberSubscription(ApiMessage):
 
 
 class MemberAssignment(ApiMessage):
-    """ConsumerProtocolAssignment: the partitions that a member is assigned."""
+    """Partitions assigned to a member (ConsumerProtocolAssignment)."""
 
     assigned_partitions: tuple[OwnedPartitions, ...]
     user_data: bytes | None = None
 
 
 def encode_subscription(subscription: MemberSubscription, version: int = _NEWEST) -> bytes:
-    """Return the bytes of a member's subscription."""
+    """Encode a member's subscription."""
     return _encode(subscription, version)
 
 
 def encode_assignment(assignment: MemberAssignment, version: int = _NEWEST) -> bytes:
-    """Return the bytes of a member's assignment."""
+    """Encode a member's assignment."""
     return _encode(assignment, version)
 
 
 def decode_subscription(data: bytes) -> MemberSubscription:
-    """Return the subscription in ``data``.
-
-    Raises:
-        MalformedMessageError: the bytes are no subscription.
-    """
+    """Decode a member's subscription."""
     return _decode(MemberSubscription, data)
 
 
 def decode_assignment(data: bytes) -> MemberAssignment:
-    """Return the assignment in ``data``; no bytes at all, as Java's leader may send, are an empty assignment.
-
-    Raises:
-        MalformedMessageError: the bytes are no assignment.
-    """
+    """Decode a member's assignment; empty data, which Java's leader may send, is an empty assignment."""
     return _decode(MemberAssignment, data) if data else MemberAssignment(())
 
 
@@ -99,7 +91,7 @@ def _decode(kind: type[MessageT], data: bytes) -> MessageT:
     version = reader.int16()
     if version < 0:
         raise MalformedMessageError(
-            f"version {version} of the consumer protocol - another kind of client in the group?"
+            f"version {version} of the consumer protocol is invalid - does the group have members of another type?"
         )
     message: MessageT = decoder_of(kind, min(version, _NEWEST), flexible=False)(reader)
     return message
@@ -117,19 +109,16 @@ class _StickyData(ApiMessage):
 
 
 def encode_sticky_data(owned: Sequence[OwnedPartitions], generation: int) -> bytes:
-    """Return the user data of a member with the ``sticky`` assignor: its owned partitions and their generation."""
+    """Encode the user data of the ``sticky`` assignor: owned partitions and their generation."""
     out = bytearray()
     encoder_of(_StickyData, 1, flexible=False)(out, _StickyData(tuple(owned), generation))
     return bytes(out)
 
 
 def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...], int]:
-    """Return the partitions that a member with the ``sticky`` assignor owned, and their generation.
+    """Decode the user data of the ``sticky`` assignor: owned partitions and their generation.
 
-    Without user data the member owned nothing; without a generation, as in Java's before 2.3, it is -1.
-
-    Raises:
-        MalformedMessageError: the bytes are something else.
+    Without data, there are no owned partitions. The generation is -1 if it is missing, as in Java's before 2.3.
     """
     if not data:
         return (), _NO_GENERATION
@@ -139,17 +128,14 @@ def decode_sticky_data(data: bytes | None) -> tuple[tuple[OwnedPartitions, ...],
 
 
 def encode_cooperative_data(generation: int) -> bytes:
-    """Return the user data of a member with ``cooperative-sticky``: the generation of its owned partitions."""
+    """Encode the user data of ``cooperative-sticky``: the generation of the owned partitions."""
     return generation.to_bytes(_GENERATION_SIZE, "big", signed=True)
 
 
 def decode_cooperative_data(data: bytes | None) -> int:
-    """Return the generation of a member with ``cooperative-sticky``, -1 without one.
+    """Decode the user data of ``cooperative-sticky``: the generation, -1 if it is missing.
 
-    Java's client writes the number alone, librdkafka the user data of ``sticky``.
-
-    Raises:
-        MalformedMessageError: the bytes are something else.
+    Java's client writes only the generation, librdkafka the user data of ``sticky``.
     """
     if not data:
         return _NO_GENERATION

@@ -1,4 +1,4 @@
-"""Bases of all messages: a class with annotated fields is a frozen dataclass, and a request has its API.
+"""Base classes of messages. A class with annotated fields becomes a frozen dataclass; a request has its API.
 
     class HeartbeatRequest(Request[HeartbeatResponse], key=12, versions=(0, 4), flexible_from=4):
         group_id: str
@@ -6,8 +6,8 @@
         member_id: str
         group_instance_id: str | None = field(since=3, default=None)
 
-Messages are flat where the wire nests: an entry names its topic and partition itself. A field's default is that of
-Kafka's definitions, so an answer of an old version is a full message too. Times are in milliseconds.
+Messages are flat where the wire format is nested: an entry contains its topic and partition. Defaults are those of
+Kafka's definitions, so a response of an old version is a complete message as well. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
 ResponseT = TypeVar("ResponseT")
 
 NO_TOPIC_ID = UUID(int=0)
-"""An absent topic id, as the protocol writes it."""
+"""Topic id of the protocol that stands for none."""
 
 
 class _MessageType(type):
-    """Metaclass of messages, so that declarations need no decorator."""
+    """Metaclass that makes messages dataclasses, so that declarations need no decorator."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **api: Any) -> Any:  # noqa: ANN401
         made = super().__new__(mcs, name, bases, namespace)
         if "__slots__" in namespace:
-            return made  # one of the bases, or called again by dataclass, which makes a class with slots of this one
+            return made  # a base class, or a second call by dataclass, which recreates the class with slots
         message: Any = dataclass(frozen=True, slots=True)(made)
         if api:
             message.api = _api(message, **api)
@@ -49,16 +49,16 @@ def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: i
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))
 class ApiMessage(metaclass=_MessageType):
-    """A request, an answer, or a structure in one: fields in the order of the wire."""
+    """Request, response, or a structure in one; fields are in wire order."""
 
     __slots__ = ()
 
 
 class Request(ApiMessage, Generic[ResponseT]):
-    """A request, typed by its answer: ``await broker.send(request)`` returns a ``ResponseT``.
+    """Request with the type of its response: ``await broker.send(request)`` returns a ``ResponseT``.
 
-    Subclasses are declared with their API's ``key``, the first and last of its ``versions`` that tailrace speaks, and
-    the first flexible version, ``flexible_from``, if it has any.
+    Subclasses declare the ``key`` of their API, the first and last of the supported ``versions``, and the first
+    flexible version ``flexible_from``, if any.
     """
 
     __slots__ = ()
@@ -67,5 +67,5 @@ class Request(ApiMessage, Generic[ResponseT]):
 
     @property
     def newest_version(self) -> int | None:
-        """Newest version of the API that can carry this request; None if each can."""
+        """Newest version of the API that can carry this request; None for no limit."""
         return None

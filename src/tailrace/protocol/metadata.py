@@ -1,4 +1,4 @@
-"""The cluster: brokers, topics with their leaders, and coordinators."""
+"""Cluster metadata and coordinators: Metadata and FindCoordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 NOT_ASKED_FOR = -(1 << 31)
-"""Authorized operations in an answer to a request that did not ask for them."""
+"""Authorized operations in a response if they were not requested."""
 
 
 class BrokerMetadata(ApiMessage):
@@ -65,13 +65,13 @@ class MetadataResponse(ApiMessage):
 class MetadataTopic(ApiMessage):
     topic_id: UUID = field(since=10, default=NO_TOPIC_ID, kw_only=True)
     name: str | None = field(nullable_from=10)
-    """None asks by the id alone, which brokers answer from version 12 on."""
+    """Name; None to request by topic id alone, which brokers support from version 12 on."""
 
 
-# Below 4 a request creates the topics that it names, which only the caller may want.
+# Before version 4, a request creates the topics that it names.
 class MetadataRequest(Request[MetadataResponse], key=3, versions=(4, 13), flexible_from=9):
     topics: tuple[MetadataTopic, ...] | None
-    """None asks for all topics, an empty tuple for none."""
+    """Requested topics; None for all, empty for none."""
     allow_auto_topic_creation: bool = False
     include_cluster_authorized_operations: bool = field(since=8, until=10, default=False)
     include_topic_authorized_operations: bool = field(since=8, default=False)
@@ -83,7 +83,7 @@ _COORDINATORS = OneElement("coordinators", since=4)
 class FindCoordinatorResponse(ApiMessage):
     throttle_time_ms: int32 = field(since=1, default=0, kw_only=True)
     key: str | None = field(since=4, nullable_from=NEVER, inside=_COORDINATORS, default=None, kw_only=True)
-    """The group; None from a broker that answers one key at a time and does not repeat it."""
+    """Group or transactional id; None before version 4, whose responses do not repeat it."""
     error_code: int16 = field(inside=_COORDINATORS, behind=(4, "port"), default=0, kw_only=True)
     error_message: str | None = field(
         since=1, inside=_COORDINATORS, behind=(4, "error_code"), default=None, kw_only=True
@@ -96,4 +96,4 @@ class FindCoordinatorResponse(ApiMessage):
 class FindCoordinatorRequest(Request[FindCoordinatorResponse], key=10, versions=(0, 6), flexible_from=3):
     key: str = field(inside=OneElement("coordinator_keys", since=4, bare=True), behind=(4, "key_type"))
     key_type: int8 = field(since=1, default=0)
-    """0 a group, 1 a transactional id."""
+    """0 for a group, 1 for a transactional id."""

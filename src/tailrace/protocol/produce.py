@@ -1,7 +1,7 @@
-"""Produce: batches for partitions, and where the leader has put them.
+"""Produce.
 
-Produce stops before version 12: with that one a broker takes partitions into a transaction by itself and wants the
-rest of the second kind of transaction with it (KIP-890); from 13 on topics go by their ids only.
+The newest supported version is 11. From 12 on, brokers add partitions to transactions implicitly, which requires the
+other requests of transactions version 2 (KIP-890); from 13 on, topics have only ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RecordsToProduce(ApiMessage):
     topic: str = field("name", per_topic=True)
     partition: int32 = field("index")
     records: Annotated[bytes | memoryview, RECORDS] | None
-    """One batch."""
+    """One record batch."""
 
 
 class RefusedRecord(ApiMessage):
@@ -50,7 +50,7 @@ class ProduceResponse(ApiMessage):
 class ProduceRequest(Request[ProduceResponse], key=0, versions=(8, 11), flexible_from=9):
     transactional_id: str | None
     acks: int16
-    """-1 if all in-sync replicas must have the batch before the leader answers."""
+    """-1 if all in-sync replicas must have the batch before the leader responds."""
     timeout_ms: int32
-    """Time that the leader waits for them."""
+    """Time that the leader waits for the replicas."""
     partitions: tuple[RecordsToProduce, ...] = by_topic("topic_data", "partition_data")

@@ -1,4 +1,4 @@
-"""Topics as tools and tests manage them: created, enlarged, emptied, deleted."""
+"""Management of topics: CreateTopics, DeleteTopics, CreatePartitions and DeleteRecords."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TopicResult(ApiMessage):
-    """Result of a change of one topic; CreateTopics and DeleteTopics have subclasses of it."""
+    """Result for one topic; base class of the results of CreateTopics and DeleteTopics."""
 
     name: str | None = field(nullable_from=NEVER)
     topic_id: UUID = field(since=NEVER, ignorable=True, default=NO_TOPIC_ID, kw_only=True)
@@ -123,7 +123,7 @@ class NewPartitionsAssignment(ApiMessage):
 class NewPartitions(ApiMessage):
     name: str
     count: int32
-    """Number of partitions of the topic afterwards."""
+    """New total number of partitions."""
     assignments: tuple[NewPartitionsAssignment, ...] | None = None
 
 

@@ -1,9 +1,9 @@
-"""Transactions (KIP-98): a producer's id, the partitions and offsets of a transaction, and its end.
+"""Transactions (KIP-98): InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit and EndTxn.
 
-The oldest versions are those of Apache Kafka 2.5, the first whose transactions know members of groups (KIP-447). The
-newest are those of the first kind of transaction: in the later ones of EndTxn and TxnOffsetCommit the broker gives a
-new epoch with each (KIP-890), which belongs together with a Produce of version 12. AddPartitionsToTxn from 4 on is
-spoken among brokers only.
+The oldest supported versions are those of Apache Kafka 2.5, the first with group metadata in transactions (KIP-447).
+The newest are those of transactions version 1: with later versions of EndTxn and TxnOffsetCommit, the broker bumps the
+producer epoch with each transaction (KIP-890), which requires Produce version 12. AddPartitionsToTxn from version 4 on
+is used only between brokers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3
     transactional_id: str | None
     transaction_timeout_ms: int32
     producer_id: int64 = -1
-    """With its epoch, asks for the next epoch of this id, unless another producer has taken it (KIP-360)."""
+    """Id whose epoch is to be bumped, unless another producer has taken it over (KIP-360); -1 for a new id."""
     producer_epoch: int16 = -1
 
 
@@ -90,7 +90,7 @@ class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], key=28, versions=
     producer_id: int64
     producer_epoch: int16
     generation_id: int32 = field(default=-1, kw_only=True)
-    """Generation, or the member's epoch under KIP-848; -1 outside of any membership: nothing is fenced (KIP-447)."""
+    """Generation, or member epoch (KIP-848); -1 for a commit by no member, which is not fenced (KIP-447)."""
     member_id: str = field(default="", kw_only=True)
     group_instance_id: str | None = field(default=None, kw_only=True)
     partitions: tuple[CommitOffset, ...] = by_topic(entries_of=9)

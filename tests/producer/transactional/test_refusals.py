@@ -55,7 +55,7 @@ async def test_what_cannot_be_sent_leaves_the_transaction_as_it_is(ledger, monke
             await producer.send("no-such-topic", b"bad")
         with pytest.raises(PublishError, match="has no partition 7; it has 1"):
             await producer.send(topic, b"bad", partition=7)
-        with pytest.raises(PublishError, match=f"{topic}: a record that cannot be written"):
+        with pytest.raises(PublishError, match=f"{topic}: cannot encode the record"):
             await producer.send(topic, "text")
         await producer.commit()
 

@@ -1,1 +1,1 @@
-"""Encoding of messages: schema tables, primitive types, frames."""
+"""Encoding of messages: declared fields, layouts, primitive types and frames."""

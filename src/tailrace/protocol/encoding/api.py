@@ -1,10 +1,9 @@
-"""One API of the protocol: its number, its versions, and whole frames of its requests and answers.
+"""APIs of the protocol: key, versions, and encoding of whole frames.
 
-The request header is version 2 and the answer's version 1 from an API's first flexible version on, with one
-exception that the protocol makes itself: an ApiVersions answer keeps header 0, so that a client too new can read it.
+From an API's first flexible version on, the request header has version 2 and the response header version 1. The
+exception is ApiVersions, whose response header always has version 0, so that newer clients can read it (KIP-511).
 
-A consumer encodes requests and decodes answers. The other two directions serve programs between a client and a
-broker, such as the fault proxy of ``tailrace.testing``, and make round trips testable.
+Clients encode requests and decode responses. The other two directions serve FaultProxy and tests.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ class RequestHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class Api(Generic[ResponseT]):
-    """One kind of request and its answer; made by the declaration of the request."""
+    """Request type with its response type, created by the declaration of the request."""
 
     key: int
     name: str
     versions: range
-    """Those that tailrace can speak; which one it does is agreed on each connection."""
+    """Supported versions; each connection negotiates one."""
     flexible: int
-    """The first flexible version; NEVER for the APIs that stayed as they were."""
+    """First flexible version; NEVER if there is none."""
     message: type
-    """Class of the requests."""
+    """Class of the request."""
     answer: type[ResponseT]
-    """Class of the answers."""
+    """Class of the response."""
 
     def encode_request(self, request: object, version: int, *, correlation_id: int, client_id: str | None) -> bytearray:
-        """Return the whole frame of a request, its length in front.
+        """Return the frame of a request, including its length.
 
         Raises:
-            UnsupportedVersionError: ``request`` carries something that ``version`` cannot.
+            UnsupportedVersionError: ``version`` cannot carry a value of ``request``.
             MalformedMessageError: a value does not fit its type.
         """
         out = bytearray(_SIZE.size)
@@ -70,11 +69,7 @@ class Api(Generic[ResponseT]):
         return self._encoded(out, request, self.message, version)
 
     def decode_response(self, frame: memoryview, version: int) -> ResponseT:
-        """Return the answer in ``frame`` (the correlation id in front, without the length).
-
-        Raises:
-            MalformedMessageError: the bytes are not what the protocol says.
-        """
+        """Return the response in ``frame``, which begins with the correlation id."""
         reader = FrameReader(frame)
         reader.int32()
         if self._response_is_tagged(version):
@@ -82,20 +77,16 @@ class Api(Generic[ResponseT]):
         return cast(ResponseT, self._decoded(reader, self.answer, version))
 
     def version_of_answer(self, frame: memoryview, asked: int) -> int:
-        """Return the version that an answer to a request of version ``asked`` is written in.
+        """Return the version of the response to a request of version ``asked``.
 
-        That is the same, with one exception: a broker that does not know so new a version of ApiVersions answers in
-        version 0, with code 35.
+        It differs only if the broker does not support that version of ApiVersions: it responds in version 0 with error
+        code 35.
         """
         refused = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
         return 0 if refused else asked
 
     def decode_request(self, frame: memoryview, version: int) -> object:
-        """Return the request in ``frame`` (its header in front, without the length), as a broker reads it.
-
-        Raises:
-            MalformedMessageError: the bytes are not what the protocol says.
-        """
+        """Return the request in ``frame``, which begins with the request header."""
         reader = FrameReader(frame)
         reader.view(_REQUEST_HEADER.size)
         _read_client_id(reader)
@@ -104,7 +95,7 @@ class Api(Generic[ResponseT]):
         return self._decoded(reader, self.message, version)
 
     def encode_response(self, response: ResponseT, version: int, *, correlation_id: int) -> bytearray:
-        """Return the whole frame of an answer, its length in front, as a broker writes it."""
+        """Return the frame of a response, including its length."""
         out = bytearray(_SIZE.size)
         out += _SIZE.pack(correlation_id)
         if self._response_is_tagged(version):
@@ -127,11 +118,7 @@ class Api(Generic[ResponseT]):
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
-    """Return the header of the request in a frame (without its length).
-
-    Raises:
-        MalformedMessageError: the frame is too short to be one.
-    """
+    """Return the header of the request in ``frame``, without the length."""
     reader = FrameReader(frame)
     api_key, version, correlation_id = reader.unpack(_REQUEST_HEADER)
     return RequestHeader(api_key, version, correlation_id, _read_client_id(reader))

@@ -1,11 +1,11 @@
-"""Functions that write and read a layout, compiled when a version of a message is first spoken.
+"""Compiled encoders and decoders of layouts.
 
-For each structure a function of straight-line Python is generated, as ``dataclasses`` does for ``__init__``: numbers
-that stand side by side are packed and unpacked at once. From a message's first
-flexible version on, lengths are varints and tagged fields follow each structure (KIP-482). An unknown tag is skipped,
-so a newer broker may say more than this version knows.
+For each structure, a function without loops or branches is generated when a version of a message is first used, as
+``dataclasses`` does for ``__init__``; adjacent numbers are packed and unpacked together. From the first flexible
+version of a message on, lengths are varints and tagged fields follow each structure (KIP-482). Unknown tags are
+skipped, so that newer brokers may send them.
 
-Values have no types in here and nowhere else: declarations tie them to the attributes of messages.
+Values are untyped only here; declarations tie them to the typed attributes of messages.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["decoder", "decoder_of", "encoder", "encoder_of"]
 
 @cache
 def encoder_of(message: type, version: int, *, flexible: bool) -> Encode:
-    """Return the function that appends a message of that type in that version."""
+    """Return the function that appends a message of this type and version to a buffer."""
     return encoder(layout(message, version), flexible=flexible)
 
 
 @cache
 def decoder_of(message: type, version: int, *, flexible: bool) -> Decode:
-    """Return the function that reads a message of that type in that version."""
+    """Return the function that reads a message of this type and version."""
     return decoder(layout(message, version), flexible=flexible)
 
 
@@ -80,7 +80,7 @@ def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
 def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> Encode:
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol wants an array")
+            raise MalformedMessageError("None where the protocol requires an array")
         write_length(out, None if value is None else len(value), flexible=flexible)
         for item in value or ():
             encode_item(out, item)
@@ -91,7 +91,7 @@ def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> En
 def _numbers_encoder(number: Number, *, flexible: bool, nullable: bool) -> Encode:
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol wants an array")
+            raise MalformedMessageError("None where the protocol requires an array")
         write_length(out, None if value is None else len(value), flexible=flexible)
         numbers: Sequence[Any] = () if value is None else value
         try:
@@ -159,7 +159,7 @@ def _single_decoder(element: Structure, *, flexible: bool) -> Decode:
     def decode(reader: FrameReader) -> Any:
         length = read_length(reader)
         if length != 1:
-            raise MalformedMessageError(f"{length} elements where one was asked for")
+            raise MalformedMessageError(f"{length} elements in an array that must have one")
         return decode_element(reader)
 
     return decode
@@ -175,7 +175,7 @@ def _topics_encoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Encode
 
     def encode(out: bytearray, value: Any) -> None:
         if value is None and not nullable:
-            raise MalformedMessageError("None where the protocol wants an array of topics")
+            raise MalformedMessageError("None where the protocol requires an array of topics")
         topics: dict[Any, list[Any]] = {}
         for entry in value or ():
             topics.setdefault(key_of(entry), []).append(entry)
@@ -214,7 +214,7 @@ def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode
 # ---- structures ------------------------------------------------------------------------------------------------
 
 _NULL, _THERE = 0xFF, 0x01
-"""The byte before a structure that may be null, in all versions alike (KIP-893)."""
+"""Byte before a nullable structure, in all versions (KIP-893)."""
 
 
 def _or_null(encode: Encode) -> Encode:
@@ -234,7 +234,7 @@ def _null_or(decode: Decode) -> Decode:
         if mark == _NULL:
             return None
         if mark != _THERE:
-            raise MalformedMessageError(f"0x{mark:02x} before a structure, which neither is there nor is null")
+            raise MalformedMessageError(f"0x{mark:02x} before a nullable structure: must be 0x01 or 0xff")
         return decode(reader)
 
     return decode_or_null
@@ -269,9 +269,9 @@ def _structure_encoder(shape: Structure | Wrapped, *, flexible: bool) -> Encode:
 def _structure_decoder(
     shape: Structure | Wrapped, *, flexible: bool, given: Sequence[str] = (), apart: bool = False
 ) -> Decode:
-    """Return the function that reads a structure; ``given`` values are its arguments.
+    """Return the function that reads a structure, with the ``given`` values as arguments.
 
-    It returns the message, or with ``apart`` the values of its fields.
+    The function returns the message, or the values of its fields if ``apart``.
     """
     structure, makes = (shape, not apart) if isinstance(shape, Structure) else (_only(shape.slot), False)
     lines: list[str] = []
@@ -298,9 +298,9 @@ def _structure_decoder(
 
 
 def _making(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that make a message of local variables and defaults.
+    """Yield the lines that create a message from local variables and defaults.
 
-    They set its slots, since ``__init__`` of a frozen dataclass takes more than twice as long.
+    They set its slots, because ``__init__`` of a frozen dataclass takes more than twice as long.
     """
     names |= {"new": object.__new__, "kind": message}
     yield "made = new(kind)"
@@ -309,7 +309,7 @@ def _making(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterat
         if one.name not in read:
             names[one.name] = one.default
             if one.default is dataclasses.MISSING:
-                raise TypeError(f"{message.__name__}.{one.name} needs a default for the versions that lack it")
+                raise TypeError(f"{message.__name__}.{one.name} needs a default for versions without the field")
         yield f"set_{one.name}(made, {one.name})"
     yield "return made"
 
@@ -319,7 +319,7 @@ def _only(slot: Slot) -> Structure:
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """Yield numbers that stand side by side together, other fields alone."""
+    """Yield adjacent numbers together and other fields alone."""
     for are_numbers, run in groupby(slots, lambda slot: isinstance(slot.shape, Number)):
         if are_numbers:
             yield list(run)
@@ -342,7 +342,7 @@ def _attributes(slot: Slot) -> list[str]:
 def _function(head: str, lines: Sequence[str], names: dict[str, Any], structure: Structure) -> Any:
     source = f"def {head}:\n    " + "\n    ".join(lines or ["pass"])
     code = compile(source, f"<{structure.message.__name__} v{structure.version}>", "exec")
-    exec(code, names)  # noqa: S102 - made of the declarations alone
+    exec(code, names)  # noqa: S102 - generated from the declarations alone
     return names[head.partition("(")[0]]
 
 
@@ -353,7 +353,7 @@ def _raise_unfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
 
 
 def _unsent_check(structure: Structure) -> Callable[[Any], None]:
-    """Return the function that refuses a value that the version cannot carry: an error, and not a silent loss."""
+    """Return the function that raises if a message has a value that the version cannot carry."""
 
     def check(message: Any) -> None:
         for one in structure.unsent:
@@ -389,7 +389,7 @@ def _tags_encoder(slots: Sequence[Slot]) -> Encode:
 
 
 def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads tagged fields as a list, with the defaults of those that are not there."""
+    """Return the function that reads tagged fields as a list, with defaults for missing ones."""
     tagged = {
         slot.tag: (place, decoder(slot.shape, flexible=True, nullable=slot.nullable))
         for place, slot in enumerate(slots)

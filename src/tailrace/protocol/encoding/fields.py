@@ -1,7 +1,7 @@
-"""Declared fields of messages: what a declaration says of a field besides its Python type.
+"""Declaration of message fields.
 
-A message is declared once for all versions, its fields in the order of the wire, each with the versions that have it,
-as in Kafka's own definitions. Type checkers and dataclasses read the types and defaults, ``layout`` the rest.
+A message is declared once for all versions. Its fields are in wire order, each with the versions that have it, as in
+Kafka's message definitions.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 __all__ = ["NEVER", "OneElement", "Wire", "by_topic", "field", "wire_of"]
 
 NEVER = 1 << 15
-"""A version that no message reaches."""
+"""Version above those of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneElement:
-    """Array, from version ``since`` on, of exactly one element: the fields that stand in it.
+    """Array with exactly one element, from version ``since`` on, whose fields are flat in the message.
 
-    The messages of tailrace ask for one group, key or member at a time, and are flat.
+    It is used for requests about one group, key or member.
     """
 
     name: str
     since: int
     bare: bool = False
-    """True if the element is no structure but the only field itself."""
+    """True if the element is a plain value instead of a structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A field on the wire, over all versions; ``field`` and ``by_topic`` have the meanings."""
+    """Wire format of a field in all versions; see ``field`` and ``by_topic``."""
 
     name: str = ""
     since: int = 0
@@ -71,21 +71,20 @@ def field(  # noqa: PLR0913 - one row of a declaration
     """Declare a field of a message.
 
     Args:
-        name: Kafka's name, in snake case, where it differs.
-        since: the first version that has the field.
-        until: the last version that has the field.
-        nullable_from: the first version in which a field of type ``… | None`` may be null.
-        tag: number of a tagged field (KIP-482).
-        ignorable: a version without the field drops its value; otherwise a value other than the default is refused.
-        per_topic: of an entry in an array declared with ``by_topic``: the field stands once per
-            topic, in front of the entries.
-        wrapping: name of the only field of a structure, in whose place the message has the value of that field.
-        inside: array of one element in which the field stands from some version on.
-        behind: from that version on, the field stands behind that other attribute.
-        bare: Kafka's name of an array until that version, in which an element is nothing but its only field.
-        default: as in ``dataclasses.field``, and so are the others.
-        kw_only: in the constructor, where the field stands before others that have no default.
-        repr: False for secrets and for what is too long.
+        name: Kafka's name in snake case, if it differs.
+        since: first version with the field.
+        until: last version with the field.
+        nullable_from: first version in which a field of type ``… | None`` may be null.
+        tag: tag of a tagged field (KIP-482).
+        ignorable: True if versions without the field drop its value; else they raise unless it is the default.
+        per_topic: True for a field of an entry of ``by_topic`` that is written once per topic, before the entries.
+        wrapping: name of the only field of a structure; the message has its value instead of the structure.
+        inside: array of one element that contains the field in newer versions.
+        behind: version, and the attribute that the field follows from that version on.
+        bare: Kafka's name of the array, and the last version in which its elements are plain values.
+        default: as in ``dataclasses.field``, like the following arguments.
+        kw_only: True for a field with a default before fields without one.
+        repr: False for secrets and long values.
     """
     wire = Wire(name, since, until, nullable_from, tag, ignorable, per_topic, wrapping, inside, behind, bare)
     return dataclasses.field(default=default, kw_only=kw_only, repr=repr, metadata={Wire: wire})
@@ -102,16 +101,16 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
     entries_of: int | None = None,
     default: Any = MISSING,
 ) -> Any:
-    """Declare an array that the wire nests by topic, and of which messages have a flat tuple of entries.
+    """Declare an array that is nested by topic on the wire and a flat tuple of entries in the message.
 
     Args:
         name: Kafka's name of the array of topics.
         partitions: Kafka's name of the array in each topic.
-        since: the first version that has the field.
-        ignorable: a version without the field drops its value.
-        inside: array of one element in which the field stands from some version on.
-        bare: an entry has nothing but its partition, and the array in each topic is one of numbers.
-        entries_of: version of the entry's own declaration to write, where that is of another request.
+        since: first version with the field.
+        ignorable: True if versions without the field drop its value.
+        inside: array of one element that contains the field in newer versions.
+        bare: True if the array in each topic contains partition numbers instead of structures.
+        entries_of: version of the entry's declaration to use, if it is declared for another request.
         default: as in ``dataclasses.field``.
     """
     wire = Wire(
@@ -127,6 +126,6 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
 
 
 def wire_of(declared: dataclasses.Field[Any]) -> Wire:
-    """Return the declaration of a dataclass's field; one without ``field`` stands in all versions, under its name."""
+    """Return the wire format of a dataclass field; without ``field``, it is in all versions under its own name."""
     wire: Wire = declared.metadata.get(Wire, _UNDER_ITS_NAME)
     return wire

@@ -1,7 +1,7 @@
-"""Cursor over the bytes of a frame that never reads past their end.
+"""Cursor over the bytes of a frame.
 
-Each length that a peer claims is checked against the bytes that are left before anything is allocated for it, so a
-hostile or garbled frame raises MalformedMessageError in bounded time and memory.
+Each length in a frame is checked against the remaining bytes before anything is allocated, so that a hostile or
+corrupt frame raises MalformedMessageError in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT32 = struct.Struct(">i")
 
 
 class FrameReader:
-    """Cursor over one frame; each ``memoryview`` that it returns shares the frame's memory."""
+    """Cursor over a frame; the ``memoryview`` objects it returns share the frame's memory."""
 
     __slots__ = ("_at", "_data", "_size")
 
@@ -40,13 +40,13 @@ class FrameReader:
         if size < 0 or end > self._size:
             raise MalformedMessageError(
                 f"a field claims {size} bytes at {start} of a message of {self._size} - "
-                "the peer is no Kafka broker, or something between changed the bytes"
+                "the peer is no Kafka broker, or the bytes are corrupt"
             )
         self._at = end
         return self._data[start:end]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers, as many as ``layout`` has."""
+        """Return the next numbers, unpacked by ``layout``."""
         start = self._at
         end = start + layout.size
         if end > self._size:
@@ -55,12 +55,12 @@ class FrameReader:
         return layout.unpack_from(self._data, start)
 
     def int16(self) -> int:
-        """Return a signed number of two bytes."""
+        """Return a signed 16-bit number."""
         number: int = self.unpack(_INT16)[0]
         return number
 
     def int32(self) -> int:
-        """Return a signed number of four bytes."""
+        """Return a signed 32-bit number."""
         number: int = self.unpack(_INT32)[0]
         return number
 
@@ -84,7 +84,7 @@ class FrameReader:
         return UUID(bytes=bytes(self.view(16)))
 
     def skip_tagged_fields(self) -> None:
-        """Skip tagged fields, whatever they are."""
+        """Skip all tagged fields of a structure."""
         at = self._at
         if at < self._size and not self._data[at]:
             self._at = at + 1
@@ -94,10 +94,10 @@ class FrameReader:
             self.view(self.uvarint())
 
     def count(self, claimed: int) -> int:
-        """Return ``claimed``, a number of elements; each takes a byte at least, so there are no more than bytes left.
+        """Return ``claimed``, a number of elements, unless it exceeds the remaining bytes.
 
         Raises:
-            MalformedMessageError: there are.
+            MalformedMessageError: it does, although each element has at least one byte.
         """
         if claimed > self._size - self._at:
             raise MalformedMessageError(f"an array claims {claimed} elements with {self.remaining} bytes left")

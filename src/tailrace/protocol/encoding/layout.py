@@ -1,4 +1,4 @@
-"""Layout of a message in one version: what stands on the wire, in order, derived from the message's declaration."""
+"""Wire layout of a message in one version, derived from its declaration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Array", "ByTopic", "Shape", "Single", "Slot", "Structure", "Unsent",
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One field of one version."""
+    """Field of one version."""
 
     name: str
-    """As in Kafka's message definitions, in snake case."""
+    """Name in Kafka's message definitions, in snake case."""
     attribute: str
-    """As in the message."""
+    """Name in the message."""
     shape: Shape
     nullable: bool = False
     tag: int | None = None
@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """Field that a version cannot carry although its value matters."""
+    """Field that the version cannot carry and that is not ignorable."""
 
     name: str
     attribute: str
@@ -42,36 +42,36 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Fields in order, and behind them, in flexible versions, the tagged ones."""
+    """Fields in order; in flexible versions, tagged fields follow."""
 
     message: type
     version: int
     slots: tuple[Slot, ...]
     unsent: tuple[Unsent, ...] = ()
     bare: bool = False
-    """True if the only field stands for the structure, without tagged fields."""
+    """True if the structure is encoded as its only field, without tagged fields."""
 
     @property
     def plain(self) -> tuple[Slot, ...]:
-        """The fields that are not tagged."""
+        """Fields without a tag."""
         return tuple(slot for slot in self.slots if slot.tag is None)
 
     @property
     def tagged(self) -> tuple[Slot, ...]:
-        """The tagged fields, in the order of their tags."""
+        """Tagged fields, in the order of their tags."""
         return tuple(sorted((slot for slot in self.slots if slot.tag is not None), key=lambda slot: slot.tag or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A length and as many elements; a tuple in messages."""
+    """Array of elements of one shape; a tuple in messages."""
 
     item: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class ByTopic:
-    """Array of topics, each with an array of entries; a flat tuple in messages, whose entries name their topics."""
+    """Array of topics, each with an array of entries; in messages, a flat tuple of entries with their topics."""
 
     keys: tuple[Slot, ...]
     name: str
@@ -80,14 +80,14 @@ class ByTopic:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """Structure with one field, in whose place messages have the field's value."""
+    """Structure with one field; messages have the value of that field instead."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """Array of one structure, whose fields messages have themselves."""
+    """Array of one structure; messages have its fields instead."""
 
     element: Structure
 
@@ -99,7 +99,7 @@ _PLAIN: dict[object, Primitive] = {bool: BOOL, str: STRING, bytes: BYTES, UUID: 
 
 @cache
 def layout(message: type, version: int) -> Structure:
-    """Return what ``version`` of a declared message has on the wire."""
+    """Return the wire layout of ``version`` of a message."""
     slots: list[Slot] = []
     unsent: list[Unsent] = []
     arrays: dict[str, OneElement] = {}
@@ -167,7 +167,7 @@ def _place(slots: list[Slot], attribute: str) -> int:
 
 
 def _gathered(slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int) -> Iterator[Slot]:
-    """Yield the fields; those of an array of one element together, where the first of them stands."""
+    """Yield the fields, with those of an array of one element combined at the place of the first."""
     seen: set[OneElement] = set()
     for slot in slots:
         array = arrays.get(slot.attribute)

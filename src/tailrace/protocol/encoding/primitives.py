@@ -1,6 +1,6 @@
-"""Kafka's primitive types: what declarations call them, and how each is written and read.
+"""Kafka's primitive types.
 
-A flexible version (KIP-482) writes lengths as varints, an earlier one as two or four bytes.
+Flexible versions (KIP-482) encode lengths as varints, earlier ones in two or four bytes.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def write_length(out: bytearray, length: int | None, *, flexible: bool, short: b
         return
     limit = 0x7FFF if short else 0x7FFFFFFF
     if length is not None and length > limit:
-        raise MalformedMessageError(f"a value of {length} bytes is longer than the {limit} that the protocol can say")
+        raise MalformedMessageError(f"a value of {length} bytes exceeds the protocol's limit of {limit}")
     out += (-1 if length is None else length).to_bytes(2 if short else 4, "big", signed=True)
 
 
 def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameReader], int]:
-    """Return the function that reads such a length; it returns -1 for null."""
+    """Return the function that reads a length; it returns -1 for null."""
     if flexible:
         return lambda reader: reader.uvarint() - 1
     return FrameReader.int16 if short else FrameReader.int32
@@ -71,12 +71,12 @@ def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameRead
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Type of a fixed size that ``struct`` can pack together with its neighbors."""
+    """Type of fixed size that ``struct`` can pack together with adjacent numbers."""
 
     name: str
-    """As in Kafka's message definitions."""
+    """Name in Kafka's message definitions."""
     code: str
-    """As in a format of ``struct``."""
+    """Format character of ``struct``."""
 
     def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - one form for all versions
         """Return the function that appends one number."""
@@ -111,29 +111,29 @@ class _Uuid:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Type of a length and as many bytes."""
+    """Type of a length followed by that many bytes."""
 
     name: str
-    """As in Kafka's message definitions."""
+    """Name in Kafka's message definitions."""
     short: bool
-    """True if the length has two bytes (strings) in versions that are not flexible, False if four."""
+    """True if non-flexible versions encode the length in two bytes (strings), False if in four."""
     to_bytes: Callable[[Any], bytes]
     from_view: Callable[[memoryview], Any]
 
     def encoder(self, *, flexible: bool, nullable: bool) -> Encode:
-        """Return the function that appends one value, None too if ``nullable``."""
+        """Return the function that appends one value, which may be None if ``nullable``."""
         to_bytes, short = self.to_bytes, self.short
 
         def encode(out: bytearray, value: object) -> None:
             if value is None:
                 if not nullable:
-                    raise MalformedMessageError(f"None where the protocol wants a {self.name}")
+                    raise MalformedMessageError(f"None where the protocol requires a {self.name}")
                 write_length(out, None, flexible=flexible, short=short)
                 return
             try:
                 raw = to_bytes(value)
             except UnicodeEncodeError as error:
-                raise MalformedMessageError(f"{value!r} cannot be written as UTF-8") from error
+                raise MalformedMessageError(f"{value!r} cannot be encoded as UTF-8") from error
             if flexible and (length := len(raw)) < 0x7F:
                 out.append(length + 1)
             else:
@@ -143,7 +143,7 @@ class Sized:
         return encode
 
     def decoder(self, *, flexible: bool, nullable: bool) -> Decode:
-        """Return the function that reads one value, None too if ``nullable``."""
+        """Return the function that reads one value, which may be None if ``nullable``."""
         read_length = length_reader(flexible=flexible, short=self.short)
         from_view = self.from_view
 
@@ -175,7 +175,7 @@ UUIDS = _Uuid()
 STRING = Sized("string", short=True, to_bytes=str.encode, from_view=_utf8)
 BYTES = Sized("bytes", short=False, to_bytes=lambda data: data, from_view=bytes)
 RECORDS = Sized("records", short=False, to_bytes=lambda data: data, from_view=lambda view: view)
-"""Record batches; not copied when read, so they keep their whole frame alive."""
+"""Record batches, read without a copy; they keep the whole frame in memory."""
 
 int8 = Annotated[int, INT8]
 int16 = Annotated[int, INT16]
