@@ -1,5 +1,4 @@
-"""Speed beside other clients: one run, one broker, one machine, in turns; only ratios within a run mean anything.
+"""Benchmarks against other clients, run by ``scripts/bench``.
 
-Look in ``clients`` for how each client reads, in ``consume`` for how they are compared, in ``report`` for what is
-shown. ``scripts/bench consume`` runs it.
+Clients take turns on one broker and one machine; only ratios within a run are meaningful.
 """

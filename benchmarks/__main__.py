@@ -1,4 +1,4 @@
-"""``python -m benchmarks consume | handlers | lanes | publish | rebalance | spark``, which ``scripts/bench`` is."""
+"""Command line of the benchmarks, run by ``scripts/bench``."""
 
 from __future__ import annotations
 
@@ -20,68 +20,69 @@ RESULTS = Path(__file__).parent / "results"
 _CONSUME = """\
 Read the same records with tailrace, aiokafka, confluent-kafka and FastStream.
 
-One broker is started and one topic of 4 partitions filled. In each round each
-client reads it, as a new group from the earliest offset, in a process of its
-own; its clock starts at its first record and covers CPU time of all of its
-threads. Shown are medians over the rounds, and written as JSON.
+In each round, each client reads a topic of 4 partitions from the earliest
+offset, as a new group and in a separate process. Time is measured from its
+first record; CPU time includes all threads. Medians over the rounds are shown
+and written as JSON.
 
-It takes about two minutes on two cores, and fails (exit code 1) if tailrace is
-not at least 3 times as fast as aiokafka, both by `async for`.
+Takes about two minutes on two cores. Fails (exit code 1) unless tailrace is at
+least 3 times as fast as aiokafka, both with `async for`.
 """
 
 _HANDLERS = """\
-Bring the same records to handlers that do nothing, by tailrace and FastStream:
-of bytes, and of 100 B of JSON as a msgspec Struct here and a pydantic model
-there. FastStream does it twice: as it does by default, where what was fetched
-is committed whether it was handled or not, and at least once, as tailrace
-always does.
+Call handlers that do nothing with the same records, in tailrace and FastStream:
+with bytes, and with 100 B of JSON decoded to a msgspec Struct (tailrace) or a
+pydantic model (FastStream). FastStream runs twice: with its default, which
+commits fetched records whether they were handled or not, and at least once, as
+tailrace always does.
 
-It takes about a minute on two cores, and fails (exit code 1) if tailrace is not
-at least 40 times as fast with typed values and 60 times with bytes, both at
-least once.
+Takes about a minute on two cores. Fails (exit code 1) unless tailrace is at
+least 40 times as fast with typed values and 60 times with bytes, both at least
+once.
 """
 
 _LANES = """\
-A handler that awaits 5 ms, on records of 64 keys dealt in turn, by key and 64
-at once, beside 64 bare tasks that await the same and know of no broker.
+Call a handler that sleeps 5 ms, with order_by="key" and concurrency=64, on
+records with 64 alternating keys, and compare it with 64 tasks that sleep the
+same without a broker.
 
-It takes about a minute, and fails (exit code 1) if the handler does less
-than 0.95 of what the tasks do, or if the order of a key is lost.
+Takes about a minute. Fails (exit code 1) if the handler's throughput is below
+0.95 of the tasks', or if records of a key are handled out of order.
 """
 
 _REBALANCE = """\
-How long a partition that stays with its member goes without a record while
-another member joins: with both protocols, and also while a third takes 5 s
-over the record in its hand. Records come all the time.
+Measure the longest gap between records of a partition that its member keeps
+while another member joins: with both protocols, and also while a third member
+takes 5 s to handle its record. Records are produced continuously.
 
-Shown are medians over the rounds of the longest gap, and of the longest in as
-long a time in which nothing happens; written as JSON. It takes about three
-minutes, and fails (exit code 1) if a gap is above 100 ms and above twice the
-quiet one.
+Medians over the rounds are shown, next to the longest gap in an equally long
+time without a rebalance, and written as JSON. Takes about three minutes. Fails
+(exit code 1) if a gap is above 100 ms and above twice the one without a
+rebalance.
 """
 
 _PUBLISH = """\
-Publish the same records with tailrace, aiokafka and confluent-kafka, each of
-them idempotent: awaited one by one, by 1,000, not at all but for a flush at the
-end, and in transactions of 1,000; 100 B and 1 KiB.
+Publish the same records with idempotent producers of tailrace, aiokafka and
+confluent-kafka: awaited one by one, awaited by 1,000, with only a flush at the
+end, and in transactions of 1,000; with 100 B and 1 KiB.
 
-It takes about five minutes on two cores, and fails (exit code 1) if tailrace is
-slower than aiokafka, or less than 1.5 times as fast where records are not
-awaited one by one or in transactions.
+Takes about five minutes on two cores. Fails (exit code 1) if tailrace is slower
+than aiokafka, or less than 1.5 times as fast when records are awaited by 1,000
+or only flushed.
 """
 
 _SPARK = """\
-A handler that does nothing on Spark, by SparkPipeline.backfill, beside plain
-mapInArrow with one awaited call a record, in one warm session on this machine:
-once with the same columns, once with the value alone.
+Run a handler that does nothing with SparkPipeline.backfill, and compare it with
+plain mapInArrow with one awaited call per record, in one warm local session:
+with the same columns, and with the value alone.
 
-It takes about three minutes, and fails (exit code 1) if the pipeline does less
-than 0.8 of what plain mapInArrow does with the same columns.
+Takes about three minutes. Fails (exit code 1) if the throughput of the pipeline
+is below 0.8 of that of mapInArrow with the same columns.
 """
 
 
 class Benchmark(NamedTuple):
-    """One of the commands, with what it takes when nothing is said."""
+    """Command with its default options."""
 
     summary: str
     description: str
@@ -98,12 +99,12 @@ def _spark(**options: Any) -> int:
 
 
 BENCHMARKS = {
-    "consume": Benchmark("records a second, client beside client", _CONSUME, 3, consume, 1_000_000, 100),
-    "handlers": Benchmark("records a second that a handler is given", _HANDLERS, 3, handlers, 1_000_000),
-    "lanes": Benchmark("order by key, beside bare tasks", _LANES, 7, lanes, 38_400),
-    "publish": Benchmark("records a second, producer beside producer", _PUBLISH, 5, publish),
-    "rebalance": Benchmark("whether kept partitions go on while members come", _REBALANCE, 5, rebalance),
-    "spark": Benchmark("handlers on Spark, beside plain mapInArrow", _SPARK, 3, _spark, 1_000_000),
+    "consume": Benchmark("compare the throughput of consumers", _CONSUME, 3, consume, 1_000_000, 100),
+    "handlers": Benchmark("compare the throughput of handlers", _HANDLERS, 3, handlers, 1_000_000),
+    "lanes": Benchmark("measure the cost of order by key", _LANES, 7, lanes, 38_400),
+    "publish": Benchmark("compare the throughput of producers", _PUBLISH, 5, publish),
+    "rebalance": Benchmark("measure gaps of kept partitions in rebalances", _REBALANCE, 5, rebalance),
+    "spark": Benchmark("compare handlers on Spark with mapInArrow", _SPARK, 3, _spark, 1_000_000),
 }
 
 
@@ -118,8 +119,8 @@ def main() -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         counts = {
-            "records": (one.records, "N", "how many (default: %(default)s)"),
-            "size": (one.size, "BYTES", "of each value (default: %(default)s)"),
+            "records": (one.records, "N", "number of records (default: %(default)s)"),
+            "size": (one.size, "BYTES", "size of each value (default: %(default)s)"),
             "rounds": (one.rounds, "N", "default: %(default)s"),
         }
         for option, (default, metavar, said) in counts.items():
@@ -141,7 +142,7 @@ def main() -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no count - give a whole number from 1")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
     return int(text)
 
 

@@ -1,7 +1,7 @@
-"""How each client reads: as its documentation says, with its defaults, and the same work for each record.
+"""Compared clients, each as its documentation shows, with its defaults and the same work per record.
 
-Rule of this file: one function a client, run in a process of its own (``python -m benchmarks.clients``), so that its
-imports, threads and memory are nobody else's. It looks at each record's value and no more.
+Each function runs in a separate process (``python -m benchmarks.clients``), so that imports, threads and memory are its
+own. It reads only the value of each record.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 MANY = 5_000
-"""Records in one call, where a client gives several."""
+"""Number of records per call of getmany() and consume()."""
 
 
 @dataclass
 class Run:
-    """What to read, and the clock: it starts with the first record and ends with the last."""
+    """Topic to read, and the times of the first and the last record."""
 
     bootstrap_servers: str
     topic: str
@@ -108,7 +108,7 @@ async def tailrace_typed(run: Run) -> None:
             run.end()
             all_read.set()
 
-    # A type that is imported here alone is no name that text could be resolved to.
+    # Set here because the name Order cannot be resolved in the module.
     handle.__annotations__["_order"] = Order
     app.handler(run.topic, order_by="partition", concurrency=64)(handle)
     async with app:
@@ -173,11 +173,11 @@ async def _faststream(run: Run, kind: type, *, acknowledged: bool = False) -> No
     from faststream import AckPolicy
     from faststream.kafka import KafkaBroker
 
-    # Its log of each record would be most of its time.
+    # Its log line for each record would take most of its time.
     broker = KafkaBroker(run.bootstrap_servers, logger=None)
     all_read = asyncio.Event()
     seen = 0
-    # By default it commits every few seconds what was fetched, whether it was handled or not.
+    # By default, it commits fetched records every few seconds, whether they were handled or not.
     policy = AckPolicy.REJECT_ON_ERROR if acknowledged else AckPolicy.ACK_FIRST
 
     async def handle(value) -> None:
@@ -230,15 +230,15 @@ async def _async_for(consumer, run: Run) -> None:
 
 
 class Client(NamedTuple):
-    """One way to read."""
+    """Client and its way to read."""
 
     package: str
     how: str
     read: Callable
     most: int | None = None
-    """Fewer records for one that would take all day."""
+    """Limit of records for slow clients."""
     reads: str = "bytes"
-    """What the values are that it reads: ``bytes``, or ``json``."""
+    """Values that it reads: ``bytes`` or ``json``."""
 
     @property
     def name(self) -> str:
@@ -264,21 +264,21 @@ HANDLERS = [
     Client("faststream", "typed, acknowledged", faststream_typed_at_least_once, most=5_000, reads="json"),
     Client("faststream", "bytes, acknowledged", faststream_at_least_once, most=5_000),
 ]
-"""Of no-op handlers; ours have ``order_by="partition"`` and ``concurrency=64``, as they have when nothing is said."""
+"""Clients with no-op handlers; those of tailrace have the defaults ``order_by="partition"`` and ``concurrency=64``."""
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process has had."""
+    """Return the peak memory of this process, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # The one of getrusage remembers who started us.
+        # On Linux, ru_maxrss is inherited from the parent process.
         peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(peak.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:
-    """Read as the arguments say and write the figures to stdout."""
+    """Read with the client of the arguments, and write the figures to stdout."""
     name, bootstrap_servers, topic, group, records = sys.argv[1:]
     client = next(one for one in [*CLIENTS, *HANDLERS] if one.name == name)
     run = Run(bootstrap_servers, topic, group, int(records))

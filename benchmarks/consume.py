@@ -1,4 +1,4 @@
-"""Reading: records a second, client beside client."""
+"""Throughput of consumers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OURS, THEIRS, PROMISED = "tailrace async for", "aiokafka async for", 3.0
 
 
 def consume(*, records: int, size: int, rounds: int, path: Path) -> int:
-    """Compare, show, write ``path``; gives 0 if the promise holds, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen = Screen()
     with local_broker(screen) as server:
         topic = f"bench-{uuid.uuid4().hex[:8]}"
         server.create_topic(topic, PARTITIONS)
         reading = Reading(server.bootstrap_servers, topic, records, size)
-        # Nothing that could be JSON: FastStream decodes by content and would not give a handler of bytes its bytes.
+        # Not valid JSON: FastStream decodes by content and would not pass bytes to a handler of bytes.
         fill(screen, reading, b"v" * size)
         runs = in_turns(screen, rounds, CLIENTS, lambda _client: reading)
         kafka = server.version

@@ -1,4 +1,4 @@
-"""Handlers that do nothing: how many records a second are brought to them, framework beside framework."""
+"""Throughput of handlers that do nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tailrace.cli.screen import Screen
 
 SIZE = 100
 PROMISES = {"typed": 40.0, "bytes": 60.0}
-"""How many times FastStream's records a second, both at least once."""
+"""Minimum ratio to FastStream's throughput, both at least once."""
 
-# Nothing that could be JSON: FastStream decodes by content and would not give a handler of bytes its bytes.
+# Bytes that are not valid JSON: FastStream decodes by content and would not pass bytes to a handler of bytes.
 VALUES = {
     "bytes": b"v" * SIZE,
     "json": json.dumps({"customer": "c" * 55, "item": 1234567, "total": 99.5}).encode().ljust(SIZE),
@@ -24,7 +24,7 @@ VALUES = {
 
 
 def handlers(*, records: int, rounds: int, path: Path) -> int:
-    """Compare, show, write ``path``; gives 0 if the promises hold, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promises hold, else 1."""
     screen = Screen()
     with local_broker(screen) as server:
         readings = {}

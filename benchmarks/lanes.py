@@ -1,4 +1,4 @@
-"""Lanes by key: what is left of what bare tasks do when order, commits and a broker come with it."""
+"""Throughput of a handler with order by key, compared with tasks without a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS, SLEEP_S, PROMISED = 64, 0.005, 0.95
 
 
 def lanes(*, records: int, rounds: int, path: Path) -> int:
-    """Compare, show, write ``path``; gives 0 if the promise holds, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen = Screen()
     each = records // KEYS
     with local_broker(screen) as server:
@@ -63,7 +63,7 @@ def lanes(*, records: int, rounds: int, path: Path) -> int:
 
 
 async def _tasks(each: int) -> float:
-    """As many tasks as there are keys, which sleep in turn: records a second."""
+    """Return the throughput of one sleeping task per key."""
 
     async def sleep_on() -> None:
         for _ in range(each):
@@ -77,7 +77,7 @@ async def _tasks(each: int) -> float:
 
 
 async def _handlers(bootstrap_servers: str, topic: str, each: int) -> float:
-    """The same by a handler of records with as many keys."""
+    """Return the throughput of a handler of records with that many keys."""
     app = App(bootstrap_servers=bootstrap_servers, group_id=f"bench-{uuid.uuid4().hex[:8]}")
     seen: defaultdict[bytes, list[int]] = defaultdict(list)
     all_done, done, began = asyncio.Event(), 0, 0.0
@@ -101,14 +101,14 @@ async def _handlers(bootstrap_servers: str, topic: str, each: int) -> float:
 
 
 def _fill(bootstrap_servers: str, topic: str, each: int) -> None:
-    """Keys in turn."""
+    """Publish records with alternating keys."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 20})
     for number in range(each):
         for key in range(KEYS):
             producer.produce(topic, b"%d" % number, b"k%d" % key)
         producer.poll(0)
     if left := producer.flush(60):
-        raise AssertionError(f"{left} records were not taken by the broker")
+        raise AssertionError(f"the broker did not acknowledge {left} records")
 
 
 def _table(runs: list[dict[str, float]]) -> Table:

@@ -1,4 +1,4 @@
-"""Publishing: records a second, producer beside producer, each record stored once."""
+"""Throughput of idempotent producers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tailrace.cli.screen import Screen
 SIZES = (100, 1_024)
 OURS, THEIRS = "tailrace", "aiokafka"
 PROMISED = {"one by one": 0.95, "by 1,000": 1.5, "not awaited": 1.5, "transactions of 1,000": 1.0}
-"""At least so many times aiokafka's records a second; of one by one the broker's answer decides."""
+"""Minimum ratio to aiokafka's throughput; one by one, the latency of the broker dominates."""
 _LONGEST_S = 300
 
 
 def publish(*, rounds: int, path: Path) -> int:
-    """Compare, show, write ``path``; gives 0 if the promises hold, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promises hold, else 1."""
     screen = Screen()
     runs: dict[tuple[str, int, str], list[dict]] = {}
     kinds = [(way, size) for way in WAYS for size in SIZES]

@@ -1,4 +1,4 @@
-"""The producers that are compared, each in a process of its own: ``python -m benchmarks.publishers``."""
+"""Compared producers, each run in a separate process by ``python -m benchmarks.publishers``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from benchmarks.clients import peak_memory
 
 TOGETHER = 1_000
-"""Records that are awaited together, or are one transaction."""
+"""Number of records that are awaited together or form a transaction."""
 
 WAYS = {"one by one": 2_000, "by 1,000": 100_000, "not awaited": 200_000, "transactions of 1,000": 100_000}
-"""How the calls are awaited, and how many records are published; ``not awaited`` ends with a flush."""
+"""Number of published records for each way of awaiting; ``not awaited`` ends with a flush."""
 
 
 class Publishing(NamedTuple):
-    """What a producer publishes."""
+    """Records to publish."""
 
     bootstrap_servers: str
     topic: str
@@ -30,7 +30,7 @@ class Publishing(NamedTuple):
 
 
 class Publisher(NamedTuple):
-    """A producer of a package; ``publish`` starts it and gives the seconds and the CPU seconds of publishing."""
+    """Producer of a package; ``publish`` starts it and returns the seconds and CPU seconds of publishing."""
 
     package: str
     publish: Callable[[Publishing], Awaitable[tuple[float, float]]]
@@ -66,7 +66,7 @@ async def tailrace(what: Publishing) -> tuple[float, float]:
     async with Producer(config) as producer:
         await producer.publish(what.topic, what.value)
         clock = _Clock()
-        await _in_its_way(what, lambda: producer.send(what.topic, what.value), producer.flush)
+        await _publish_all(what, lambda: producer.send(what.topic, what.value), producer.flush)
         return clock.read()
 
 
@@ -89,11 +89,11 @@ async def aiokafka(what: Publishing) -> tuple[float, float]:
             return clock.read()
         await producer.send_and_wait(what.topic, what.value)
         clock = _Clock()
-        await _in_its_way(what, lambda: producer.send(what.topic, what.value), producer.flush)
+        await _publish_all(what, lambda: producer.send(what.topic, what.value), producer.flush)
         return clock.read()
 
 
-async def _in_its_way(
+async def _publish_all(
     what: Publishing, send: Callable[[], Awaitable[asyncio.Future]], flush: Callable[[], Awaitable[object]]
 ) -> None:
     if what.way == "one by one":
@@ -146,7 +146,7 @@ PUBLISHERS = [
 
 
 def main() -> None:
-    """Publish as the arguments say and write the figures to stdout."""
+    """Publish with the producer of the arguments, and write the figures to stdout."""
     name, bootstrap_servers, topic, size, way = sys.argv[1:]
     publisher = next(one for one in PUBLISHERS if one.name == name)
     what = Publishing(bootstrap_servers, topic, WAYS[way], b"v" * int(size), way)

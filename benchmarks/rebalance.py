@@ -1,8 +1,8 @@
-"""How long a partition that stays where it is goes without a record while the group rebalances around it.
+"""Longest gap between records of a partition that its member keeps during a rebalance.
 
-Records come all the time. One member reads; another joins, or a third beside one that takes five seconds over the
-record in its hand. The longest gap between two records of a kept partition, from the join until the shares are dealt,
-is set against the longest in as long a time in which nothing happens.
+Records are produced continuously while one member reads. Another member joins, or a third one next to a member that
+takes five seconds to handle its record. The longest gap from the join to the end of the rebalance is compared with the
+longest gap in an equally long time without a rebalance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen
 
 SHORTEST_BOUND_S, QUIET_TIMES = 0.1, 2
-"""A gap may be as long as the first, or so many times the quiet one."""
+"""A gap must not exceed the first, or this multiple of the gap without a rebalance."""
 
 PARTITIONS = 6
 _DRAIN_S = 5.0
@@ -45,7 +45,7 @@ _BROKER = {
 
 @dataclass
 class Member:
-    """A consumer, when each of its records came, and how long it takes over the next one."""
+    """Consumer with the arrival times of its records, and the handling time of the next one."""
 
     consumer: Consumer
     arrivals: dict[TopicPartition, list[float]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Member:
         self.arrivals.setdefault(TopicPartition(record.topic, record.partition), []).append(time.monotonic())
 
     def longest_gap(self, partitions: frozenset[TopicPartition], since: float, until: float) -> float:
-        """Seconds, over all of ``partitions``; the edges of the time count as records."""
+        """Return the longest gap in any of ``partitions``, in seconds; ``since`` and ``until`` count as records."""
         gaps = []
         for partition in partitions:
             there = [at for at in self.arrivals.get(partition, ()) if since <= at <= until]
@@ -71,7 +71,7 @@ class Member:
 
 
 class Round:
-    """Members of one group on one topic."""
+    """Members of a group that reads one topic."""
 
     def __init__(self, options: dict, topic: str, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
         self._options, self._topic, self._stack, self._tasks = options, topic, stack, tasks
@@ -85,7 +85,7 @@ class Round:
         return member
 
     async def shared(self) -> None:
-        """Until all have the same share, and have had records of all of it."""
+        """Wait until all members have equal shares and have received records of all their partitions."""
         share = PARTITIONS // len(self.members)
         async with asyncio.timeout(_LONGEST_S):
             while not all(len(one.consumer.assignment()) == share for one in self.members):
@@ -95,7 +95,7 @@ class Round:
 
 
 async def one_round(options: dict, topic: str, *, drains: bool) -> tuple[float, float]:
-    """The longest gaps while somebody joined, and in as long a time after that, in seconds."""
+    """Return the longest gaps during a join and in an equally long time after it, in seconds."""
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         group = Round(options, topic, stack, tasks)
         first = await group.join()
@@ -116,7 +116,7 @@ async def one_round(options: dict, topic: str, *, drains: bool) -> tuple[float, 
 
 @contextmanager
 def load(bootstrap_servers: str, topic: str) -> Iterator[None]:
-    """Records that come all the time, from a process of their own."""
+    """Produce records continuously in a separate process, for the duration of a context."""
     command = [sys.executable, "-m", "benchmarks.rebalance", bootstrap_servers, topic]
     producing = subprocess.Popen(command, cwd=Path(__file__).parents[1])
     try:
@@ -127,7 +127,7 @@ def load(bootstrap_servers: str, topic: str) -> Iterator[None]:
 
 
 def produce(bootstrap_servers: str, topic: str) -> None:
-    """Each partition in turn, at an even pace, until killed."""
+    """Produce to the partitions in turn at a constant rate, until killed."""
     producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
     for number in range(sys.maxsize):
         producer.produce(topic, b"v" * 100, partition=number % PARTITIONS)
@@ -136,7 +136,7 @@ def produce(bootstrap_servers: str, topic: str) -> None:
 
 
 def rebalance(*, rounds: int, path: Path) -> int:
-    """Measure, show, write ``path``; gives 0 if the promise holds, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen, rows = Screen(), []
     cases = [(protocol, drains) for protocol in ("classic", "consumer") for drains in (False, True)]
     with local_broker(screen, config=_BROKER) as server, screen.progress() as progress:
@@ -169,7 +169,7 @@ def rebalance(*, rounds: int, path: Path) -> int:
 
 
 def row(protocol: str, gaps: list[tuple[float, float]], *, drains: bool) -> dict:
-    """The medians of one case."""
+    """Return the medians of one case."""
     joining, quiet = (median(column) for column in zip(*gaps, strict=True))
     bound = max(SHORTEST_BOUND_S, QUIET_TIMES * quiet)
     return {
@@ -184,7 +184,7 @@ def row(protocol: str, gaps: list[tuple[float, float]], *, drains: bool) -> dict
 
 
 def table(rows: list[dict]) -> Table:
-    """A line a case."""
+    """Return the table of results, one line per case."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     shown.add_column("longest gap of a kept partition")
     for name in ("while one joins", "while quiet", "bound"):

@@ -1,4 +1,4 @@
-"""The table of a comparison."""
+"""Table of a comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 def table(rows: list[dict], compared_with: str) -> Table:
-    """A line a client, the fastest first."""
+    """Return the table of results, one line per client, fastest first."""
     base = next(row["records_per_s"] for row in rows if row["client"] == compared_with)
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
     shown.add_column("client")
@@ -27,7 +27,7 @@ def table(rows: list[dict], compared_with: str) -> Table:
 
 
 def short(rate: float) -> str:
-    """Three figures: ``1.59 M``, ``223 k``."""
+    """Format a rate with three significant digits, such as ``1.59 M`` or ``223 k``."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if rate >= size:
             return f"{rate / size:#.3g}".rstrip(".") + f" {unit}"

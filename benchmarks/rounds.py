@@ -1,4 +1,4 @@
-"""What comparisons share: topics to fill, clients that read them in turns, each in a process of its own; medians."""
+"""Rounds of a comparison: filling of topics, clients in turns, each in a separate process, and medians."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LONGEST_S = 600
 
 
 class Reading(NamedTuple):
-    """What a client reads."""
+    """Topic that a client reads."""
 
     bootstrap_servers: str
     topic: str
     records: int
     size: int
-    """Of each value, in bytes."""
+    """Size of each value, in bytes."""
 
 
 def fill(screen: Screen, reading: Reading, value: bytes) -> None:
-    """Put the records into the topic, uncompressed, by confluent-kafka's producer."""
+    """Fill the topic with uncompressed records, by confluent-kafka's producer."""
     _, topic, records, size = reading
     began = time.monotonic()
     producer = Producer(
@@ -62,7 +62,7 @@ def fill(screen: Screen, reading: Reading, value: bytes) -> None:
                 producer.poll(0)
                 progress.update(bar, completed=number, note=f"{count(number)} of {count(records)}")
         if left := producer.flush(60):
-            raise TailraceError(f"{left} records were not taken by the broker within a minute - is the disk full?")
+            raise TailraceError(f"the broker did not acknowledge {left} records within a minute - is the disk full?")
     took = time.monotonic() - began
     screen.say("topic", f"{count(records)} records of {size} B, {megabytes(records * size)}, in {took:.1f} s")
 
@@ -70,7 +70,7 @@ def fill(screen: Screen, reading: Reading, value: bytes) -> None:
 def in_turns(
     screen: Screen, rounds: int, clients: Sequence[Client], reading_of: Callable[[Client], Reading]
 ) -> dict[str, list[dict]]:
-    """The figures of every run, by client; each round begins with another client."""
+    """Return the figures of all runs by client; each round starts with another client."""
     runs: dict[str, list[dict]] = {client.name: [] for client in clients}
     with screen.progress() as progress:
         bar = progress.add_task("read", total=rounds * len(clients), note="")
@@ -84,7 +84,7 @@ def in_turns(
 
 
 def one_run(client: Client, reading: Reading) -> dict:
-    """What one client says of itself, in a process of its own."""
+    """Run a client in a separate process and return its figures."""
     records = min(reading.records, client.most or reading.records)
     command = [sys.executable, "-m", "benchmarks.clients", client.name]
     command += [reading.bootstrap_servers, reading.topic, f"bench-{uuid.uuid4().hex[:8]}", str(records)]
@@ -102,7 +102,7 @@ def one_run(client: Client, reading: Reading) -> dict:
 
 
 def row(client: Client, runs: list[dict]) -> dict:
-    """The medians of a client's runs."""
+    """Return the medians of a client's runs."""
     speeds = [one["records_per_s"] for one in runs]
     cpu_s = median(one["cpu_s"] for one in runs)
     records = runs[0]["records"]
@@ -121,7 +121,7 @@ def row(client: Client, runs: list[dict]) -> dict:
 
 
 def machine() -> dict:
-    """What it ran on."""
+    """Return the description of this machine."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

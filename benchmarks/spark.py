@@ -1,7 +1,6 @@
-"""Handlers on Spark: what is left of plain ``mapInArrow`` when lanes, retries and commits come with it.
+"""Throughput of handlers on Spark, compared with plain ``mapInArrow``.
 
-Plain is beside it twice: with the columns that a record is made of, which is what the promise is about, and with the
-value alone, which is as little as anybody can read.
+``mapInArrow`` runs with the columns of a record, to which the promise refers, and with the value alone as a baseline.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ PROMISED = 0.8
 
 
 async def handle(_value: bytes) -> None:
-    """What both call for each record."""
+    """Handle a record; called by both."""
 
 
 def spark(*, records: int, rounds: int, path: Path) -> int:
-    """Compare, show, write ``path``; gives 0 if the promise holds, else 1."""
+    """Run the benchmark, show the results and write them to ``path``; return 0 if the promise holds, else 1."""
     screen = Screen()
     with local_broker(screen) as server:
         topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -49,7 +48,7 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
                     .option("includeHeaders", "true")
                     .load()
                 )
-                rows = frame.selectExpr(*columns).mapInArrow(_plainly, "n long")
+                rows = frame.selectExpr(*columns).mapInArrow(_call_all_records, "n long")
                 return sum(row.n for row in rows.collect())
 
             def ours() -> int:
@@ -104,8 +103,8 @@ def spark(*, records: int, rounds: int, path: Path) -> int:
     return 0 if ratio >= PROMISED else 1
 
 
-def _plainly(batches: Iterable) -> Iterator:
-    """One awaited call a record, and nothing else."""
+def _call_all_records(batches: Iterable) -> Iterator:
+    """Await one call per record."""
     import pyarrow as pa
 
     async def call_all(values: list[bytes]) -> None:

@@ -33,11 +33,11 @@ def planned(target, old: GroupOffset | None = None, at_time: int | None = None):
         (ToOffset(100), 100, ""),
         (ToOffset(512), 512, ""),
         (ToOffset(900), 900, ""),
-        (ToOffset(99), 100, "99 is before the log: its beginning"),
-        (ToOffset(901), 900, "901 is behind the log: its end"),
+        (ToOffset(99), 100, "99 is before the log: its first offset"),
+        (ToOffset(901), 900, "901 is after the log: its end"),
         (ShiftBy(-100), 400, ""),
-        (ShiftBy(-401), 100, "99 is before the log: its beginning"),
-        (ShiftBy(1_000), 900, "1500 is behind the log: its end"),
+        (ShiftBy(-401), 100, "99 is before the log: its first offset"),
+        (ShiftBy(1_000), 900, "1500 is after the log: its end"),
     ],
 )
 def test_a_target_is_an_offset_within_the_log(target, new, note):
@@ -51,13 +51,13 @@ def test_a_time_is_the_first_record_that_is_not_older():
     """A time that is later than all records is the end, and says so."""
     assert planned(ToTime(5), at_time=512).new == 512
     assert planned(ToTime(5), at_time=-1).new == END
-    assert planned(ToTime(5), at_time=-1).note == "no record is so late: the end"
+    assert planned(ToTime(5), at_time=-1).note == "no record is that late: the end of the log"
 
 
 def test_without_a_commit_there_is_nothing_to_shift_from():
     """Such a partition is left out, and says why; every other target reaches it."""
     assert planned(ShiftBy(-5)).new is None
-    assert "nothing is committed" in planned(ShiftBy(-5)).note
+    assert "no committed offset" in planned(ShiftBy(-5)).note
     assert (planned(ToEarliest()).old, planned(ToEarliest()).new) == (None, 100)
 
 
@@ -65,7 +65,7 @@ def test_what_was_finished_beyond_is_told_when_it_is_handled_again():
     """A map of finished records does not outlive a reset to before them; ahead of it there is nothing to tell."""
     text = encode_metadata(OffsetMap(500, 504, (500, 502)), "", 4096).text
 
-    assert planned(ToOffset(500), committed(500, text)).note == "2 finished beyond 500 are handled again"
+    assert planned(ToOffset(500), committed(500, text)).note == "2 finished records after 500 are handled again"
     assert not planned(ToLatest(), committed(500, text)).note
 
 
@@ -99,7 +99,7 @@ def test_no_plan_leads_out_of_the_log(begin, size, old, target):
 )
 def test_what_is_no_target_is_refused(make):
     """Before anybody is asked, in words."""
-    with pytest.raises(ConfigurationError, match="will not do"):
+    with pytest.raises(ConfigurationError, match=" must be "):
         make()
 
 

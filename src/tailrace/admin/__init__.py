@@ -1,8 +1,6 @@
-"""What tools ask of brokers, and a consumer does not: topics, groups, what groups have committed and how far behind.
+"""Administration of topics, groups and committed offsets.
 
-``async with reached(...) as cluster`` gives what each function takes first, and each is through when every step is.
-Look in ``topics``, ``groups``, ``offsets``, ``lag`` and ``resets``; ``plans`` decides what a reset does, without asking
-anybody.
+``async with reached(...) as cluster`` provides the first argument of all functions.
 """
 
 from tailrace.admin.connect import reached

@@ -1,4 +1,4 @@
-"""A cluster for the length of a block, for programs that have none yet."""
+"""Connection of tools to a cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["reached"]
 
 @asynccontextmanager
 async def reached(**options: Unpack[ConsumerOptions]) -> AsyncIterator[Cluster]:
-    """The cluster, and the end of its connections behind the block; options are those of a Consumer.
+    """Connect to the cluster for the duration of a context; options are those of a Consumer.
 
     Raises:
-        ConfigurationError: an option is missing or wrong.
-        AuthenticationError: the brokers refuse us.
-        BrokerConnectionError: none of them answers.
+        ConfigurationError: an option is missing or invalid.
+        AuthenticationError: TLS or SASL failed.
+        BrokerConnectionError: no broker answered.
     """
     cluster = Cluster(resolve(options))
     try:

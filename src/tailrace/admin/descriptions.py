@@ -1,7 +1,4 @@
-"""Groups and their members as tools are told of them, whichever protocol they speak.
-
-Rule of this file: values, and how they come out of answers; nobody is asked.
-"""
+"""Descriptions of groups and members of both protocols, built from responses."""
 
 from __future__ import annotations
 
@@ -25,46 +22,46 @@ __all__ = ["GroupDescription", "GroupListing", "GroupMemberDescription", "of_cla
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """One group, as its coordinator lists it."""
+    """Group as listed by its coordinator."""
 
     group_id: str
     group_type: str
-    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty where brokers do not say (before 3.8)."""
+    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty for brokers before 3.8."""
     protocol_type: str
-    """``consumer`` of those that consume, ``connect`` of Kafka Connect's; empty where nobody ever joined."""
+    """``consumer`` for consumer groups, ``connect`` for Kafka Connect; empty if the group never had members."""
     state: str
-    """Empty where brokers do not say (before 2.6)."""
+    """State of the group, such as ``Stable`` or ``Empty``; empty for brokers before 2.6."""
     coordinator_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberDescription:
-    """One live member of a group."""
+    """Live member of a group."""
 
     member_id: str
     client_id: str
     host: str
     group_instance_id: str | None = None
-    """Of a static member."""
+    """Name of a static member."""
     partitions: tuple[TopicPartition, ...] = ()
-    """What it has, in order."""
+    """Assigned partitions, in order."""
     topics: tuple[str, ...] = ()
-    """What it asks for."""
+    """Subscribed topics."""
     pattern: str | None = None
-    """Or by which expression it asks, where the broker reads it."""
+    """Subscribed regular expression, if the broker evaluates it."""
     target: tuple[TopicPartition, ...] | None = None
-    """What it shall have, under the consumer protocol."""
+    """Target assignment (KIP-848)."""
     problem: str = ""
-    """Why nothing can be said of its partitions: its client wrote them in no way that is known."""
+    """Reason why its partitions are unknown: its client encoded them in an unknown format."""
 
     def __str__(self) -> str:
         static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
-        return f"{self.client_id or 'a client without a name'}{static} at {self.host or 'an unknown host'}"
+        return f"{self.client_id or 'a client without an id'}{static} at {self.host or 'an unknown host'}"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """One group and its members."""
+    """Group with its members."""
 
     group_id: str
     group_type: str
@@ -72,37 +69,37 @@ class GroupDescription:
     protocol_type: str
     state: str
     assignor: str
-    """Who deals: what a classic group's members agreed on, or the broker's assignor."""
+    """Assignor chosen by the members of a classic group, or assignor of the broker (KIP-848)."""
     coordinator_id: int
     coordinator: str
-    """Its address."""
+    """Address of the coordinator."""
     members: tuple[GroupMemberDescription, ...] = ()
     owners: Mapping[TopicPartition, GroupMemberDescription] = field(default_factory=dict, repr=False)
-    """Who has which partition."""
+    """Member that owns each partition."""
 
     @property
     def is_of_consumers(self) -> bool:
-        """Whether its members consume topics; one that nobody ever joined may have committed all the same."""
+        """True for a consumer group, or a group that never had members but may have committed offsets."""
         return self.protocol_type in {"consumer", ""}
 
 
 def of_consumer_protocol(
     group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
 ) -> GroupDescription:
-    """What a coordinator says of a group under KIP-848.
+    """Return the description of a group under KIP-848.
 
     Raises:
-        BrokerError: it says nothing, or not to us.
+        BrokerError: the coordinator refused to describe it.
     """
     if group.error_code:
         raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
-    members = tuple(_newer_member(one) for one in group.members)
+    members = tuple(_consumer_protocol_member(one) for one in group.members)
     return _described(
         group.group_id, "consumer", "consumer", group.group_state, group.assignor_name, members, coordinator_id, cluster
     )
 
 
-def _newer_member(member: DescribedConsumerGroupMember) -> GroupMemberDescription:
+def _consumer_protocol_member(member: DescribedConsumerGroupMember) -> GroupMemberDescription:
     return GroupMemberDescription(
         member.member_id,
         member.client_id,
@@ -120,15 +117,15 @@ def _flat(dealt: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
 
 
 def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
-    """The same of the classic protocol.
+    """Return the description of a group under the classic protocol.
 
     Raises:
-        BrokerError: it says nothing, or not to us.
+        BrokerError: the coordinator refused to describe it.
     """
     if group.error_code:
         raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
     consumes = group.protocol_type == "consumer"
-    members = tuple(_older_member(one, consumes=consumes) for one in group.members)
+    members = tuple(_classic_member(one, consumes=consumes) for one in group.members)
     return _described(
         group.group_id,
         "classic",
@@ -141,11 +138,11 @@ def of_classic_protocol(group: DescribedGroup, coordinator_id: int | None, clust
     )
 
 
-def _older_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMemberDescription:
+def _classic_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMemberDescription:
     topics: tuple[str, ...] = ()
     partitions: tuple[TopicPartition, ...] = ()
     problem = ""
-    # Nothing is said of either while a group is between two generations.
+    # Both are empty while the group rebalances.
     if consumes:
         try:
             topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
@@ -164,7 +161,7 @@ def _older_member(member: DescribedGroupMember, *, consumes: bool) -> GroupMembe
     )
 
 
-def _described(  # noqa: PLR0913, PLR0917 - what both protocols have
+def _described(  # noqa: PLR0913, PLR0917 - fields that both protocols have
     group_id: str,
     group_type: str,
     protocol_type: str,

@@ -1,7 +1,6 @@
-"""Groups as they are seen from outside: listed, described, removed.
+"""Listing, description and deletion of groups of both protocols.
 
-Rule of this file: both protocols look alike to whoever asks, but for what only one of them has. What a broker says of
-a group is passed on in Kafka's words (``Stable``, ``Empty``, ``Reconciling``).
+States are Kafka's, such as ``Stable``, ``Empty`` and ``Reconciling``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
-"""What a broker says of a group that speaks the other protocol, or where it does not know this one."""
+"""Error codes for a group of the other protocol, or from a broker without this protocol."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
@@ -54,11 +53,11 @@ _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATIO
 
 
 async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> list[GroupListing]:
-    """All groups that we may know of, by name; each broker is asked for those that it coordinates.
+    """Return all groups that the principal may describe, by name, from all brokers.
 
     Raises:
-        BrokerError: a broker cannot say, still not after ``timeout_s``.
-        BrokerConnectionError: one does not answer: without it the list would not be whole.
+        BrokerError: a broker could not list its groups within ``timeout_s``.
+        BrokerConnectionError: a broker did not answer, so the list would be incomplete.
     """
 
     async def ask() -> list[GroupListing]:
@@ -69,14 +68,14 @@ async def list_groups(cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> lis
             raise
         for answer in answers.values():
             if answer.error_code:
-                raise broker_error(answer.error_code, "a broker does not list its groups")
+                raise broker_error(answer.error_code, "a broker could not list its groups")
         return _listed(answers)
 
     return await cluster.retrying(ask, timeout_s=timeout_s, what="listing groups")
 
 
 def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
-    """By name; a group that changes its coordinator just now may be listed by both."""
+    """Return the groups by name, once each; a group that is changing its coordinator may be listed by both."""
     found = {
         one.group_id: GroupListing(one.group_id, one.group_type.lower(), one.protocol_type, one.group_state, node_id)
         for node_id, answer in answers.items()
@@ -89,16 +88,16 @@ def _listed(answers: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
 
 
 async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupDescription:
-    """One group, whichever protocol it speaks.
+    """Return the description of a group of either protocol.
 
     Raises:
-        UnknownGroupError: there is none of that name.
-        NotAConsumerGroupError: it is a share group or one of Kafka Streams, which this cannot describe.
-        GroupAuthorizationFailedError: we may not look at it.
-        BrokerConnectionError: nobody answers in time.
+        UnknownGroupError: the group does not exist.
+        NotAConsumerGroupError: it is a share group or a Kafka Streams group.
+        GroupAuthorizationFailedError: no permission to describe it.
+        BrokerConnectionError: no broker answered in time.
     """
     what = f"describing group {group_id!r}"
-    newer = await _ask_newer(cluster, group_id, timeout_s, what)
+    newer = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
     if newer is not None and newer.error_code not in _ELSEWHERE:
         return of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
@@ -111,41 +110,43 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
     )
     group = next((one for one in answer.groups if one.group_id == group_id), None)
     if group is None:
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the broker says nothing of it")
-    if _is_nowhere(group):
-        raise await _why_nowhere(cluster, group_id, timeout_s)
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the group is missing from the response")
+    if _is_missing(group):
+        raise await _missing_group_error(cluster, group_id, timeout_s)
     return of_classic_protocol(group, cluster.coordinator_id(group_id), cluster)
 
 
 async def describe_groups(
     cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = PATIENCE_S
 ) -> list[GroupDescription]:
-    """What ``list_groups`` gave, described, in one or two requests a broker.
+    """Return the descriptions of listed groups, in one or two requests per broker.
 
-    Left out is what went in between, what cannot be described, and what we may list and not look at; for a moment also
-    what a coordinator has just taken over from one that died, which it knows only when its followers have caught up.
+    Groups are left out if they no longer exist, cannot be described, or may be listed but not described. A group whose
+    coordinator has just failed over may be missing until the new coordinator's followers have caught up.
 
     Raises:
-        BrokerConnectionError: nobody answers in time.
+        BrokerConnectionError: no broker answered in time.
     """
     wanted = [one for one in listings if one.group_type in {"classic", "consumer", ""}]
     described: dict[str, GroupDescription | None] = {}
     try:
-        described |= await _newer_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
-        described |= await _older_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
+        described |= await _consumer_protocol_groups(cluster, [one for one in wanted if one.group_type == "consumer"])
+        described |= await _classic_groups(cluster, [one for one in wanted if one.group_type != "consumer"])
     except BrokerConnectionError:
-        pass  # a coordinator that went has others in its place, which each group is asked for now
+        pass  # a coordinator is gone: each group's new coordinator is looked up below
     for one in wanted:
         if one.group_id not in described:
             try:
                 described[one.group_id] = await describe_group(cluster, one.group_id, timeout_s=timeout_s)
             except (UnknownGroupError, NotAConsumerGroupError):
-                continue  # it went since it was listed, or became something else
+                continue  # deleted since it was listed, or of another type now
     return [found for _, found in sorted(described.items()) if found is not None]
 
 
-async def _newer_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
-    """Those that their coordinators describe under KIP-848; None is one that we may not look at."""
+async def _consumer_protocol_groups(
+    cluster: Cluster, listings: Sequence[GroupListing]
+) -> dict[str, GroupDescription | None]:
+    """Return the groups under KIP-848; None for a group without permission to describe it."""
     asked = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
@@ -155,14 +156,14 @@ async def _newer_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> d
     }
 
 
-async def _older_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
-    """The same of the classic protocol."""
+async def _classic_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
+    """Return the groups under the classic protocol; None for a group without permission to describe it."""
     asked = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None if group.error_code in _FORBIDDEN else of_classic_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
-        if group.error_code not in NOT_NOW and not _is_nowhere(group)
+        if group.error_code not in NOT_NOW and not _is_missing(group)
     }
 
 
@@ -173,8 +174,10 @@ def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ..
     return found
 
 
-async def _ask_newer(cluster: Cluster, group_id: str, timeout_s: float, what: str) -> DescribedConsumerGroup | None:
-    """The group under KIP-848; None where brokers are too old for it."""
+async def _describe_consumer_protocol(
+    cluster: Cluster, group_id: str, timeout_s: float, what: str
+) -> DescribedConsumerGroup | None:
+    """Return the group under KIP-848; None if the broker does not support it."""
     try:
         answer = await ask_coordinator(
             cluster,
@@ -189,12 +192,14 @@ async def _ask_newer(cluster: Cluster, group_id: str, timeout_s: float, what: st
     return next((one for one in answer.groups if one.group_id == group_id), None)
 
 
-def _is_nowhere(group: DescribedGroup) -> bool:
+def _is_missing(group: DescribedGroup) -> bool:
     return group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not group.error_code and group.group_state == "Dead")
 
 
-async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> NotAConsumerGroupError | UnknownGroupError:
-    """It is of a kind that nobody describes here, or it does not exist."""
+async def _missing_group_error(
+    cluster: Cluster, group_id: str, timeout_s: float
+) -> NotAConsumerGroupError | UnknownGroupError:
+    """Return the error for a group that has another type or does not exist."""
     request: Request[ListGroupsResponse] = ListGroupsRequest()
     listed = await ask_coordinator(
         cluster,
@@ -207,7 +212,7 @@ async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> Not
     kind = next((one.group_type for one in listed.groups if one.group_id == group_id), "").lower()
     if kind and kind not in {"classic", "consumer"}:
         return NotAConsumerGroupError(
-            f"{group_id!r} is a group of kind {kind!r}, not of consumers - use Kafka's own tools for it"
+            f"{group_id!r} is a group of type {kind!r}, not a consumer group - use Kafka's tools for it"
         )
     return UnknownGroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
 
@@ -216,10 +221,10 @@ async def _why_nowhere(cluster: Cluster, group_id: str, timeout_s: float) -> Not
 
 
 def check_idle(group: GroupDescription, what: str) -> None:
-    """Refuse ``what`` while the group has live members.
+    """Check that the group has no live members.
 
     Raises:
-        GroupNotEmptyError: naming them.
+        GroupNotEmptyError: it has; ``what`` is the operation in the message.
     """
     if group.members:
         raise _not_empty(group.group_id, group.members, what)
@@ -231,17 +236,17 @@ def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: s
     count = "1 live member" if len(names) == 1 else f"{len(names)} live members"
     who = f"{count}: {shown}" if names else "live members"
     return GroupNotEmptyError(
-        f"group {group_id!r} has {who} - stop them before {what}, or wait until their session is over", names
+        f"group {group_id!r} has {who} - stop them before {what}, or wait until their sessions expire", names
     )
 
 
 async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> None:
-    """Remove a group without members, and all that it has committed; one that is not there is removed already.
+    """Delete a group without members and its committed offsets; do nothing if it does not exist.
 
     Raises:
-        GroupNotEmptyError: it has live members; they are named.
-        BrokerError: it may not be removed.
-        BrokerConnectionError: the brokers do not answer in time.
+        GroupNotEmptyError: it has live members.
+        BrokerError: it cannot be deleted.
+        BrokerConnectionError: no broker answered in time.
     """
     what = f"removing group {group_id!r}"
     answer = await ask_coordinator(
@@ -258,4 +263,4 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = PA
         described = await describe_group(cluster, group_id, timeout_s=timeout_s)
         raise _not_empty(group_id, described.members, "removing the group")
     if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
-        raise broker_error(code, f"group {group_id} was not removed")
+        raise broker_error(code, f"group {group_id!r} was not deleted")

@@ -1,8 +1,8 @@
-"""How far a group is behind.
+"""Lag of consumer groups.
 
-A partition of which nothing is committed has no lag: whether its group will begin at the start of it or at its end is
-the members' ``auto_offset_reset``, which no broker knows. It is counted apart (``GroupLag.uncommitted``). So is one
-that no broker leads (``GroupLag.leaderless``): nobody can tell where it ends, which is no reason to hide the others.
+A partition without a committed offset has no lag, because its start depends on ``auto_offset_reset`` of the members,
+which brokers do not know; see ``GroupLag.uncommitted``. Neither has a partition without a leader, whose end offset is
+unknown; see ``GroupLag.leaderless``.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from tailrace.records import TopicPartition
 __all__ = ["GroupLag", "PartitionLag", "check_of_consumers", "group_lag"]
 
 _ELECTION_S = 3.0
-"""How long a partition may be without a leader, as it is when one goes and another takes over, before nobody waits."""
+"""Maximum wait for partitions without a leader, which is usual during an election."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition: what is committed of it, and what it holds."""
+    """Committed offset and log bounds of a partition."""
 
     partition: TopicPartition
     committed: GroupOffset | None
     begin: int | None
-    """Of its log; None when the topic does not exist (any more), or no broker leads the partition."""
+    """First offset of the log; None if the topic does not exist or the partition has no leader."""
     end: int | None
     member: GroupMemberDescription | None = None
-    """Who has it now."""
+    """Owner of the partition."""
     is_leaderless: bool = False
-    """Whether it exists, and no broker leads it: those that have it are away."""
+    """True if the partition exists but has no leader, because its replicas are offline."""
 
     @property
     def lag(self) -> int | None:
-        """How many offsets from the committed one to the end; None when one of them is unknown, never below 0."""
+        """Number of offsets from the committed one to the end, at least 0; None if one of them is unknown."""
         if self.committed is None or self.end is None:
             return None
         return max(0, self.end - self.committed.offset)
 
     @property
     def lost(self) -> int:
-        """How many of these the log does not hold any more: they were removed before the group read them."""
+        """Number of offsets in the lag that the log no longer has, because they were deleted unread."""
         if self.committed is None or self.begin is None:
             return 0
         return max(0, self.begin - self.committed.offset)
@@ -55,48 +55,48 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """All partitions of the topics that a group reads or has committed something of, in order."""
+    """Lag of all partitions of the topics that a group reads or has committed offsets of, in order."""
 
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
 
     @property
     def total(self) -> int:
-        """The sum over the partitions whose lag is known."""
+        """Sum of the known lags."""
         return sum(one.lag or 0 for one in self.partitions)
 
     @property
     def uncommitted(self) -> int:
-        """How many partitions there are of which nothing is committed."""
+        """Number of partitions without a committed offset."""
         return sum(one.committed is None for one in self.partitions)
 
     @property
     def leaderless(self) -> int:
-        """How many partitions there are that no broker leads."""
+        """Number of partitions without a leader."""
         return sum(one.is_leaderless for one in self.partitions)
 
 
 def check_of_consumers(group: GroupDescription) -> None:
-    """Refuse a group whose members are no consumers.
+    """Check that the group is a consumer group.
 
     Raises:
-        NotAConsumerGroupError: saying what they are.
+        NotAConsumerGroupError: it is not.
     """
     if not group.is_of_consumers:
         raise NotAConsumerGroupError(
-            f"{group.group_id!r} is a group of protocol type {group.protocol_type!r}: it has no offsets to look at"
-            " - `tailrace groups list` shows which are of consumers"
+            f"{group.group_id!r} has protocol type {group.protocol_type!r} and no committed offsets"
+            " - `tailrace groups list` shows the consumer groups"
         )
 
 
 async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = PATIENCE_S) -> GroupLag:
-    """How far the group is behind, in every partition of every topic that is its business.
+    """Return the lag of a group in all partitions of its topics.
 
     Raises:
-        UnknownGroupError: there is no such group.
-        NotAConsumerGroupError: it is not one of consumers.
-        BrokerError: we may not look at the group or a topic.
-        BrokerConnectionError: nobody answers in time.
+        UnknownGroupError: the group does not exist.
+        NotAConsumerGroupError: it is not a consumer group.
+        BrokerError: no permission to describe the group or a topic.
+        BrokerConnectionError: no broker answered in time.
     """
     group = await describe_group(cluster, group_id, timeout_s=timeout_s)
     check_of_consumers(group)

@@ -1,4 +1,4 @@
-"""A group's offsets set anew: planned first, executed only when that is asked for."""
+"""Reset of a group's committed offsets: planned first, executed on request."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _LIVE = {
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
 }
-"""How a coordinator refuses a commit from outside while a group has members."""
+"""Error codes for a commit by a tool while the group has members."""
 _WHAT = "resetting its offsets"
 
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """What a reset does, or has done."""
+    """Changes of a planned or executed reset."""
 
     group_id: str
     target: ResetTarget
     changes: tuple[OffsetChange, ...]
-    """By partition, in order; those that stay as they are too."""
+    """Change of each partition, in order, including unchanged ones."""
     members: tuple[GroupMemberDescription, ...] = ()
-    """Live members: while there are any, it cannot be executed."""
+    """Live members; the plan cannot be executed while there are any."""
     is_new: bool = False
-    """There is no such group yet; executing makes it."""
+    """True if the group does not exist; executing the plan creates it."""
     is_executed: bool = False
 
 
-async def reset_offsets(  # noqa: PLR0913 - what a reset is made of
+async def reset_offsets(  # noqa: PLR0913 - options of a reset
     cluster: Cluster,
     group_id: str,
     target: ResetTarget,
@@ -57,31 +57,31 @@ async def reset_offsets(  # noqa: PLR0913 - what a reset is made of
     execute: bool = False,
     timeout_s: float = PATIENCE_S,
 ) -> ResetPlan:
-    """Set what the group has committed to ``target``; unless ``execute`` is said, only plan it.
+    """Plan a reset of the committed offsets of a group to ``target``, and execute it with ``execute=True``.
 
-    The text beside a committed offset goes with it, and so does the map of what is finished beyond it.
+    The metadata of the previous commits, including offset maps, are discarded.
 
     Args:
-        cluster: where; reached already.
-        group_id: the group; it is made when it is not there.
-        target: where to.
-        topics: all partitions of these.
-        partitions: these. Without either, all partitions of every topic that the group has committed something of;
-            what of these no longer exists is left out, and the plan says so.
-        execute: whether to do it.
-        timeout_s: how long each of the steps may take.
+        cluster: a connected cluster.
+        group_id: group, which is created if it does not exist.
+        target: new offsets.
+        topics: topics to reset, with all their partitions.
+        partitions: partitions to reset. Without topics and partitions, all partitions of the topics that the group has
+            committed offsets of; those that no longer exist are left out, as the plan notes.
+        execute: True to commit the new offsets.
+        timeout_s: limit of each step, in seconds.
 
     Returns:
-        What would be done, or was.
+        The planned or executed changes.
 
     Raises:
-        GroupNotEmptyError: it is to be executed, and the group has live members; they are named.
-        NotAConsumerGroupError: the group is not one of consumers.
+        GroupNotEmptyError: ``execute`` is set, and the group has live members.
+        NotAConsumerGroupError: the group is not a consumer group.
         UnknownTopicError: a topic or a partition does not exist.
         ConfigurationError: there is nothing to reset.
         TopicRecreatedError: a topic was recreated since its offsets were looked up.
-        BrokerError: we may not.
-        BrokerConnectionError: nobody answers in time.
+        BrokerError: no permission.
+        BrokerConnectionError: no broker answered in time.
     """
     group = await _group_or_none(cluster, group_id, timeout_s)
     if execute and group is not None:
@@ -89,9 +89,7 @@ async def reset_offsets(  # noqa: PLR0913 - what a reset is made of
     committed = await committed_offsets(cluster, group_id, stable=True, timeout_s=timeout_s)
     if topics is None and partitions is None:
         if not committed:
-            raise ConfigurationError(
-                f"group {group_id!r} has committed nothing yet - say which topics to set offsets of"
-            )
+            raise ConfigurationError(f"group {group_id!r} has no committed offsets - name the topics to reset")
         chosen, gone = await _of_all(cluster, committed, timeout_s)
     else:
         chosen, gone = await _chosen(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
@@ -121,7 +119,7 @@ async def _group_or_none(cluster: Cluster, group_id: str, timeout_s: float) -> G
 async def _of_all(
     cluster: Cluster, committed: Mapping[TopicPartition, GroupOffset], timeout_s: float
 ) -> tuple[list[TopicPartition], list[GroupOffset]]:
-    """All partitions of the topics that something is committed of; and what is committed of such as are no more."""
+    """Return all partitions of the topics with committed offsets, and the commits of partitions that do not exist."""
     counts = await partitions_of(cluster, {one.topic for one in committed}, timeout_s=timeout_s)
     gone = [offset for one, offset in committed.items() if one.partition >= counts.get(one.topic, 0)]
     return sorted(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)), gone
@@ -150,7 +148,7 @@ _Listed = dict[TopicPartition, ListedOffset]
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], at_ms: int | None, timeout_s: float
 ) -> tuple[_Listed, _Listed, _Listed]:
-    """Where the logs begin and end, and what they have of that time."""
+    """Return the first offsets, the end offsets, and the offsets at ``at_ms``."""
     times = {} if at_ms is None else dict.fromkeys(partitions, at_ms)
     return (
         await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s),
@@ -170,7 +168,7 @@ async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, 
     what = f"setting offsets of group {plan.group_id!r}"
     codes = await commit_offsets(cluster, plan.group_id, offsets, timeout_s=timeout_s, what=what)
     if _LIVE & set(codes.values()):
-        # Somebody joined since it was looked at.
+        # A member has joined since the group was described.
         check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _WHAT)
     for one in plan.changes:
         code = codes.get(one.partition, ErrorCode.UNKNOWN_SERVER_ERROR)

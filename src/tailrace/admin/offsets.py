@@ -1,7 +1,7 @@
-"""What a group has committed, what logs hold, and both together removed or compared.
+"""Committed offsets of groups and offsets of logs.
 
-Rule of this file: one request a broker, however many partitions. What was asked for and is absent from an answer is
-an error, never "there is none".
+Each function sends one request per broker for all partitions. A requested partition that is missing from a response is
+an error.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ __all__ = [
 ]
 
 LATEST, EARLIEST = -1, -2
-"""What to ask ``list_offsets`` for in place of a time."""
+"""Arguments of ``list_offsets`` instead of a timestamp."""
 
 _FIRST_BY_ID = 10
-"""Version of OffsetCommit."""
+"""First version of OffsetCommit with topic ids."""
 _LIVE = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
 
 
 class _PartitionAnswer(Protocol):
-    """Answer about one partition."""
+    """Result for one partition in a response."""
 
     @property
     def topic(self) -> str: ...
@@ -73,23 +73,23 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """What a group has committed of one partition."""
+    """Committed offset of a group in a partition."""
 
     partition: TopicPartition
     offset: int
-    """The next record to read."""
+    """Committed offset."""
     leader_epoch: int | None = None
     metadata: str = ""
-    """The text beside it, as it is kept: the user's own, or an envelope of ours around it."""
+    """Metadata as stored: the user's text, or tailrace's envelope around it."""
 
     @property
     def said(self) -> DecodedMetadata:
-        """What the text means: the user's part, who wrote it, what is finished beyond the offset."""
+        """Decoded metadata: the user's text, the writer, and the offset map."""
         return decode_metadata(self.metadata, self.offset)
 
     @property
     def finished_beyond(self) -> int:
-        """How many records after the offset are finished and will not be handled again."""
+        """Number of finished offsets after the committed one, which are not delivered again."""
         done = self.said.offset_map
         return 0 if done is None else done.limit - done.base - done.unfinished_count
 
@@ -102,18 +102,18 @@ async def committed_offsets(
     stable: bool = False,
     timeout_s: float = PATIENCE_S,
 ) -> dict[TopicPartition, GroupOffset]:
-    """What the group has committed, in order; a partition of which it has nothing is absent.
+    """Return the committed offsets of a group, in order, without partitions that have none.
 
     Args:
-        cluster: where; reached already.
-        group_id: the group; one that does not exist has committed nothing.
-        partitions: which; all there are when nothing is said.
-        stable: whether to wait for transactions that are about to commit some (KIP-447).
-        timeout_s: how long that may take.
+        cluster: a connected cluster.
+        group_id: group; one that does not exist has no committed offsets.
+        partitions: partitions to fetch; by default all.
+        stable: True to wait for pending transactional commits (KIP-447).
+        timeout_s: limit in seconds.
 
     Raises:
-        BrokerError: we may not look, or the coordinator cannot say.
-        BrokerConnectionError: nobody answers in time.
+        BrokerError: no permission, or the coordinator cannot answer.
+        BrokerConnectionError: no broker answered in time.
     """
     what = f"reading the committed offsets of group {group_id!r}"
     asked = None if partitions is None else tuple(OffsetFetchPartition(*one) for one in partitions)
@@ -132,7 +132,7 @@ async def committed_offsets(
         if one.error_code:
             raise broker_error(one.error_code, f"{what}: {partition}")
     if partitions is not None and not answer.error_code and (silent := set(partitions) - found.keys()):
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: no word of {min(silent)}")
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: {min(silent)} is missing from the response")
     return {
         partition: GroupOffset(
             partition, one.offset, one.leader_epoch if one.leader_epoch >= 0 else None, one.metadata or ""
@@ -145,14 +145,14 @@ async def committed_offsets(
 async def commit_offsets(
     cluster: Cluster, group_id: str, entries: Collection[CommitOffset], *, timeout_s: float, what: str
 ) -> dict[TopicPartition, int]:
-    """Commit offsets of a group as no member of it, and return the error code of each partition.
+    """Commit offsets of a group without being a member, and return the error code of each partition.
 
-    An entry with a topic id is committed to that topic alone, never to one that was recreated under its name.
+    An entry with a topic id is never committed to a topic that was recreated with the same name.
 
     Raises:
         TopicRecreatedError: a topic has another id now; entries of other topics may be committed.
-        BrokerError: the coordinator may not be asked, or does not answer the question in time.
-        BrokerConnectionError: the coordinator does not answer in time.
+        BrokerError: no permission, or the coordinator could not commit in time.
+        BrokerConnectionError: no broker answered in time.
     """
     known = {TopicPartition(one.topic, one.partition): one.topic_id for one in entries}
     names = {one.topic_id: one.topic for one in entries}
@@ -185,13 +185,13 @@ async def commit_offsets(
 async def list_offsets(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], *, timeout_s: float = PATIENCE_S
 ) -> dict[TopicPartition, ListedOffset]:
-    """The first offset at or after a time, in milliseconds, or EARLIEST, or LATEST, of each partition that is wanted.
+    """Return the first offset at or after a timestamp in milliseconds, or at EARLIEST or LATEST, of each partition.
 
-    Where no record is so late, the offset is -1. LATEST is the end for a reader with the cluster's ``isolation_level``.
+    The offset is -1 if no record is that late. LATEST respects the cluster's ``isolation_level``.
 
     Raises:
-        BrokerError: we may not look, or a partition has no leader, still not after ``timeout_s``.
-        BrokerConnectionError: a leader does not answer in time.
+        BrokerError: no permission, or a partition had no leader for ``timeout_s``.
+        BrokerConnectionError: a leader did not answer in time.
     """
     isolation_level = int(cluster.config.isolation_level == "read_committed")
 
@@ -208,11 +208,11 @@ async def list_offsets(
 async def epoch_end_offsets(
     cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = PATIENCE_S
 ) -> dict[TopicPartition, int]:
-    """Return where the log of each partition ends a leader epoch (KIP-101); -1 if it has neither it nor a later one.
+    """Return the end offset of a leader epoch in each partition (KIP-101); -1 without this or a later epoch.
 
     Raises:
-        BrokerError: we may not look, or a partition has no leader, still not after ``timeout_s``.
-        BrokerConnectionError: a leader does not answer in time.
+        BrokerError: no permission, or a partition had no leader for ``timeout_s``.
+        BrokerConnectionError: a leader did not answer in time.
     """
 
     def request(led: Iterable[tuple[TopicPartition, int]]) -> OffsetForLeaderEpochRequest:
@@ -225,7 +225,7 @@ async def epoch_end_offsets(
     return {partition: one.end_offset for partition, one in answers.items()}
 
 
-async def _ask_leaders(  # noqa: PLR0913 - what, whom, and for how long
+async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
     cluster: Cluster,
     partitions: Collection[TopicPartition],
     request: Callable[[Iterable[tuple[TopicPartition, int]]], Request[ResponseT]],
@@ -234,7 +234,7 @@ async def _ask_leaders(  # noqa: PLR0913 - what, whom, and for how long
     timeout_s: float,
     what: str,
 ) -> dict[TopicPartition, AnswerT]:
-    """Return the answer about each partition, of the broker that leads it."""
+    """Return the result of each partition from its leader."""
     found: dict[TopicPartition, AnswerT] = {}
 
     async def ask() -> None:
@@ -257,7 +257,7 @@ async def _ask_leaders(  # noqa: PLR0913 - what, whom, and for how long
                 found[partition] = one
         if refused:
             await cluster.refresh()
-            raise min(refused, key=lambda error: error.retriable)  # what will not heal is told at once
+            raise min(refused, key=lambda error: error.retriable)  # a permanent error first
 
     with watched(cluster, {partition.topic for partition in partitions}):
         await cluster.retrying(ask, timeout_s=timeout_s, what=what)
@@ -267,13 +267,13 @@ async def _ask_leaders(  # noqa: PLR0913 - what, whom, and for how long
 def _by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[int, list[tuple[TopicPartition, int]]], list[BrokerError]]:
-    """The partitions, each with its leader's epoch, by who leads them; and the error of those that nobody leads now."""
+    """Return the partitions with their leader epochs by leader, and an error for each partition without a leader."""
     led: dict[int, list[tuple[TopicPartition, int]]] = {}
     leaderless = []
     for partition in partitions:
         leadership = cluster.topology.leader(partition)
         if leadership is None or leadership.leader_id < 0:
-            leaderless.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition}: nobody leads it"))
+            leaderless.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader"))
         else:
             led.setdefault(leadership.leader_id, []).append((partition, leadership.epoch))
     return led, leaderless
@@ -282,15 +282,15 @@ def _by_leader(
 async def delete_offsets(
     cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], *, timeout_s: float = PATIENCE_S
 ) -> None:
-    """Forget what the group has committed of ``partitions``; where it has nothing, that is done already.
+    """Delete the committed offsets of a group in ``partitions``, if there are any.
 
-    Live members do not matter unless they read one of these topics.
+    The group may have live members, unless they read one of these topics.
 
     Raises:
-        GroupNotEmptyError: live members read one of the topics; they are named, and nothing of that topic is removed.
-        UnknownGroupError: there is no such group.
-        BrokerError: we may not.
-        BrokerConnectionError: nobody answers in time.
+        GroupNotEmptyError: live members read one of the topics, whose offsets are kept.
+        UnknownGroupError: the group does not exist.
+        BrokerError: no permission.
+        BrokerConnectionError: no broker answered in time.
     """
     what = f"removing committed offsets of group {group_id!r}"
     answer = await ask_coordinator(

@@ -1,7 +1,6 @@
-"""How tools ask: the broker that coordinates a group, found anew when it moved, or every broker at once.
+"""Requests of tools to a group's coordinator or to all brokers.
 
-Rule of this file: it tries again what heals by itself and nothing else. What an answer says beyond that is its
-reader's, outside of any retrying, so that a refusal is told at once.
+Only transient errors are retried; callers handle the others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["NOT_NOW", "PATIENCE_S", "ask_coordinator", "ask_each"]
 ResponseT = TypeVar("ResponseT")
 
 PATIENCE_S = 30.0
-"""How long a tool waits for one thing, unless it is told otherwise."""
+"""Default limit of an operation, in seconds."""
 
 NOT_NOW = frozenset(
     {
@@ -34,10 +33,10 @@ NOT_NOW = frozenset(
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""What the same request, or the next coordinator, may not say any more in a moment."""
+"""Transient error codes of a coordinator."""
 
 
-async def ask_coordinator(  # noqa: PLR0913 - what, whom, and for how long
+async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coordinators
     cluster: Cluster,
     group_id: str,
     request: Request[ResponseT],
@@ -47,18 +46,25 @@ async def ask_coordinator(  # noqa: PLR0913 - what, whom, and for how long
     what: str,
     check: Callable[[Broker], Awaitable[None]] | None = None,
 ) -> ResponseT:
-    """What the group's coordinator answers, once none of the answer's ``codes`` is of those that pass.
+    """Send a request to the group's coordinator, retrying while the response has transient error codes.
 
-    ``check`` is called with the coordinator before each attempt.
+    Args:
+        cluster: a connected cluster.
+        group_id: group.
+        request: request to send.
+        codes: returns the error codes of a response.
+        timeout_s: limit of all attempts, in seconds.
+        what: description of the operation, for errors.
+        check: called with the coordinator before each attempt.
 
     Raises:
-        ConfigurationError: the group has no name.
-        BrokerError: we may not look the coordinator up, or it could not answer in all that time.
-        BrokerConnectionError: nobody answers in time.
-        UnsupportedVersionError: the brokers do not know the request.
+        ConfigurationError: ``group_id`` is empty.
+        BrokerError: no permission, or a transient error for ``timeout_s``.
+        BrokerConnectionError: no broker answered in time.
+        UnsupportedVersionError: the broker does not support the request.
     """
     if not group_id:
-        raise ConfigurationError("an empty text is no group's name - say which group")
+        raise ConfigurationError("group_id must not be empty - name the group")
 
     async def ask() -> ResponseT:
         coordinator = await cluster.coordinator(group_id)
@@ -80,10 +86,10 @@ async def ask_coordinator(  # noqa: PLR0913 - what, whom, and for how long
 
 
 async def ask_each(cluster: Cluster, requests: Mapping[int, Request[ResponseT]]) -> dict[int, ResponseT]:
-    """What each broker answers to its request, all asked at once. One attempt.
+    """Send a request to each broker concurrently, once, and return the responses.
 
     Raises:
-        TailraceError: one of them does not answer; it is the others' too.
+        TailraceError: a broker did not answer.
     """
     answers: dict[int, ResponseT] = {}
     failures: list[TailraceError] = []

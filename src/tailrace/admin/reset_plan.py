@@ -1,7 +1,6 @@
-"""What a reset of offsets would do, decided without asking anybody.
+"""Plan of an offset reset, without IO.
 
-Rule of this file: pure. A target outside of the log is taken back to its nearer end, as Kafka's own tool does, and the
-change says so; nothing is committed that a reader could not read from.
+As in Kafka's tool, a target outside the log is replaced by the nearer end of the log, and the change notes it.
 """
 
 from __future__ import annotations
@@ -27,64 +26,62 @@ __all__ = [
     "time_of",
 ]
 
-_MOST = (1 << 63) - 1
+_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ToEarliest:
-    """To the first record that the log holds."""
+    """Reset to the first offset of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToLatest:
-    """To the end: what is there is passed over."""
+    """Reset to the end of the log, which skips all its records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffset:
-    """To one offset, in every partition."""
+    """Reset to one offset in all partitions."""
 
     offset: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.offset <= _MOST:
-            raise ConfigurationError(f"offset {self.offset} will not do: it has to be a whole number, 0 or more")
+        if not 0 <= self.offset <= _MAX:
+            raise ConfigurationError(f"offset must be from 0 to {_MAX}, not {self.offset}")
 
 
 @dataclass(frozen=True, slots=True)
 class ToTime:
-    """To the first record that is not older than a time, by the records' own timestamps."""
+    """Reset to the first record with at least this timestamp."""
 
     timestamp_ms: int
-    """Since the epoch."""
+    """Milliseconds since the epoch."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.timestamp_ms <= _MOST:
-            raise ConfigurationError(f"time {self.timestamp_ms} will not do: it has to be 1970 or later")
+        if not 0 <= self.timestamp_ms <= _MAX:
+            raise ConfigurationError(f"timestamp_ms must be from 0 to {_MAX}, not {self.timestamp_ms}")
 
     @classmethod
     def ago(cls, seconds: float, *, now: float) -> Self:
-        """To what is at most so old; ``now`` is in seconds since the epoch, as ``time.time()`` says it.
+        """Return the time ``seconds`` before ``now``, which is in seconds since the epoch.
 
         Raises:
-            ConfigurationError: it is no duration.
+            ConfigurationError: the duration is invalid.
         """
         if not 0 <= seconds <= now:
-            raise ConfigurationError(
-                f"a duration of {seconds:g} seconds will not do: it has to end after 1970, before now"
-            )
+            raise ConfigurationError(f"a duration must be positive and end after 1970, not {seconds:g} seconds")
         return cls(int((now - seconds) * 1000))
 
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """By so many offsets from what is committed; backwards below 0."""
+    """Move the committed offsets by a number of offsets, backwards if it is negative."""
 
     offsets: int
 
     def __post_init__(self) -> None:
-        if not self.offsets or abs(self.offsets) > _MOST:
-            raise ConfigurationError(f"a shift by {self.offsets} will not do: say how many offsets, -100 or 100")
+        if not self.offsets or abs(self.offsets) > _MAX:
+            raise ConfigurationError(f"a shift must be a number of offsets such as -100 or 100, not {self.offsets}")
 
 
 ResetTarget: TypeAlias = ToEarliest | ToLatest | ToOffset | ToTime | ShiftBy
@@ -92,33 +89,33 @@ ResetTarget: TypeAlias = ToEarliest | ToLatest | ToOffset | ToTime | ShiftBy
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """What a reset does to one partition."""
+    """Change of the committed offset of one partition."""
 
     partition: TopicPartition
     old: int | None
-    """None where nothing is committed."""
+    """Committed offset before the reset; None if there is none."""
     new: int | None
-    """None where it stays as it is; ``note`` says why."""
+    """New offset; None if it is unchanged for the reason in ``note``."""
     note: str = ""
-    """What is worth knowing: that a target was outside of the log, or what will be handled again."""
+    """Remark, such as a target outside the log or records that will be handled again."""
 
 
 def time_of(target: ResetTarget) -> int | None:
-    """What to ask ``list_offsets`` for, besides the two ends."""
+    """Return the timestamp to look up with ``list_offsets``; None if the target needs none."""
     return target.timestamp_ms if isinstance(target, ToTime) else None
 
 
 def left_out(committed: GroupOffset) -> OffsetChange:
-    """What is committed of a partition that no longer exists stays as it is."""
+    """Return the unchanged offset of a partition that no longer exists."""
     return OffsetChange(
         committed.partition,
         committed.offset,
         None,
-        "left out: it no longer exists; `tailrace offsets delete` forgets it",
+        "left out: the partition no longer exists; `tailrace offsets delete` deletes its offset",
     )
 
 
-def planned_change(  # noqa: PLR0913, PLR0917 - all that it depends on
+def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all of them
     partition: TopicPartition,
     target: ResetTarget,
     committed: GroupOffset | None,
@@ -126,7 +123,7 @@ def planned_change(  # noqa: PLR0913, PLR0917 - all that it depends on
     end: int,
     at_time: ListedOffset | None = None,
 ) -> OffsetChange:
-    """Where ``target`` is in a partition whose log goes from ``begin`` to ``end``."""
+    """Return the change that ``target`` makes in a partition whose log has offsets from ``begin`` to ``end``."""
     old = committed.offset if committed is not None else None
     match target:
         case ToEarliest():
@@ -137,26 +134,26 @@ def planned_change(  # noqa: PLR0913, PLR0917 - all that it depends on
             wanted = offset
         case ToTime():
             if at_time is None or at_time.offset < 0:
-                return _noting(partition, committed, end, "no record is so late: the end")
+                return _change(partition, committed, end, "no record is that late: the end of the log")
             wanted = at_time.offset
         case ShiftBy(offsets):
             if old is None:
-                return OffsetChange(partition, None, None, "left out: nothing is committed to shift from")
+                return OffsetChange(partition, None, None, "left out: no committed offset to shift")
             wanted = old + offsets
         case _:
             assert_never(target)
     note = ""
     if wanted < begin:
-        note = f"{wanted} is before the log: its beginning"
+        note = f"{wanted} is before the log: its first offset"
     elif wanted > end:
-        note = f"{wanted} is behind the log: its end"
-    return _noting(partition, committed, min(max(wanted, begin), end), note)
+        note = f"{wanted} is after the log: its end"
+    return _change(partition, committed, min(max(wanted, begin), end), note)
 
 
-def _noting(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
-    """A map of what is finished beyond the old offset is not kept: to reset is to begin from there."""
-    forgotten = committed.finished_beyond if committed is not None else 0
-    said = [note] if note else []
-    if committed is not None and forgotten and new <= committed.offset:
-        said.append(f"{forgotten} finished beyond {committed.offset} are handled again")
-    return OffsetChange(partition, committed.offset if committed is not None else None, new, "; ".join(said))
+def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
+    """Return a change that discards the offset map of the old offset, and note it."""
+    discarded = committed.finished_beyond if committed is not None else 0
+    notes = [note] if note else []
+    if committed is not None and discarded and new <= committed.offset:
+        notes.append(f"{discarded} finished records after {committed.offset} are handled again")
+    return OffsetChange(partition, committed.offset if committed is not None else None, new, "; ".join(notes))

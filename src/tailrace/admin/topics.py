@@ -1,6 +1,6 @@
-"""Topics made and unmade, and how many partitions they have.
+"""Creation and deletion of topics, and lookup of their partitions.
 
-Rule of this file: an answer may be lost on its way, so a second attempt that finds the work done counts as success.
+A response may be lost, so a repeated attempt that finds the work done is a success.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tailrace.records import TopicPartition
 __all__ = ["create_topic", "delete_topic", "led", "partitions_of", "watched"]
 
 
-async def create_topic(  # noqa: PLR0913 - what a topic has
+async def create_topic(  # noqa: PLR0913 - settings of a topic
     cluster: Cluster,
     name: str,
     partitions: int,
@@ -37,19 +37,19 @@ async def create_topic(  # noqa: PLR0913 - what a topic has
     config: Mapping[str, object] | None = None,
     timeout_s: float = 30,
 ) -> None:
-    """Make a topic and wait until each of its partitions has a leader.
+    """Create a topic and wait until each of its partitions has a leader.
 
     Args:
-        cluster: where; reached already.
-        name: of the topic.
-        partitions: how many it gets.
-        replication_factor: copies of each partition; by default as many as the brokers want.
-        config: the topic's own settings, such as ``retention.ms``.
-        timeout_s: how long each of the two steps may take.
+        cluster: a connected cluster.
+        name: name of the topic.
+        partitions: number of partitions.
+        replication_factor: number of replicas; by default that of the brokers.
+        config: configuration of the topic, such as ``retention.ms``.
+        timeout_s: limit of each of the two steps, in seconds.
 
     Raises:
-        BrokerError: the topic exists already, or may not be made.
-        BrokerConnectionError: the brokers do not answer in time.
+        BrokerError: the topic exists, or cannot be created.
+        BrokerConnectionError: no broker answered in time.
     """
     configs = tuple(TopicConfig(key, str(value)) for key, value in (config or {}).items())
     question = CreateTopicsRequest((NewTopic(name, partitions, replication_factor, configs=configs),))
@@ -66,7 +66,9 @@ async def create_topic(  # noqa: PLR0913 - what a topic has
         topic = cluster.topology.topics.get(name)
         led = [one for one in topic.partitions.values() if one.leader_id >= 0] if topic is not None else []
         if len(led) < partitions:
-            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(led)} of {partitions} partitions are led")
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(led)} of {partitions} partitions have leaders"
+            )
 
     await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
     cluster.watch(question, [name])
@@ -77,11 +79,11 @@ async def create_topic(  # noqa: PLR0913 - what a topic has
 
 
 async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) -> None:
-    """Delete a topic with all its records; one that is not there is deleted already.
+    """Delete a topic; do nothing if it does not exist.
 
     Raises:
-        BrokerError: it may not be deleted.
-        BrokerConnectionError: the brokers do not answer in time.
+        BrokerError: it cannot be deleted.
+        BrokerConnectionError: no broker answered in time.
     """
     question = DeleteTopicsRequest((TopicToDelete(name),))
 
@@ -93,7 +95,7 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
 
 @contextmanager
 def watched(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
-    """Keep ``topics``, or all there are, in the cluster's picture for the length of a ``with``."""
+    """Include ``topics``, or all topics if None, in the cluster's metadata for the duration of a context."""
     who = object()
     cluster.watch(who, topics)
     try:
@@ -103,11 +105,11 @@ def watched(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
 
 
 async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s: float = 30) -> dict[str, int]:
-    """How many partitions each topic has; one that does not exist is left out.
+    """Return the number of partitions of each existing topic.
 
     Raises:
-        BrokerError: a name is no topic's, or we may not know of it.
-        BrokerConnectionError: nobody answers in time.
+        BrokerError: a topic name is invalid, or no permission.
+        BrokerConnectionError: no broker answered in time.
     """
     if not topics:
         return {}
@@ -127,10 +129,10 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
 async def led(
     cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
 ) -> frozenset[TopicPartition]:
-    """Those that have a leader: all of them, or who has one when the others have had ``max_wait_s`` to get one.
+    """Return the partitions that have a leader, after waiting at most ``max_wait_s`` for all of them.
 
     Raises:
-        BrokerConnectionError: nobody answers in time.
+        BrokerConnectionError: no broker answered in time.
     """
     loop = asyncio.get_running_loop()
     patient_until = loop.time() + min(max_wait_s, timeout_s / 2)
@@ -141,7 +143,7 @@ async def led(
         if len(found) == len(leaders) or loop.time() >= patient_until:
             return found
         await cluster.refresh()
-        raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have none")
+        raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have no leader")
 
     with watched(cluster, {one.topic for one in partitions}):
         return await cluster.retrying(look, timeout_s=timeout_s, what="looking for leaders")
@@ -153,7 +155,7 @@ async def _change(
     name: str,
     done: ErrorCode,
 ) -> None:
-    """Ask the controller once; ``done`` is the error that says that there is nothing left to do."""
+    """Send a request to the controller once; the error ``done`` means that the work is already done."""
     try:
         controller = cluster.broker(cluster.topology.controller_id)
         answer: CreateTopicsResponse | DeleteTopicsResponse = await controller.send(cast("Request[Any]", question))
@@ -162,7 +164,7 @@ async def _change(
         raise
     result = next((one for one in answer.topics if one.name == name), None)
     if result is None:
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name}: the broker says nothing of it")
+        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name} is missing from the response")
     if result.error_code == ErrorCode.NOT_CONTROLLER:
         await cluster.refresh()
     if result.error_code not in {ErrorCode.NONE, done}:

@@ -1,7 +1,7 @@
-"""A broker starts in half the time when its JVM finds the classes as the last one left them (JEP 350, JEP 514).
+"""Class data sharing, which halves the start time of a broker's JVM (JEP 350, JEP 514).
 
-A JVM writes them when it ends in order, which takes seconds. So it is done once, by the second broker that a
-machine starts: who starts only one never waits for it. A file that does not fit is passed over by the JVM.
+A JVM writes its archive on a clean exit, which takes seconds. Therefore only the second broker started on a machine
+writes it. A JVM ignores an archive that does not match.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ _WRITING_S = 3600
 
 
 class ClassDataArchive:
-    """The file of one Java, one class path and one set of options, and whose turn it is to write it."""
+    """Archive of one Java, class path and set of options, and the state of writing it."""
 
     def __init__(self, java: Path, options: Sequence[str], class_path: Sequence[Path]) -> None:
         java = java.resolve()
-        made = java.stat().st_mtime_ns if java.exists() else None
-        alike = [str(java), made, *options, *map(str, class_path)]
+        modified = java.stat().st_mtime_ns if java.exists() else None
+        key = [str(java), modified, *options, *map(str, class_path)]
         self._java = java
-        self._kept = cache_folder() / "classes" / hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:32]
+        self._cached = cache_folder() / "classes" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
     def to_read(self) -> list[str]:
-        """Options for a JVM to read the file; none when there is no file."""
-        files = [(self._kept.with_suffix(suffix), option) for suffix, option in _READING.items()]
+        """Return the JVM options that read the archive; none if it does not exist."""
+        files = [(self._cached.with_suffix(suffix), option) for suffix, option in _READING.items()]
         return [f"{option}{file}" for file, option in files if file.exists()]
 
     def to_write(self, new: Path) -> list[str]:
-        """Options for a JVM to write ``new`` when it ends, if this one is to."""
-        state = self._kept.with_suffix(".state")
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
+        """Return the JVM options that write the archive ``new`` on exit, if this JVM is to write it."""
+        state = self._cached.with_suffix(".state")
+        with contextlib.suppress(OSError):  # without a cache, the start is slower but works
             state.parent.mkdir(parents=True, exist_ok=True)
-            said = state.read_text() if state.exists() else ""
-            is_given_up = said == _WRITTEN_NOW and time.time() - state.stat().st_mtime > _WRITING_S
-            if said == _SEEN or is_given_up:
+            stored = state.read_text() if state.exists() else ""
+            is_given_up = stored == _WRITTEN_NOW and time.time() - state.stat().st_mtime > _WRITING_S
+            if stored == _SEEN or is_given_up:
                 state.write_text(_WRITTEN_NOW)
                 suffix = ".aot" if (major_version(self._java) or 0) >= _FIRST_WITH_AOT else ".jsa"
                 return [f"{_WRITING[suffix]}{new.with_suffix(suffix)}"]
-            if not said:
+            if not stored:
                 state.write_text(_SEEN)
         return []
 
     def keep(self, new: Path) -> None:
-        """Take what a JVM that ended in order has written; if it wrote nothing, it never will."""
+        """Cache the archive written by a JVM that exited cleanly; if it wrote none, do not try again."""
         written = [file for suffix in _READING if (file := new.with_suffix(suffix)).exists()]
         with contextlib.suppress(OSError):
             for file in written:
-                copy = self._kept.with_name(f"{self._kept.name}.{secrets.token_hex(4)}")
+                copy = self._cached.with_name(f"{self._cached.name}.{secrets.token_hex(4)}")
                 shutil.copyfile(file, copy)
-                copy.replace(self._kept.with_suffix(file.suffix))
-            self._kept.with_suffix(".state").write_text(_SEEN if written else _CANNOT)
+                copy.replace(self._cached.with_suffix(file.suffix))
+            self._cached.with_suffix(".state").write_text(_SEEN if written else _CANNOT)
 
     def forget(self) -> None:
-        """Remove the file: a JVM that read it has crashed."""
+        """Remove the archive, because a JVM that read it crashed."""
         for suffix in _READING:
-            self._kept.with_suffix(suffix).unlink(missing_ok=True)
+            self._cached.with_suffix(suffix).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""KafkaCluster: the real broker, or three, for as long as a ``with`` block lasts.
+"""Embedded Kafka cluster for the duration of a ``with`` block.
 
-Where they come from, in this order: ``TAILRACE_TEST_BOOTSTRAP_SERVERS`` (a cluster that is there already; only tests
-use that name, since they create and delete topics), an installed Java >= 17 or the JRE wheel with the broker's jars,
-testcontainers where Docker answers. Where none can be had, one error says what to install.
+Sources of brokers, in this order: ``TAILRACE_TEST_BOOTSTRAP_SERVERS`` (a running cluster, for tests only, because they
+create and delete topics), an installed Java >= 17 or the JRE wheel with the broker's jars, and testcontainers if Docker
+answers.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ from tailrace.extras import install_hint
 __all__ = ["EXTERNAL", "EmbeddedCluster"]
 
 EXTERNAL = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
-"""The variable that names brokers to use instead of starting some."""
+"""Environment variable with the addresses of running brokers to use instead of embedded ones."""
 
 _STARTS = 3
 _EXTERNAL_S = 10
 
 
 class EmbeddedCluster:
-    """Several real brokers; ``with`` and ``async with`` start and end them.
+    """Kafka brokers, started and stopped by ``with`` or ``async with``.
 
     Args:
-        brokers: how many; each is a controller too.
-        security: how clients get in: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
-        tls: whether a SASL mechanism goes over TLS.
-        config: lines of ``server.properties`` that override ours, but for where it listens and writes.
+        brokers: number of brokers; each is also a controller.
+        security: security of the client listener: ``"PLAINTEXT"``, ``"SSL"``, ``"MTLS"`` or a SASL mechanism.
+        tls: True for SASL over TLS.
+        config: lines of ``server.properties``, except those of listeners and data folders.
         racks: ``broker.rack`` of each broker.
-        version: of Apache Kafka.
-        advertise: given each broker's id and port, the port that clients are told; a proxy listens there.
-        progress: told how many of how many jars are there while they are downloaded.
+        version: version of Apache Kafka.
+        advertise: called with a broker's id and port; returns the advertised port, on which a proxy listens.
+        progress: called during the download with the number of jars downloaded and the total.
 
     Raises:
-        ConfigurationError: an option will not do.
-        KafkaServerError: at start, with what the broker's log says; a KafkaNotAvailableError with what to install.
+        ConfigurationError: an option is invalid.
+        KafkaServerError: a broker did not start; the message contains the end of its log.
+        KafkaNotAvailableError: this machine has no means to start a broker; the message says what to install.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -82,7 +83,7 @@ class EmbeddedCluster:
         check_options(brokers, security, tls=tls, config=config or {}, racks=racks)
         self.version = version
         self.nodes: tuple[BrokerNode, ...] = ()
-        """The brokers, to be stopped, killed, paused; empty when somebody else runs them."""
+        """Brokers; empty if the cluster was not started by this object."""
         self._count, self._racks, self._config = brokers, racks, dict(config or {})
         self._security_name: Security = security
         self._tls, self._advertise, self._progress = tls, advertise, progress
@@ -104,25 +105,25 @@ class EmbeddedCluster:
     # ---- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the brokers and wait until they answer (about a second, and once 46 MB of download).
+        """Start the brokers and wait until they are ready: about a second, and once a download of 46 MB.
 
         Raises:
-            KafkaServerError: they do not; what the log says of it is in the message, and nothing is left running.
-            KafkaNotAvailableError: there is nothing to start them with.
+            KafkaServerError: they did not start; no process is left running.
+            KafkaNotAvailableError: this machine has no means to start a broker.
         """
         self._start(threading.Event())
 
     def close(self) -> None:
-        """End the brokers and remove all they wrote; a start that is under way is given up."""
+        """Stop the brokers and remove their files; abort a start in progress."""
         if self._process_id != os.getpid():
-            return  # a child that was forked ends nothing of its parent's
+            return  # a forked child does not stop its parent's brokers
         self._given_up.set()
         with self._lock:
             if self._container is not None:
                 self._container.stop()
                 self._container = None
             if self._is_up:
-                self._is_up = False  # who asks a second time will not wait
+                self._is_up = False  # a second call does not wait
                 for node in self.nodes:
                     node.end()
             self._discard()
@@ -140,12 +141,12 @@ class EmbeddedCluster:
         self.close()
 
     async def __aenter__(self) -> Self:
-        runs.end_on_signals()  # here, since the thread that starts the brokers cannot
+        runs.end_on_signals()  # only the main thread can install signal handlers
         given_up = threading.Event()
         try:
             await anyio.to_thread.run_sync(self._start, given_up)
         except BaseException:
-            # The thread goes on when we are cancelled.
+            # A cancellation does not stop the thread.
             given_up.set()
             await self._close_in_thread()
             raise
@@ -160,12 +161,12 @@ class EmbeddedCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where to connect, as the option of that name wants it."""
+        """Addresses for the option ``bootstrap_servers``."""
         return self._external or ",".join(node.address for node in self._our_nodes)
 
     @property
     def client_options(self) -> dict[str, object]:
-        """Every consumer option that gets a client in, ``bootstrap_servers`` included."""
+        """Consumer options to connect, including ``bootstrap_servers`` and credentials."""
         return {"bootstrap_servers": self.bootstrap_servers, **self._security.client}
 
     # ---- topics ------------------------------------------------------------------------------------------------
@@ -179,12 +180,12 @@ class EmbeddedCluster:
         config: Mapping[str, object] | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Create a topic and wait until all its partitions have leaders that serve them.
+        """Create a topic and wait until the leaders serve all its partitions.
 
-        With ``exist_ok`` a topic that exists is left as it is, records included.
+        With ``exist_ok``, an existing topic is left unchanged.
 
         Raises:
-            BrokerError: the topic exists, or its name or settings are refused.
+            BrokerError: the topic exists, or its name or configuration is refused.
         """
         try:
             self._admin.create(new_topic(name, partitions, replication_factor or -1, config or {}))
@@ -193,19 +194,19 @@ class EmbeddedCluster:
                 raise
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic and wait until it is gone."""
+        """Delete a topic and wait until all brokers have removed it."""
         self._admin.delete(name)
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Grow a topic to ``total`` partitions."""
+        """Increase the number of partitions of a topic to ``total``."""
         self._admin.add_partitions(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete records of each partition before an offset (-1: all there are), as retention would."""
+        """Delete the records of each partition before an offset (-1: all), as retention does."""
         self._admin.delete_records(name, before)
 
     def leader_of(self, topic: str, partition: int = 0) -> BrokerNode:
-        """The broker that leads a partition now."""
+        """Return the leader of a partition."""
         found = self._admin.metadata(topic).topics[0]
         if found.error_code:
             raise broker_error(found.error_code, topic)
@@ -218,11 +219,11 @@ class EmbeddedCluster:
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until every broker that runs answers and knows the others."""
+        """Wait until every running broker answers and knows the others."""
         self._wait_for([node for node in self.nodes if node.is_running and not node.is_paused])
 
     def restart(self, node: BrokerNode) -> None:
-        """Start a broker that was stopped or killed (or stop and start one that runs) and wait until it answers."""
+        """Start a broker, after stopping it if it runs, and wait until it is ready."""
         node.stop()
         node.start()
         self._wait_for([one for one in self._our_nodes if one is node or (one.is_running and not one.is_paused)])
@@ -259,7 +260,7 @@ class EmbeddedCluster:
 
     @property
     def _special(self) -> str | None:
-        """The first option that only a broker of our own fulfils."""
+        """Return the first option that requires an embedded broker; None if there is none."""
         wanted = {
             "security": self._security_name != "PLAINTEXT",
             "config": bool(self._config),
@@ -273,7 +274,7 @@ class EmbeddedCluster:
     def _use_external(self, addresses: str) -> None:
         if self._special not in {None, "brokers"}:
             raise KafkaNotAvailableError(
-                f"{EXTERNAL} is set, and {self._special}= needs a broker of our own - unset it to have one started"
+                f"{EXTERNAL} is set, but {self._special}= requires an embedded broker - unset the variable"
             )
         self._external = addresses
         try:
@@ -282,7 +283,7 @@ class EmbeddedCluster:
             self._external = None
             raise KafkaServerError(
                 f"{EXTERNAL}={addresses}: no broker answers there ({error})"
-                " - start it, or unset the variable to have one started here"
+                " - start one, or unset the variable to use an embedded broker"
             ) from error
 
     def _start_container(self) -> None:
@@ -330,7 +331,7 @@ class EmbeddedCluster:
                 config=self._config,
             )
             node.format(properties, cluster_id, self._security.scram, kept)
-            # One alone: brokers that leave a quorum one by one take long to end.
+            # Only with one broker: brokers that leave a quorum one by one take long to stop.
             node.start(may_write_classes=self._count == 1)
 
         with ThreadPoolExecutor(self._count) as pool:
@@ -341,33 +342,33 @@ class EmbeddedCluster:
     def _wait_for(self, nodes: Sequence[BrokerNode]) -> None:
         def is_ready() -> bool:
             if self._given_up.is_set():
-                raise KafkaServerError("closed while it started")
+                raise KafkaServerError("closed while starting")
             for node in nodes:
                 if not node.is_running:
-                    raise KafkaServerError(f"broker {node.node_id} ended while it started")
+                    raise KafkaServerError(f"broker {node.node_id} exited while starting")
             return all(node.is_listening for node in nodes)
 
         try:
             self._admin.wait_for_brokers([node.node_id for node in nodes], is_ready)
         except KafkaServerError as error:
             ended = [node for node in nodes if not node.is_running]
-            what = f"broker {ended[0].node_id} ended while it started" if ended else str(error)
+            problem = f"broker {ended[0].node_id} exited while starting" if ended else str(error)
             logs = "\n".join(node.complaint() for node in ended or nodes)
-            raise KafkaServerError(f"{what}. The log says:\n{logs}") from error
+            raise KafkaServerError(f"{problem}. Its log:\n{logs}") from error
 
     @property
     def _our_nodes(self) -> tuple[BrokerNode, ...]:
         if not self.nodes and self._external is None:
             raise KafkaServerError("not started - use it in a `with` block, or call start()")
         if not self.nodes:
-            raise KafkaServerError(f"these brokers are not ours to touch ({EXTERNAL}, or a container)")
+            raise KafkaServerError(f"brokers of {EXTERNAL} or a container cannot be stopped, killed or paused")
         return self.nodes
 
     def _free_ports(self, count: int) -> list[int]:
         if self._port is None:
             return free_ports(count)
         if not is_free(self._port):
-            raise KafkaServerError(f"port {self._port} is in use, or needs a right to be - choose another, or none")
+            raise KafkaServerError(f"port {self._port} is in use or not permitted - choose another one, or omit it")
         return [self._port, *(port for port in free_ports(count) if port != self._port)]
 
     def _ports(self, node_id: int, client: int, internal: int, controller: int) -> Ports:
@@ -393,13 +394,13 @@ class EmbeddedCluster:
         if self.nodes:
             awake = [node for node in self.nodes if node.is_running and not node.is_paused]
             if not awake:
-                raise KafkaServerError("no broker runs - restart() or resume() one")
+                raise KafkaServerError("no broker is running - restart() or resume() one")
             return [("127.0.0.1", node.ports.internal) for node in awake]
         return [split_address(entry, EXTERNAL) for entry in self.bootstrap_servers.split(",")]
 
     async def _close_in_thread(self) -> None:
         with anyio.CancelScope(shield=True):
-            # Under way before the first await, so that no cancellation comes before it.
+            # Submitted before the first await, so that a cancellation cannot prevent it.
             closing = asyncio.get_running_loop().run_in_executor(None, self.close)
             try:
                 await asyncio.shield(closing)
@@ -411,4 +412,4 @@ class EmbeddedCluster:
 
 
 def _nothing() -> None:
-    """What there is to forget before anything was registered."""
+    """Do nothing, before an exit callback is registered."""

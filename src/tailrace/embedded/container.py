@@ -1,4 +1,4 @@
-"""The last resort: the broker in a container, where Docker answers and no Java or no jars can be had."""
+"""Broker in a container, used if Docker answers and Java or the jars are not available."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["ContainerBroker"]
 
 
 class ContainerBroker:
-    """One broker of testcontainers, in the image that it chooses; it cannot be paused or killed by us."""
+    """Broker of testcontainers, in its default image; it cannot be paused or killed."""
 
     def __init__(self) -> None:
         self._container: Any = None
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether Docker answers and testcontainers is installed."""
+        """Return True if Docker answers and testcontainers is installed."""
         docker = shutil.which("docker")
         if docker is None:
             return False
@@ -32,7 +32,7 @@ class ContainerBroker:
         return True
 
     def start(self) -> str:
-        """Start it; gives its bootstrap servers."""
+        """Start the broker and return its bootstrap servers."""
         from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - an extra
 
         self._container = KafkaContainer().with_kraft()
@@ -40,6 +40,6 @@ class ContainerBroker:
         return str(self._container.get_bootstrap_server())
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the broker."""
         if self._container is not None:
             self._container.stop()

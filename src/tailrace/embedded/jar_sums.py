@@ -1,4 +1,4 @@
-"""SHA-256 sums of the jars of the default broker and of Spark's connector, as Maven Central serves them."""
+"""SHA-256 sums of the jars of the default broker and of Spark's connector on Maven Central."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PINNED = frozenset(
         "org.slf4j:slf4j-simple:1.7.36",
     }
 )
-"""Maven coordinates of which every jar is below; of others, only jars of these names are."""
+"""Maven coordinates whose jars are all listed below."""
 
 SHA256: Mapping[str, str] = {
     "HdrHistogram-2.2.2.jar": "22d1d4316c4ec13a68b559e98c8256d69071593731da96136640f864fa14fad8",

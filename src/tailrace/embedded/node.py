@@ -1,4 +1,4 @@
-"""One broker as a child process: started, stopped, killed, paused, resumed; its log kept while it is needed."""
+"""Broker as a child process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BrokerNode"]
 _STOP_S = 20
 _FORMAT_S = 120
 _CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGILL}
-_TROUBLE = re.compile(r"\b(ERROR|FATAL|Caused by:|Exception in thread|OutOfMemoryError)|^[\w.$]+(Exception|Error)\b")
+_ERROR_LINE = re.compile(r"\b(ERROR|FATAL|Caused by:|Exception in thread|OutOfMemoryError)|^[\w.$]+(Exception|Error)\b")
 _JVM = (
     "-Xmx384m",
     "-XX:+UseSerialGC",
@@ -32,7 +32,7 @@ _JVM = (
 
 
 class BrokerNode:
-    """One broker of a cluster: ``stop``, ``kill``, ``pause`` or ``resume`` it as a fault would."""
+    """Broker of a cluster, which ``stop``, ``kill``, ``pause`` and ``resume`` like faults."""
 
     def __init__(self, node_id: int, ports: Ports, folder: Path, java: Path, jars: list[Path]) -> None:
         self.node_id = node_id
@@ -51,22 +51,22 @@ class BrokerNode:
 
     @property
     def address(self) -> str:
-        """Where clients are told to go."""
+        """Advertised host and port."""
         return f"127.0.0.1:{self.ports.advertised}"
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives, paused or not."""
+        """True if the process is alive, paused or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def is_paused(self) -> bool:
-        """Whether ``pause`` froze it."""
+        """True if the process is paused."""
         return self._paused
 
     @property
     def is_listening(self) -> bool:
-        """Whether clients can connect: it may answer other brokers before, and end when it cannot have the port."""
+        """True if the client listener is open; it may answer other brokers before, and exit if the port is taken."""
         import psutil  # noqa: PLC0415 - an extra
 
         if (pid := self.pid) is None:
@@ -74,33 +74,33 @@ class BrokerNode:
         try:
             sockets = psutil.Process(pid).net_connections("tcp")
         except psutil.Error:
-            return self.is_running  # not every system tells
+            return self.is_running  # not all systems list sockets
         return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.ports.client for one in sockets)
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it lives."""
+        """Process id; None if the process is not alive."""
         return self._process.pid if self._process is not None and self.is_running else None
 
     @property
     def log_file(self) -> Path:
-        """What the broker wrote."""
+        """Log file of the broker."""
         return self.folder / "server.log"
 
     @property
     def data(self) -> Path:
-        """Where it keeps its records."""
+        """Data folder."""
         return self.folder / "data"
 
-    def format(self, properties: str, cluster_id: str, scram: str | None, kept: Path) -> None:
-        """Write the configuration and prepare the data folder, from what was ``kept`` of brokers alike if it can be.
+    def format(self, properties: str, cluster_id: str, scram: str | None, cached: Path) -> None:
+        """Write the configuration and format the data folder, from the ``cached`` file of similar brokers if possible.
 
         Raises:
-            KafkaServerError: Kafka does not take the configuration.
+            KafkaServerError: Kafka refuses the configuration.
         """
         self.folder.mkdir(parents=True)
         self._properties.write_text(properties)
-        if copy_formatted(kept, self.data, self.node_id, cluster_id):
+        if copy_formatted(cached, self.data, self.node_id, cluster_id):
             return
         command = [
             *self._command,
@@ -119,12 +119,12 @@ class BrokerNode:
                 subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=_FORMAT_S, check=True)  # noqa: S603
         except subprocess.SubprocessError as error:
             raise KafkaServerError(
-                f"broker {self.node_id} could not be prepared. It says:\n{self.complaint()}"
+                f"could not format the data folder of broker {self.node_id}. Its log:\n{self.complaint()}"
             ) from error
-        keep_formatted(self.data, kept)
+        keep_formatted(self.data, cached)
 
     def start(self, *, may_write_classes: bool = False) -> None:
-        """Start the process; it answers a little later."""
+        """Start the process, without waiting until it is ready."""
         if self.is_running:
             return
         options = self._classes.to_read()
@@ -134,51 +134,51 @@ class BrokerNode:
             self._writes_classes = bool(options)
         with self.log_file.open("ab") as log:
             self._log_begin = log.tell()
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
+            self._process = subprocess.Popen(  # noqa: S603 - command of this module
                 [*self._command, *options, "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we end the broker
+                start_new_session=True,  # Ctrl-C ends the parent, which stops the broker
             )
         self._paused = False
 
     def stop(self) -> None:
-        """End it in order: leadership handed over, logs closed."""
+        """Stop it cleanly: it transfers leadership and closes its logs."""
         self.resume()
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL)."""
+        """Kill it as a power failure would (SIGKILL)."""
         self._end(signal.SIGKILL)
 
     def end(self) -> None:
-        """End it for good: as fast as can be, unless it has classes to write."""
+        """End it as fast as possible, unless it has a class data archive to write."""
         if self._writes_classes and not self._paused:
             self.stop()
         else:
             self.kill()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
+        """Pause it (SIGSTOP): its sockets stay open, but nothing is answered."""
         if self.is_running and not self._paused:
             self._signal(signal.SIGSTOP)
             self._paused = True
             if self._process is not None and hasattr(os, "waitid"):
-                # Until all its threads stand still; what there is to know stays for the next to ask.
+                # Wait until all its threads are stopped; WNOWAIT leaves the status for later calls.
                 os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Resume it (SIGCONT)."""
         if self._paused:
             self._signal(signal.SIGCONT)
             self._paused = False
 
     def complaint(self, lines: int = 20) -> str:
-        """What the broker wrote of what went wrong since it was last started, or else the end of its log."""
+        """Return the errors in the log since the last start, or else the end of the log."""
         with contextlib.suppress(OSError):
             written = self.log_file.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
-            wrong = [line for line in written if _TROUBLE.search(line)]
+            wrong = [line for line in written if _ERROR_LINE.search(line)]
             return "\n".join(wrong[:lines] or written[-lines:])
         return "(no log)"
 
@@ -203,7 +203,7 @@ class BrokerNode:
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            # A broker without a quorum waits for one for minutes before it ends.
+            # A broker without a quorum waits minutes for one before it exits.
             self._signal(signal.SIGKILL)
             self._process.wait(_STOP_S)
         if self._writes_classes and self._process.returncode >= 0:

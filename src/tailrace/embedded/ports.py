@@ -1,4 +1,4 @@
-"""Ports for brokers, chosen so that they are still free when a stopped broker comes back."""
+"""Ports for brokers, likely to be still free when a stopped broker is restarted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tailrace.errors import KafkaServerError
 
 __all__ = ["free_ports", "is_free"]
 
-# Below the range from which systems take the ports of outgoing connections.
+# Below the range of ephemeral ports, which systems use for outgoing connections.
 _RANGE = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """As many ports of the loopback address as are asked for, on which nobody listens now.
+    """Return ``count`` free ports of the loopback address.
 
     Raises:
-        KafkaServerError: there are not so many.
+        KafkaServerError: there are not enough free ports.
     """
     free: list[int] = []
     for port in random.sample(_RANGE, len(_RANGE)):
@@ -27,12 +27,14 @@ def free_ports(count: int) -> list[int]:
         if is_free(port):
             free.append(port)
     if len(free) < count:
-        raise KafkaServerError(f"{count} ports are needed, and {_RANGE.start} to {_RANGE.stop} has {len(free)} free")
+        raise KafkaServerError(
+            f"{count} ports are needed, but only {len(free)} of {_RANGE.start} to {_RANGE.stop} are free"
+        )
     return free
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of the loopback address now."""
+    """Return True if no process listens on a port of the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if sys.platform != "win32":
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

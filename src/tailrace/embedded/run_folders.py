@@ -1,12 +1,12 @@
-"""Nothing stays behind: folders and processes of a run end with it, however it ends.
+"""Folders of runs, and removal of folders and processes that runs left behind.
 
-A run is one Python process that started brokers; it has one folder, with a note of whose it is. A clean end removes
-both; SIGTERM and SIGHUP are turned into a clean end while a server runs; what a SIGKILL left is found by the next run
-and reaped: a folder whose owner is gone, and every broker whose files are in it.
+A run is a Python process that started brokers. It has one folder, with a file that identifies the process. A clean
+exit stops the brokers and removes the folder, and so do SIGTERM and SIGHUP while a server runs. After a SIGKILL, the
+next run removes the folder and kills the brokers whose files are in it.
 
-The folder of runs has a predictable name in a directory that all users write to. It is used only if it is a real
-directory of this user's with mode 0700; otherwise another user may have prepared it, and a new one is made. Nothing is
-removed that has no note of ours.
+The folder of all runs has a predictable name in a directory that all users can write to. It is used only if it is a
+real directory of this user with mode 0700; otherwise another user may have prepared it, and a new one is created.
+Folders without the identifying file are never removed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 _OWNER = "owner.json"
-_MAKING_S = 60
+_CREATING_S = 60
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _open_servers: list[Callable[[], None]] = []
 
 
 def runs_folder() -> Path:
-    """Return the folder of this user's runs, unless another user holds its name."""
+    """Return the folder of this user's runs; None if its name belongs to another user."""
     return Path(tempfile.gettempdir(), _folder_name())
 
 
 def new_run_folder() -> Path:
-    """Make a folder of this process's own, after what others left has been reaped."""
+    """Create the folder of this run, after removing those that other runs left behind."""
     import psutil  # noqa: PLC0415 - an extra
 
     reap()
@@ -61,7 +61,7 @@ def new_run_folder() -> Path:
         if os.path.lexists(parent) and not _is_private(parent):
             parent = Path(tempfile.mkdtemp(prefix=f"{_folder_name()}-"))
         run = parent / name
-        with contextlib.suppress(FileNotFoundError):  # another run was the last and took the folder with it
+        with contextlib.suppress(FileNotFoundError):  # another run has just removed the parent folder
             run.mkdir(mode=0o700)
             break
     (run / _OWNER).write_text(json.dumps({"pid": os.getpid(), "created": psutil.Process().create_time()}))
@@ -69,14 +69,14 @@ def new_run_folder() -> Path:
 
 
 def remove_run_folder(run: Path) -> None:
-    """Remove the folder; processes must have ended."""
+    """Remove the folder of a run whose processes have ended."""
     shutil.rmtree(run, ignore_errors=True)
     with contextlib.suppress(OSError):
-        run.parent.rmdir()  # if this was the last
+        run.parent.rmdir()  # fails unless this was the last run
 
 
 def reap() -> list[Path]:
-    """End the processes and remove the folders of runs whose owner is gone; gives those folders."""
+    """Kill the processes and remove the folders of runs whose process has ended; return the folders."""
     abandoned: list[Path] = []
     for parent in Path(tempfile.gettempdir()).glob(f"{_folder_name()}*"):
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def reap() -> list[Path]:
 
 
 def on_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Have ``close`` called if the process ends first, by a signal too; calling what is returned takes it back."""
+    """Call ``close`` when the process exits, also by a signal. Return a function that undoes this."""
     end_on_signals()
     _open_servers.append(close)
 
@@ -102,13 +102,13 @@ def on_exit(close: Callable[[], None]) -> Callable[[], None]:
 
 
 def end_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into an orderly exit, where nobody else handles them and this is the main thread."""
+    """Exit cleanly at SIGTERM and SIGHUP unless they have other handlers; only in the main thread."""
     if threading.current_thread() is threading.main_thread():
         signals.exit_on_signals(_SIGNALS)
 
 
 def leave_signals_alone() -> None:
-    """Take that back, when no server is open."""
+    """Undo ``end_on_signals`` unless a server is open."""
     if not _open_servers and threading.current_thread() is threading.main_thread():
         signals.leave_signals_alone(_SIGNALS)
 
@@ -120,7 +120,7 @@ def _close_open_servers() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child has its parent's list, but the servers are not its own to end.
+    # A forked child inherits the list, but must not stop its parent's servers.
     os.register_at_fork(after_in_child=_open_servers.clear)
 
 
@@ -129,7 +129,7 @@ def _folder_name() -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return True for a real directory of this user's that no other user may enter."""
+    """Return True for a real directory of this user that no other user may enter."""
     try:
         found = folder.lstat()
     except OSError:
@@ -148,8 +148,8 @@ def _is_abandoned(run: Path) -> bool:
         is_same = abs(process.create_time() - float(owner["created"])) < 1
         return not is_same or process.status() == psutil.STATUS_ZOMBIE
     except (OSError, ValueError, KeyError, TypeError):
-        # A run that is being made, or one that was killed in that moment: then it is empty.
-        if _age_s(run) > _MAKING_S:
+        # A run that is just being created, or was killed while its folder was still empty.
+        if _age_s(run) > _CREATING_S:
             with contextlib.suppress(OSError):
                 run.rmdir()
         return False
@@ -168,8 +168,7 @@ def _age_s(path: Path) -> float:
 def _kill_brokers_of(run: Path) -> None:
     import psutil  # noqa: PLC0415 - an extra
 
-    # By the folder for temporary files that each broker is given, not by any mention of it: somebody may be reading
-    # a log in there.
+    # Match the brokers' own option, not any mention of the folder: another process may be reading a log in it.
     mark = f"-Djava.io.tmpdir={run}{os.sep}"
     doomed = []
     for process in psutil.process_iter(["cmdline"]):

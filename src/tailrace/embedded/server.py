@@ -1,4 +1,4 @@
-"""KafkaServer: one real broker, for as long as a ``with`` block lasts."""
+"""Embedded Kafka broker for the duration of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ __all__ = ["EmbeddedServer"]
 
 
 class EmbeddedServer(EmbeddedCluster):
-    """One real broker; ``with`` and ``async with`` start and end it.
+    """Single Kafka broker, started and stopped by ``with`` or ``async with``.
 
-    Options are those of KafkaCluster, without ``brokers`` and ``racks``, and ``port``: where it listens; any free port
-    when nothing is said.
+    Options are those of KafkaCluster except ``brokers`` and ``racks``, and ``port``, by default any free port.
     """
 
     def __init__(  # noqa: PLR0913 - options of a test's broker
@@ -37,29 +36,29 @@ class EmbeddedServer(EmbeddedCluster):
 
     @property
     def node(self) -> BrokerNode:
-        """The broker's process.
+        """Process of the broker.
 
         Raises:
-            KafkaServerError: it is not started, or somebody else runs it.
+            KafkaServerError: it is not started, or is an external broker.
         """
         return self._our_nodes[0]
 
     def stop(self) -> None:
-        """End the broker in order; ``restart`` brings it back with its data."""
+        """Stop the broker cleanly; ``restart`` starts it with its data."""
         self.node.stop()
 
     def kill(self) -> None:
-        """End it as a power cut would (SIGKILL)."""
+        """Kill it as a power failure would (SIGKILL)."""
         self.node.kill()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its sockets stay open and nothing answers."""
+        """Pause it (SIGSTOP): its sockets stay open, but nothing is answered."""
         self.node.pause()
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Resume it (SIGCONT)."""
         self.node.resume()
 
     def restart(self, node: BrokerNode | None = None) -> None:
-        """Start it again, on its old port and with its data, and wait until it answers."""
+        """Start it again on the same port with its data, and wait until it is ready."""
         super().restart(node or self.node)

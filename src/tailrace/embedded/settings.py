@@ -1,7 +1,7 @@
-"""A broker's configuration: what its ``server.properties`` says, and what a client needs to get in.
+"""Configuration of brokers and the matching client options.
 
-Every broker listens three times: CLIENT as the test asks (plain, TLS, SASL), INTERNAL in plain text for the brokers
-among themselves and for our own questions, CONTROLLER for the quorum. All on the loopback address.
+Every broker has three listeners on the loopback address: CLIENT with the requested security, INTERNAL in plain text
+between brokers and for TopicAdmin, and CONTROLLER for the quorum.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DEFAULTS: Mapping[str, str] = {
     "share.coordinator.state.topic.num.partitions": "2",
     "log.cleaner.dedupe.buffer.size": "2097152",
     "controlled.shutdown.retry.backoff.ms": "200",
-    # A killed broker may come back only when the controller has given its last life up.
+    # A killed broker can restart only when its session with the controller has expired.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
@@ -66,12 +66,12 @@ _FIXED = frozenset(
         "process.roles",
     }
 )
-"""What nobody overrides: where a broker listens, whom it knows and where it writes."""
+"""Settings that ``config`` cannot override."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where one broker listens, and where it tells clients to go (a proxy may stand in between)."""
+    """Ports of a broker; the advertised one may belong to a proxy."""
 
     client: int
     internal: int
@@ -81,13 +81,13 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """How clients get in."""
+    """Security of the client listener."""
 
     protocol: str
     broker: Mapping[str, str] = field(default_factory=dict)
     """Lines of ``server.properties``."""
     scram: str | None = None
-    """A SCRAM mechanism whose user is made when the storage is formatted."""
+    """SCRAM mechanism whose user is created when the storage is formatted."""
     client: Mapping[str, object] = field(default_factory=dict)
     """Consumer options."""
 
@@ -102,7 +102,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
     rack: str | None,
     config: Mapping[str, object],
 ) -> str:
-    """The text of ``server.properties``; ``config`` overrides what is chosen here."""
+    """Return the text of ``server.properties``; ``config`` overrides the defaults."""
     copies = str(min(3, len(controllers)))
     listeners = {"CLIENT": ports.client, "INTERNAL": ports.internal}
     settings = {
@@ -133,7 +133,7 @@ def server_properties(  # noqa: PLR0913 - the parts of one file
 
 
 def listener_security(security: Security, *, tls: bool, folder: Path) -> ListenerSecurity:
-    """The two sides of ``security``; certificates, where any are needed, are made in ``folder``."""
+    """Return the settings of broker and client for ``security``; certificates are created in ``folder``."""
     if security == "PLAINTEXT":
         return ListenerSecurity("PLAINTEXT")
     if security in {"SSL", "MTLS"}:
@@ -150,9 +150,9 @@ def listener_security(security: Security, *, tls: bool, folder: Path) -> Listene
 
 
 def unsecured_token(subject: str = USERNAME, lifetime_s: float = 3600) -> str:
-    """An OAuth token that only a broker for tests accepts: a JWT without a signature (RFC 7519, section 6)."""
+    """Return an unsecured JWT (RFC 7519, section 6), which only brokers for tests accept."""
     now = time.time()
-    # Made a little earlier: the broker counts whole milliseconds, and takes none that was made after that.
+    # Issued a second earlier: the broker's clock has milliseconds, and it refuses tokens from the future.
     claims = {"sub": subject, "iat": now - 1, "exp": now + lifetime_s}
     return f"{_base64url({'alg': 'none'})}.{_base64url(claims)}."
 
@@ -183,7 +183,7 @@ def _sasl_client(mechanism: str) -> dict[str, object]:
 
 
 def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], dict[str, object]]:
-    """A private authority, a certificate for the broker and, for mutual TLS, one for the client."""
+    """Create a certificate authority, a certificate for the broker and, for mutual TLS, one for the client."""
     import trustme  # noqa: PLC0415 - an extra
 
     authority = trustme.CA()
@@ -211,7 +211,7 @@ def _tls(folder: Path, *, mutual: bool) -> tuple[dict[str, str], dict[str, objec
 
 
 def _pkcs8(private_key: bytes) -> bytes:
-    """The one format of a private key that Kafka's PEM key store reads (RFC 5958)."""
+    """Convert a private key to PKCS #8 (RFC 5958), the only format that Kafka's PEM key store reads."""
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - an extra
 
     key = serialization.load_pem_private_key(private_key, None)
@@ -231,22 +231,22 @@ def _text(value: object) -> str:
 def check_options(
     brokers: int, security: str, *, tls: bool, config: Mapping[str, object], racks: Sequence[str] | None
 ) -> None:
-    """See that options of a cluster go together.
+    """Check the options of a cluster.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: an option is invalid or contradicts another.
     """
     if brokers < 1:
-        raise ConfigurationError(f"brokers={brokers} will not do: it has to be at least 1")
+        raise ConfigurationError(f"brokers must be at least 1, not {brokers}")
     if security not in get_args(Security):
-        raise ConfigurationError(
-            f"security={security!r} will not do: it has to be one of {', '.join(get_args(Security))}"
-        )
+        raise ConfigurationError(f"security must be one of {', '.join(get_args(Security))}, not {security!r}")
     if tls and security in {"PLAINTEXT", "SSL", "MTLS"}:
-        raise ConfigurationError(f"tls=True is for a SASL mechanism - security={security!r} says it all; 'SSL' is TLS")
+        raise ConfigurationError(
+            f"tls=True requires a SASL mechanism, not security={security!r} - use 'SSL' for TLS alone"
+        )
     if racks is not None and len(racks) != brokers:
-        raise ConfigurationError(f"racks={list(racks)} will not do: one for each of {brokers} brokers is needed")
+        raise ConfigurationError(f"racks must have one entry for each of {brokers} brokers, not {list(racks)}")
     if fixed := sorted(_FIXED & config.keys()):
         raise ConfigurationError(
-            f"config: {fixed[0]} is not to be set - tailrace decides where a broker listens and writes"
+            f"config must not contain {fixed[0]!r} - tailrace sets listeners and data folders itself"
         )

@@ -1,7 +1,7 @@
-"""A broker's data folder before its first start.
+"""Formatting of a broker's data folder.
 
-Kafka's own tool prepares it, in a JVM of its own: a quarter of the time that a start takes. But for the ids, what it
-writes is the same for every broker of one version and configuration, so that one file is kept and copied from then on.
+Kafka's storage tool runs in a JVM of its own, which takes a quarter of the start time. Except for the ids, its output
+is the same for all brokers of one version and configuration, so it is cached and copied.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _CHECKPOINT, _META = "bootstrap.checkpoint", "meta.properties"
 
 
 def new_id() -> str:
-    """An id as the storage tool wants it: 16 bytes in URL-safe base64, no padding, no dash in front."""
+    """Return a random id in the format of the storage tool: 16 bytes in URL-safe base64, without a leading dash."""
     return base64.urlsafe_b64encode(b"\x01" + uuid.uuid4().bytes[1:]).rstrip(b"=").decode()
 
 
 def formatted_file(version: str, scram: str | None, config: Mapping[str, object]) -> Path:
-    """Where the file of brokers like these is kept, once there is one."""
+    """Return the path of the cached file for brokers of this version and configuration."""
     alike = [version, scram, USERNAME, PASSWORD, sorted((key, str(value)) for key, value in config.items())]
     return cache_folder() / "formatted" / hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:32]
 
 
-def copy_formatted(kept: Path, data: Path, node_id: int, cluster_id: str) -> bool:
-    """Prepare ``data`` from what was kept; False when there is nothing."""
-    if not kept.exists():
+def copy_formatted(cached: Path, data: Path, node_id: int, cluster_id: str) -> bool:
+    """Format ``data`` from the cached file; return False if there is none."""
+    if not cached.exists():
         return False
     data.mkdir(parents=True)
-    shutil.copyfile(kept, data / _CHECKPOINT)
+    shutil.copyfile(cached, data / _CHECKPOINT)
     meta = {"version": 1, "cluster.id": cluster_id, "node.id": node_id, "directory.id": new_id()}
     (data / _META).write_text("".join(f"{key}={value}\n" for key, value in meta.items()))
     return True
 
 
-def keep_formatted(data: Path, kept: Path) -> None:
-    """Keep what the tool wrote to ``data``, if it is what we know how to copy."""
+def keep_formatted(data: Path, cached: Path) -> None:
+    """Cache the output of the tool in ``data``, if it consists of the known files."""
     if {path.name for path in data.iterdir()} != {_CHECKPOINT, _META}:
         return
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        copy = kept.with_name(f"{kept.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):  # without a cache, the start is slower but works
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        copy = cached.with_name(f"{cached.name}.{secrets.token_hex(4)}")
         shutil.copyfile(data / _CHECKPOINT, copy)
-        copy.replace(kept)
+        copy.replace(cached)

@@ -1,6 +1,6 @@
-"""The little that has to be asked of a broker from outside of any event loop: is it there, make this topic.
+"""Blocking administration of topics, for use outside an event loop.
 
-A blocking connection to the INTERNAL listener, one request at a time.
+It connects to the INTERNAL listener and sends one request at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ResponseT = TypeVar("ResponseT")
 
 _RETRY_S = 0.05
 _TRY_S = 5
-"""Longer than a broker that hangs leads: then another does."""
+"""Timeout of one attempt; longer than a broker that hangs remains leader."""
 _START = -2
 
 
 class TopicAdmin:
-    """Makes and unmakes topics; gives a call up after ``timeout_s``."""
+    """Creates, changes and deletes topics; each call fails after ``timeout_s``."""
 
     def __init__(self, addresses: Callable[[], list[tuple[str, int]]], timeout_s: float = 30) -> None:
         self._addresses = addresses
@@ -52,7 +52,10 @@ class TopicAdmin:
     def wait_for_brokers(
         self, node_ids: Collection[int], is_ready: Callable[[], bool], timeout_s: float | None = None
     ) -> None:
-        """Wait until all that are asked know these of each other, and ``is_ready``; it raises when one has given up."""
+        """Wait until the metadata of all brokers contain ``node_ids`` and ``is_ready`` returns True.
+
+        ``is_ready`` raises if a broker has exited.
+        """
         wanted = set(node_ids)
 
         def all_there(answer: MetadataResponse) -> bool:
@@ -62,26 +65,26 @@ class TopicAdmin:
         self._until(MetadataRequest(()), all_there, what, is_ready, timeout_s)
 
     def create(self, topic: NewTopic) -> None:
-        """Make a topic and wait until every partition has a leader that serves it."""
+        """Create a topic and wait until the leaders serve all its partitions."""
         self._place(lambda: self._ask(CreateTopicsRequest((topic,))).topics, topic.replication_factor)
         self._wait_for_leaders(topic.name, topic.num_partitions)
 
     def delete(self, name: str) -> None:
-        """Delete a topic and wait until nobody sees it."""
+        """Delete a topic and wait until no broker's metadata contain it."""
         _check(self._ask(DeleteTopicsRequest((TopicToDelete(name),))).topics)
         self._until(
             MetadataRequest((MetadataTopic(name),)),
             lambda answer: answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"{name} to be gone",
+            f"the deletion of {name}",
         )
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Grow a topic to ``total`` partitions."""
+        """Increase the number of partitions of a topic to ``total``."""
         self._place(lambda: self._ask(CreatePartitionsRequest((NewPartitions(name, total),))).topics)
         self._wait_for_leaders(name, total)
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
-        """Delete each partition's records before an offset (-1: all)."""
+        """Delete the records of each partition before an offset (-1: all)."""
         wanted = dict(before)
         for address, led in self._by_leader(name, before).items():
             asked = tuple(RecordsToDelete(name, one, before[one]) for one in led)
@@ -93,15 +96,15 @@ class TopicAdmin:
             raise KafkaServerError(f"could not delete records of {', '.join(f'{name}[{one}]' for one in wanted)}")
 
     def metadata(self, name: str) -> MetadataResponse:
-        """What the cluster says of a topic."""
+        """Return the metadata of a topic."""
         return self._ask(MetadataRequest((MetadataTopic(name),)))
 
     def _place(self, ask: Callable[[], tuple[TopicResult, ...]], copies: int = -1) -> None:
-        """Have partitions made, once there are brokers for so many copies of them."""
+        """Create partitions, retrying while fewer than ``copies`` brokers are available."""
         done: tuple[TopicResult, ...] = ()
         for _ in _attempts(self._timeout_s):
             done = ask()
-            # A broker that was not heard for a few seconds, as on a busy machine, gets none until it is heard again.
+            # The controller fences a broker without heartbeats for a few seconds, as on a busy machine.
             is_short = any(one.error_code == ErrorCode.INVALID_REPLICATION_FACTOR for one in done)
             if not is_short or copies > len(self._addresses()):
                 break
@@ -116,7 +119,7 @@ class TopicAdmin:
         self._wait_until_served(name, partitions)
 
     def _wait_until_served(self, name: str, partitions: int) -> None:
-        # A broker tells who leads a moment before it leads: whoever reads or writes in between is refused.
+        # Metadata name a new leader a moment before it serves requests.
         wanted = set(range(partitions))
         for _ in _attempts(self._timeout_s):
             for address, led in self._by_leader(name, sorted(wanted)).items():
@@ -127,11 +130,11 @@ class TopicAdmin:
             if not wanted:
                 return
         raise KafkaServerError(
-            f"waited {self._timeout_s:.0f} s for somebody to serve {name}, partitions {sorted(wanted)}"
+            f"waited {self._timeout_s:.0f} s until the leaders serve {name}, partitions {sorted(wanted)}"
         )
 
     def _by_leader(self, name: str, partitions: Iterable[int]) -> Mapping[tuple[str, int], list[int]]:
-        """Those of the partitions that have a leader, by where it listens: no address that we were given need lead."""
+        """Return the partitions that have a leader, by its address, which need not be one of the given addresses."""
         found = self.metadata(name)
         places = {broker.node_id: (broker.host, broker.port) for broker in found.brokers}
         leaders = {one.partition: places.get(one.leader_id) for one in found.topics[0].partitions}
@@ -154,14 +157,14 @@ class TopicAdmin:
         for _ in _attempts(timeout_s):
             ready = is_ready()
             try:
-                # Every broker has to agree, or the next one asked may know nothing of it yet.
+                # All brokers must agree, or the next request may reach one that does not know the topic yet.
                 last = answers = [self._send(address, question) for address in self._addresses()]
             except (OSError, MalformedMessageError) as error:
                 last = error
                 continue
             if ready and all(good(answer) for answer in answers):
                 return
-        raise KafkaServerError(f"waited {timeout_s:.0f} s for {what}; the last answer was {last}")
+        raise KafkaServerError(f"waited {timeout_s:.0f} s for {what}; last answer: {last}")
 
     def _ask(self, request: Request[ResponseT]) -> ResponseT:
         last: OSError | None = None
@@ -185,7 +188,7 @@ class _Connection:
 
     def __enter__(self) -> Self:
         try:
-            # A broker that is still starting takes version 0 of this from anyone.
+            # Brokers of all versions accept version 0 of ApiVersions.
             self._offered = Offered(self._exchange(ApiVersionsRequest(), 0))
         except BaseException:
             self._socket.close()
@@ -232,6 +235,6 @@ def _check(results: tuple[TopicResult, ...]) -> None:
 
 
 def new_topic(name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> NewTopic:
-    """A topic to make, of plain values."""
+    """Return a NewTopic of plain values."""
     configs = tuple(TopicConfig(key, str(value)) for key, value in config.items())
     return NewTopic(name, partitions, replication_factor, configs=configs)

@@ -1,7 +1,7 @@
-"""What a test of a Kafka service needs: the real broker, without Docker or a system Java, and ways to break it.
+"""Test tools: embedded Kafka brokers, a fault proxy, and a test runner for apps without a broker.
 
-``KafkaServer`` and ``KafkaCluster`` come as fixtures too (``kafka_server``, ``kafka_cluster``), by the pytest plugin
-that is installed with tailrace. Needs the extra ``tailrace[testing]``.
+The pytest plugin of tailrace provides the fixtures ``kafka_server`` and ``kafka_cluster``. Embedded brokers require the
+extra ``tailrace[testing]``.
 """
 
 from tailrace.embedded.node import BrokerNode

@@ -1,4 +1,4 @@
-"""All APIs that tailrace speaks: no client needs them all, programs between clients and a broker do."""
+"""All APIs that tailrace can encode and decode, as FaultProxy needs them."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ _BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
 
 
 def api_by_key(key: int) -> Api[Any] | None:
-    """Return the API of that number, or None if tailrace does not speak it."""
+    """Return the API with this key; None if tailrace does not support it."""
     return _BY_KEY.get(key)

@@ -1,7 +1,7 @@
-"""TestApp: an app's handlers on records of a test's own, without a broker, in virtual time.
+"""Runner of an app's handlers without a broker, in virtual time.
 
-What runs is what runs in production: the lanes, the tracker, retries, codecs, dependencies and dead letters. Only the
-two ends are others: topics in memory instead of a consumer and a producer.
+Lanes, retries, codecs, dependencies and dead letters are those of production. Topics in memory replace the consumer and
+the producer.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Provider = Callable[..., object]
 
 
 class TestApp:
-    """Runs an app's handlers on what is sent to it, for as long as an ``async with`` lasts.
+    """Runs an app's handlers on records sent by a test, within an ``async with`` block.
 
-    Time is virtual: when nothing can go on, the event loop's clock jumps to the next moment at which something can. So
-    pauses between attempts, delayed retries, the wait for a batch and deadlines take no time, and happen in order. It
-    jumps past answers from a network, too: for handlers that talk to a real server say ``virtual_time=False``.
+    Time is virtual: when all tasks wait, the event loop's clock jumps to the next timer. Backoff, delayed retries,
+    waits for a batch and deadlines take no real time and happen in order. The clock does not wait for responses from a
+    network: use ``virtual_time=False`` for handlers that connect to a real server.
 
     Args:
-        app: any app that is not started; it may be used by one test after the other.
-        overrides: providers, and what is called instead of each.
-        partitions: how many partitions a topic has; one when nothing is said.
-        virtual_time: whether waiting takes no time.
+        app: app that is not started; several tests may use it one after another.
+        overrides: replacements of providers.
+        partitions: number of partitions by topic; by default one.
+        virtual_time: False to wait in real time.
     """
 
-    __test__ = False  # it is not a class of tests, although it is called so
+    __test__ = False  # not a test class, despite its name
 
     def __init__(
         self,
@@ -110,18 +110,19 @@ class TestApp:
         headers: Sequence[tuple[str, bytes | str | None]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Send a value, encoded by the app's codec, bytes as they are; returns when handlers are through with it.
+        """Send a value and wait until its record is finished.
 
-        That is when it was handled, stands among the dead letters, was skipped, or waits for somebody to heal what is
-        wrong (``on_failure="pause"``); what was published to topics that the app reads itself is through as well.
+        The value is encoded by the app's codec unless it is bytes. The record is finished when it was handled, dead
+        lettered or skipped, or when it waits (``on_failure="pause"``), and so are the records that were published to
+        topics of the app meanwhile.
 
         Returns:
-            The record, as handlers were given it.
+            The record, as passed to handlers.
 
         Raises:
             ConfigurationError: no handler reads the topic.
-            PublishError: it cannot be encoded.
-            HandlerFailedError: a handler failed, and ``on_failure="stop"`` says to stop.
+            PublishError: the value cannot be encoded.
+            HandlerFailedError: a handler failed, and ``on_failure="stop"`` is set.
         """
         if not any(source.reads(topic) for source in self._sources):
             read = sorted({topic for source in self._sources for topic in source.said})
@@ -132,10 +133,10 @@ class TestApp:
         return self._log.records(placed.partition)[placed.offset]
 
     async def settled(self) -> None:
-        """Wait until handlers are through with everything that is there.
+        """Wait until all records are finished.
 
         Raises:
-            TailraceError: what ended the app meanwhile.
+            TailraceError: the error that ended the app meanwhile.
         """
         running = running_of(self._app)
         while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
@@ -143,7 +144,7 @@ class TestApp:
                 raise running.failure
             self._news.clear()
             await first_of(self._news, running.is_over)
-        # Who was the last to be done has been told of it, and gives the loop back next.
+        # Let the task that finished the last record run to its next await.
         await asyncio.sleep(0)
 
     # ---- what a test looks at ----------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class TestApp:
     def published(self, topic: str, kind: type[ValueT]) -> list[ValueT]: ...
 
     def published(self, topic: str, kind: type[Any] | None = None) -> list[Any]:
-        """What stands in a topic, partition by partition: records, or their values as a ``kind``."""
+        """Return the records of a topic, by partition, or their values decoded as ``kind``."""
         records = self._log.all_of(topic)
         if kind is None:
             return records
@@ -164,26 +165,26 @@ class TestApp:
         return [read(record) for record in records]
 
     def dead_letters(self, topic: str) -> list[DeadLetter]:
-        """The dead letters of records that were read from ``topic`` first, wherever they stand."""
+        """Return the dead letters of records that were first read from ``topic``."""
         letters = (read_dead_letter(record) for name in self._log.topics for record in self._log.all_of(name))
         return [one for one in letters if one is not None and one.origin is not None and one.origin.topic == topic]
 
     def committed(self, topic: str, partition: int = 0, *, group_id: str | None = None) -> int:
-        """The offset up to which all is done: the lowest one that is not.
+        """Return the committed offset: that of the lowest unfinished record.
 
         Raises:
-            ConfigurationError: no group reads the topic, or several do and none is named.
+            ConfigurationError: no group reads the topic, or several do and ``group_id`` is missing.
         """
         found = [one for one in self._sources if one.reads(topic) and group_id in {None, one.group_id}]
         if len(found) != 1:
             groups = ", ".join(one.group_id for one in found) or "none"
-            raise ConfigurationError(f"which group? - {topic!r} is read by {groups}; say group_id=...")
+            raise ConfigurationError(f"group_id is missing: {topic!r} is read by {groups} - pass group_id=...")
         return found[0].committed(TopicPartition(topic, partition))
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def on_event(self, _event: Event) -> None:
-        """Something has happened: whoever waits looks again."""
+        """Wake ``settled``; called with every event."""
         self._news.set()
 
     def _connect(self, routes: Routes) -> Source:
@@ -202,7 +203,7 @@ class TestApp:
         yield ByContext(self._log, self._transactional)
 
     def _with_gates(self, plan: Plan) -> Plan:
-        """The same plan, with the clock held while a handler runs in a thread, of which the loop knows nothing."""
+        """Return the plan with the clock stopped while a handler runs in a thread, which the loop cannot see."""
         clock = self._clock
         if clock is None:
             return plan

@@ -1,4 +1,4 @@
-"""The embedded brokers, with a FaultProxy before each where a test wants one."""
+"""Embedded brokers, optionally behind fault proxies."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["KafkaCluster", "KafkaServer"]
 
 
 class KafkaCluster(cluster.EmbeddedCluster):
-    """Several real brokers; with ``proxied=True`` clients are told the addresses of proxies before them.
+    """Kafka brokers; with ``proxied=True``, each advertises the address of a FaultProxy.
 
     Attributes:
-        proxies: by the brokers' ids; empty unless ``proxied``.
+        proxies: proxies by broker id; empty unless ``proxied``.
     """
 
     def __init__(self, brokers: int = 3, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401
         self.proxies: dict[int, FaultProxy] = {}
         if proxied:
-            options["advertise"] = self._stand_before
+            options["advertise"] = self._start_proxy
         super().__init__(brokers, **options)
 
-    def _stand_before(self, node_id: int, port: int) -> int:
+    def _start_proxy(self, node_id: int, port: int) -> int:
         if node_id in self.proxies:
             self.proxies[node_id].close()
         proxy = self.proxies[node_id] = FaultProxy("127.0.0.1", port)
@@ -31,7 +31,7 @@ class KafkaCluster(cluster.EmbeddedCluster):
         return proxy.port
 
     def close(self) -> None:
-        """End the proxies and the brokers, and remove all they wrote."""
+        """Stop the proxies and the brokers, and remove their files."""
         for proxy in self.proxies.values():
             proxy.close()
         self.proxies.clear()
@@ -39,21 +39,21 @@ class KafkaCluster(cluster.EmbeddedCluster):
 
 
 class KafkaServer(server.EmbeddedServer):
-    """One real broker; with ``proxied=True`` clients are told the address of ``proxy``."""
+    """Single Kafka broker; with ``proxied=True``, it advertises the address of ``proxy``."""
 
     def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - those of the server
         self._proxy: FaultProxy | None = None
         if proxied:
-            options["advertise"] = self._stand_before
+            options["advertise"] = self._start_proxy
         super().__init__(**options)
 
     @property
     def proxy(self) -> FaultProxy:
-        """What stands before the broker."""
-        assert self._proxy is not None, "there is a proxy with KafkaServer(proxied=True), once it is started"
+        """Proxy of the broker."""
+        assert self._proxy is not None, "no proxy: use KafkaServer(proxied=True), and start it"
         return self._proxy
 
-    def _stand_before(self, _node_id: int, port: int) -> int:
+    def _start_proxy(self, _node_id: int, port: int) -> int:
         if self._proxy is not None:
             self._proxy.close()
         self._proxy = FaultProxy("127.0.0.1", port)
@@ -61,7 +61,7 @@ class KafkaServer(server.EmbeddedServer):
         return self._proxy.port
 
     def close(self) -> None:
-        """End the proxy and the broker, and remove all they wrote."""
+        """Stop the proxy and the broker, and remove its files."""
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None

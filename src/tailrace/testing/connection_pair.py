@@ -1,7 +1,4 @@
-"""A client's connection through a proxy: its two sides, what was asked over it, and one frame of it.
-
-Rule of this file: no faults are chosen here.
-"""
+"""Connection of a client through a proxy: both sides, pending requests, and frames."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ from tailrace.testing.faults import Fault, decode_frame
 __all__ = ["LENGTH", "ConnectionPair", "ProxiedRequest", "edited", "read_frame"]
 
 LENGTH = struct.Struct(">i")
-"""Of a frame, and of what names its request."""
+"""Length of a frame; also its correlation id."""
 
 
 class ProxiedRequest:
-    """What has to be remembered of a request to understand its answer."""
+    """Header of a request, kept until its response arrives."""
 
     def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
         self.api_key, self.version, self.client_id = api_key, version, client_id
 
 
 class ConnectionPair:
-    """A client's connection and ours to the broker."""
+    """Connections from the client to the proxy and from the proxy to the broker."""
 
     def __init__(self, number: int, task: asyncio.Task[Any], client: asyncio.StreamWriter) -> None:
         self.number, self.task, self.client = number, task, client
@@ -38,7 +35,7 @@ class ConnectionPair:
         self.swallow: set[int] = set()
 
     def reset(self) -> None:
-        """End both sides at once; the client sees a reset."""
+        """Abort both connections; the client sees a reset."""
         for writer in (self.client, self.upstream):
             if writer is None:
                 continue
@@ -50,13 +47,13 @@ class ConnectionPair:
 
 
 async def read_frame(source: asyncio.StreamReader) -> bytes:
-    """The next frame, without its length."""
+    """Read the next frame, without its length."""
     (size,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
     return await source.readexactly(size)
 
 
 def edited(fault: Fault, asked: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
-    """A frame as the test makes it."""
+    """Return the frame as changed by the fault's ``edit`` function."""
     api = api_by_key(asked.api_key)
     assert api is not None
     assert fault.edit is not None

@@ -1,7 +1,4 @@
-"""What a FaultProxy does to frames: rules for single frames, and conditions of the whole line.
-
-A fault is only worth something if it happened: leaving its ``with`` block asserts that it did.
-"""
+"""Faults that a FaultProxy applies to frames."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ _KEPT_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ProxiedFrame:
-    """One frame that passed the proxy.
+    """Frame that passed the proxy.
 
     Attributes:
         direction: "request" or "answer".
-        api_key: the number of the API.
-        version: of the request, and so of its answer.
-        at: when, on the clock of ``time.monotonic``.
-        connection: counts the connections that the proxy took.
-        client_id: what the client calls itself.
-        size: bytes of the frame.
+        api_key: key of the API.
+        version: version of the request and its response.
+        at: time by ``time.monotonic``.
+        connection: number of the connection, in the order of acceptance.
+        client_id: client id in the request.
+        size: size of the frame, in bytes.
     """
 
     direction: Direction
@@ -48,7 +45,7 @@ class ProxiedFrame:
     client_id: str | None
     size: int
     data: bytes = field(repr=False)
-    """The frame itself, as the client or the broker sent it; empty when it was too large to keep."""
+    """Frame as sent by the client or the broker; empty if it was too large to keep."""
 
     @property
     def name(self) -> str:
@@ -58,7 +55,7 @@ class ProxiedFrame:
 
     @property
     def message(self) -> Any:  # noqa: ANN401 - of whatever API
-        """Decoded message of the frame; None for an API that tailrace does not have."""
+        """Decoded message of the frame; None for an API that tailrace does not support."""
         api = api_by_key(self.api_key)
         if api is None or self.version not in api.versions or not self.data:
             return None
@@ -66,12 +63,12 @@ class ProxiedFrame:
 
 
 class Fault:
-    """One rule: what is done to which frames; made by the methods of FaultProxy.
+    """Rule that applies an action to matching frames, created by the methods of FaultProxy.
 
-    As a context manager it ends with the block, and fails the test when it never happened.
+    As a context manager, it ends with the block and raises AssertionError if it was never applied.
     """
 
-    def __init__(  # noqa: PLR0913 - a rule has that many sides
+    def __init__(  # noqa: PLR0913 - settings of a rule
         self,
         request: type[Request[Any]] | None,
         direction: Direction,
@@ -85,9 +82,9 @@ class Fault:
         self.request, self.direction, self.action = request, direction, action
         self.edit, self.delay_s = edit, delay_s
         self.count = 0
-        """How often it happened."""
+        """Number of frames it was applied to."""
         self.error: Exception | None = None
-        """What went wrong when it was done; leaving the block raises it."""
+        """Exception raised by ``edit``; raised again at the end of the block."""
         self._skip, self._times = skip, times
         self._is_over = False
         self._lock = threading.Lock()
@@ -96,7 +93,7 @@ class Fault:
 
     def __repr__(self) -> str:
         of = self.request.__name__ if self.request is not None else "everything"
-        return f"<Fault {self.action} {self.direction} of {of}, happened {self.count} times>"
+        return f"<Fault {self.action} {self.direction} of {of}, applied {self.count} times>"
 
     def __enter__(self) -> Self:
         return self
@@ -106,26 +103,26 @@ class Fault:
     ) -> None:
         self.end()
         if self.error is not None:
-            raise AssertionError(f"{self!r} could not be done") from self.error
+            raise AssertionError(f"{self!r} failed") from self.error
         if error is None:
-            assert self.count, f"{self!r}: the fault never took place"
+            assert self.count, f"{self!r} was never applied"
 
     async def took_place(self) -> None:
-        """Wait until it has happened once."""
+        """Wait until it has been applied once."""
         await asyncio.wrap_future(self._happened)
 
     def release(self) -> None:
-        """Let go what is held."""
+        """Pass on the frames that are held."""
         if not self._released.done():
             self._released.set_result(None)
 
     def end(self) -> None:
-        """From now on, frames pass; what is held is let go."""
+        """Stop applying it, and pass on the frames that are held."""
         self._is_over = True
         self.release()
 
     def takes(self, direction: Direction, api_key: int) -> bool:
-        """Whether the rule is for this frame; counts it if so."""
+        """Return True, and count the frame, if the rule applies to it."""
         api = api_by_key(api_key)
         if direction != self.direction or (
             self.request is not None and (api is None or api.message is not self.request)
@@ -143,15 +140,15 @@ class Fault:
         return True
 
     async def held(self) -> None:
-        """Wait for ``release``, in the proxy's own loop."""
+        """Wait for ``release``, in the proxy's event loop."""
         await asyncio.wrap_future(self._released)
 
 
 def decode_frame(api: Api[Any], direction: Direction, frame: memoryview, version: int) -> Any:  # noqa: ANN401
-    """The message in a frame."""
+    """Decode the message in a frame."""
     return api.decode_request(frame, version) if direction == "request" else api.decode_response(frame, version)
 
 
 def kept(data: bytes | bytearray) -> bytes:
-    """What of a frame is worth remembering."""
+    """Return the bytes of a frame to keep: all, or none if it is large."""
     return bytes(data) if len(data) <= _KEPT_BYTES else b""

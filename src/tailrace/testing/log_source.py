@@ -1,4 +1,4 @@
-"""Where an app under test reads from: topics in memory, each partition assigned from the first moment on."""
+"""Source of records for an app under test: topics in memory with a fixed assignment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tailrace.testing.topic_log import TopicLog
 __all__ = ["LogSource"]
 
 _WINDOW = 2_000
-"""So many records may wait on the way, as ``max_queued_records`` has it."""
+"""Maximum number of queued records, as ``max_queued_records``."""
 
 
 class LogSource:
-    """One group's reading end of a log; what is done counts as committed at once."""
+    """Source of one group; finished records count as committed."""
 
     def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
@@ -35,41 +35,41 @@ class LogSource:
         self._watchers: list[Callable[[], None]] = []
         self._is_halted = self._is_waited_for = False
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        """What transactions have committed."""
+        """Offsets committed by transactions."""
         log.watch(self._news.set)
 
     @property
     def transactions(self) -> None:
-        """None: here, what is published is there at once."""
+        """None: published records are readable immediately."""
         return
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Have ``watcher`` called when something is done."""
+        """Call ``watcher`` whenever a record is finished."""
         self._watchers.append(watcher)
 
     @property
     def said(self) -> Sequence[str]:
-        """The topics and patterns that its handlers name."""
+        """Topics and patterns of the handlers."""
         return [*self.routes.topics, *self.routes.patterns]
 
     def reads(self, topic: str) -> bool:
-        """Whether a record of ``topic`` comes to one of its handlers."""
+        """Return True if a handler reads ``topic``."""
         return self.routes.reads(topic)
 
-    # ---- as a group wants it -----------------------------------------------------------------------------------
+    # ---- Source ------------------------------------------------------------------------------------------------
 
     async def start(self, sink: RecordSink) -> int:
-        """Everything is assigned at once."""
+        """Assign all partitions."""
         self._sink = sink
         self._positions_of(*self.routes.topics, *self.routes.own)
         self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
         return _WINDOW
 
     async def stop(self) -> None:
-        """Nothing is left to do: what is done was committed when it was."""
+        """Do nothing: finished records are committed already."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """The next records for which there is room."""
+        """Return the next records of a partition that has room."""
         while True:
             for position in self._positions_of(*filter(self.reads, self._log.topics)):
                 found = self._log.records(position.partition)[position.delivered or 0 :]
@@ -84,59 +84,59 @@ class LogSource:
                 position.skip(end, -1)
             self._news.clear()
             self._is_waited_for = True
-            self._tell()
+            self._call_watchers()
             try:
                 await self._news.wait()
             finally:
                 self._is_waited_for = False
 
     def progressed(self) -> None:
-        """Look again, and tell who waits."""
+        """Look for records again, and call the watchers."""
         self._news.set()
-        self._tell()
+        self._call_watchers()
 
     def halt(self) -> None:
-        """Hand out nothing more."""
+        """Deliver no more records."""
         self._is_halted = True
         if self._sink is not None:
             for position in self.positions:
                 self._sink.halt(position.partition)
 
     def wall_clock(self) -> float:
-        """The log's."""
+        """Return the time of the log, in seconds since the epoch."""
         return self._log.wall_clock()
 
-    # ---- as transactions want it -------------------------------------------------------------------------------
+    # ---- transactions ------------------------------------------------------------------------------------------
 
     def group_view(self) -> GroupView:
-        """All partitions are ours."""
+        """Return a view in which this is the only member, with all partitions."""
         return _SoleMember(self)
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """A transaction is committed."""
+        """Store the offsets of a committed transaction."""
         self.offsets.update(offsets)
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Go back to a committed offset, without what is said beside it to be finished."""
+        """Go back to a committed offset; records that its offset map lists as finished are not delivered."""
         if self._sink is not None:
             self._sink.drop(position.partition)
         position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
         position.note_committed(at.offset)
         self._news.set()
 
-    # ---- for whoever looks -------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     def committed(self, partition: TopicPartition) -> int:
-        """The lowest offset that is not done."""
+        """Return the offset of the lowest unfinished record."""
         position = self.positions.get(partition)
         return 0 if position is None or position.finished is None else position.finished
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing that may be handed out now."""
+        """True if no record can be delivered now."""
         return self._is_waited_for and not self._news.is_set()
 
-    def _tell(self) -> None:
+    def _call_watchers(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -149,7 +149,7 @@ class LogSource:
 
 
 class _SoleMember:
-    """The only member of a group."""
+    """View of the only member of a group."""
 
     identity = Identity("test", 1)
 
@@ -157,28 +157,28 @@ class _SoleMember:
         self._source, self.group_id = source, source.group_id
 
     def delivered(self) -> Mapping[TopicPartition, int | None]:
-        """The next offset to be handed out of each partition."""
+        """Return the next offset to deliver of each partition."""
         return {position.partition: position.delivered for position in self._source.positions}
 
     def begun(self) -> Sequence[Position]:
-        """None: that all begin at the first record is known."""
+        """Return no positions: all start at the first record."""
         return ()
 
     def passed(self) -> Sequence[Position]:
-        """None: here are no markers."""
+        """Return no positions: there are no control records."""
         return ()
 
     def watch(self, told: Callable[[], None]) -> None:
-        """They stand nowhere else but by ``read_again``."""
+        """Do nothing: only ``read_again`` moves positions."""
 
     def is_ours(self, position: Position) -> bool:
-        """Whether it is one of these."""
+        """Return True if the position is current."""
         return self._source.positions.get(position.partition) is position
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What transactions have committed."""
+        """Return the offsets committed by transactions."""
         return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
 
     def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
-        """Go back to what is committed."""
+        """Go back to a committed offset."""
         self._source.read_again(position, at)

@@ -1,6 +1,6 @@
-"""Transactions of an app under test: what they publish is in the log when they are committed, and not before.
+"""Transactions of an app under test: their records are added to the log at the commit.
 
-Rule of this file: only their ends are here. When one opens, closes and is taken back is as in production.
+Decisions to open, commit and abort transactions are those of production.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["in_transactions"]
 def in_transactions(
     source: LogSource, log: TopicLog, options: TransactionOptions, observer: Observer
 ) -> TransactionalSource:
-    """What reads the same, within transactions."""
+    """Return a source that reads from ``source`` within transactions."""
     return TransactionalSource(
         source,
         source.routes.retries,
@@ -35,7 +35,7 @@ def in_transactions(
 
 
 class _LogCommitter:
-    """Commits to a log."""
+    """Producer of transactions that commits to a TopicLog."""
 
     def __init__(self, source: LogSource, log: TopicLog) -> None:
         self._source, self._log = source, log
@@ -43,25 +43,25 @@ class _LogCommitter:
         self.is_open = False
 
     async def start(self) -> None:
-        """Nothing has to be asked for."""
+        """Do nothing: there is no broker to connect to."""
 
     async def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - it takes no time
-        """Forget what is open."""
+        """Drop the open transaction."""
         self._end()
 
     async def begin(self) -> None:
-        """Begin a transaction, unless one is begun."""
+        """Begin a transaction unless one is open."""
         self.is_open = True
 
     async def check(self, topic: str, partition: int | None) -> None:
-        """See that there is such a partition.
+        """Check that the partition exists.
 
         Raises:
-            PublishError: there is none.
+            PublishError: it does not.
         """
         self._log.place_of(topic, None, partition)
 
-    async def send(  # noqa: PLR0913 - what a record has
+    async def send(  # noqa: PLR0913 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -78,18 +78,18 @@ class _LogCommitter:
     async def commit(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        identity: Identity,  # noqa: ARG002 - there is nobody else
+        identity: Identity,  # noqa: ARG002 - there are no other members
         topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
     ) -> None:
-        """Have all of it in the log."""
+        """Add the records of the transaction to the log and store its offsets."""
         outgoing = list(self._outgoing)
         self._end()
         self._source.commit(offsets)
         for one in outgoing:
             self._log.add(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms)
 
-    async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - whatever it is
-        """Forget all of it."""
+    async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - same for all causes
+        """Drop the records of the transaction."""
         self._end()
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
-"""FaultProxy: stands between clients and one broker, understands Kafka's frames, notes all, breaks what it is told to.
+"""Proxy between clients and a broker that decodes Kafka's frames, records them and applies faults.
 
-It runs in a thread with an event loop of its own, so a test whose loop is blocked does not block it. It decodes with
-the same tables as tailrace itself; what it cannot decode (TLS, unknown versions) it passes on as it is.
+It runs in a thread with its own event loop, so that a test with a blocked loop does not block it. Frames that it cannot
+decode (TLS, unknown versions) pass unchanged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _START_S = 10
 
 
 class FaultProxy:
-    """A TCP proxy before one broker; ``with`` and ``async with`` start and end it.
+    """TCP proxy of one broker, started and stopped by ``with`` or ``async with``.
 
-    Clients have to be told its address: ``KafkaCluster(proxied=True)`` does that, for every broker.
+    The broker must advertise the address of the proxy, as with ``KafkaCluster(proxied=True)``.
 
     Attributes:
         frames: all frames so far, in order.
@@ -43,7 +43,7 @@ class FaultProxy:
         self._faults: list[Fault] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        """Where clients connect."""
+        """Port for clients."""
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._pairs: set[ConnectionPair] = set()
@@ -61,16 +61,16 @@ class FaultProxy:
 
     @property
     def address(self) -> str:
-        """Where clients connect, as ``bootstrap_servers`` wants it."""
+        """Host and port for the option ``bootstrap_servers``."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         self._thread.start()
         self._run(self._listen())
 
     def close(self) -> None:
-        """End it, and all its connections."""
+        """Stop the proxy and close all its connections."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -104,11 +104,11 @@ class FaultProxy:
     # ---- what passed -------------------------------------------------------------------------------------------
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """The requests of one kind that passed, of all clients or of one."""
+        """Return the requests of a type so far, of all clients or of ``client_id``."""
         return self._of("request", kind, client_id)
 
     def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
-        """The answers to one kind of request that passed."""
+        """Return the responses to a type of request so far."""
         return self._of("answer", kind, client_id)
 
     def _of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
@@ -126,59 +126,62 @@ class FaultProxy:
     def edit_answer(
         self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
     ) -> Fault:
-        """Change answers on their way: ``edit`` takes the message and gives another; ``skip`` first, then so many."""
+        """Replace responses by the result of ``edit``.
+
+        The first ``skip`` responses pass; ``times`` is the number of responses to change, None for all.
+        """
         return self._add(Fault(kind, "answer", "edit", edit=edit, skip=skip, times=times))
 
     def edit_request(
         self, kind: type[Request[Any]], edit: Callable[[Any], Any], *, skip: int = 0, times: int | None = 1
     ) -> Fault:
-        """Change requests on their way."""
+        """Replace requests by the result of ``edit``."""
         return self._add(Fault(kind, "request", "edit", edit=edit, skip=skip, times=times))
 
     def drop_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """The broker has done what was asked and the client never hears of it."""
+        """Drop responses, so that the request takes effect without the client's knowledge."""
         return self._add(Fault(kind, "answer", "drop", skip=skip, times=times))
 
     def drop_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """The broker never hears of it."""
+        """Drop requests."""
         return self._add(Fault(kind, "request", "drop", skip=skip, times=times))
 
     def hold_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Keep answers, and what comes behind them on their connection, until ``release``."""
+        """Hold responses, and later ones of their connection, until ``release``."""
         return self._add(Fault(kind, "answer", "hold", skip=skip, times=times))
 
     def hold_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Keep requests, and what comes behind them on their connection, until ``release``."""
+        """Hold requests, and later ones of their connection, until ``release``."""
         return self._add(Fault(kind, "request", "hold", skip=skip, times=times))
 
     def repeat_request(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Send requests twice; the second answer is kept from the client."""
+        """Send requests twice; the client does not get the second response."""
         return self._add(Fault(kind, "request", "repeat", skip=skip, times=times))
 
     def delay_answer(self, kind: type[Request[Any]], seconds: float, *, times: int | None = None) -> Fault:
-        """Keep answers for a while."""
+        """Delay responses."""
         return self._add(Fault(kind, "answer", "delay", delay_s=seconds, times=times))
 
     def reset_on_answer(self, kind: type[Request[Any]], *, skip: int = 0, times: int | None = 1) -> Fault:
-        """Reset the connection in place of an answer: done, and nobody knows."""
+        """Reset the connection instead of responding, so that the client does not know the outcome."""
         return self._add(Fault(kind, "answer", "reset", skip=skip, times=times))
 
     # ---- conditions of the whole line --------------------------------------------------------------------------
 
     def delay(self, seconds: float) -> None:
-        """Keep every frame for so long (0 ends it)."""
+        """Delay every frame; 0 ends it."""
         self._latency_s = seconds
 
     def throttle(self, bytes_per_s: float | None, *, slice_bytes: int | None = None) -> None:
-        """Pass so many bytes a second on each connection, in slices of a size (None ends it)."""
+        """Limit each connection to ``bytes_per_s``, passed on in slices; None ends it."""
         self._bytes_per_s, self._slice = bytes_per_s, slice_bytes
 
     def black_hole(self) -> None:
-        """Pass nothing more and keep every socket open, as a network does that loses all packets."""
+        """Pass nothing and keep all sockets open, like a network that drops all packets."""
         self._is_black_hole = True
 
     def restore(self) -> None:
-        """End ``black_hole`` (connections that were in it are reset), ``refuse``, ``delay`` and ``throttle``."""
+        """End ``black_hole`` (its connections are reset), ``refuse``, ``delay`` and ``throttle``."""
         was_black_hole, self._is_black_hole = self._is_black_hole, False
         self._latency_s, self._bytes_per_s, self._slice = 0.0, None, None
         if was_black_hole:
@@ -186,11 +189,11 @@ class FaultProxy:
         self._run(self._listen())
 
     def reset(self) -> None:
-        """Reset every connection (RST)."""
+        """Reset all connections (RST)."""
         self._run(self._reset_all())
 
     def reset_every(self, shortest_s: float, longest_s: float) -> None:
-        """Reset every connection again and again, at random moments, until ``reset_never``."""
+        """Reset all connections repeatedly, at random intervals, until ``reset_never``."""
         self._run(self._begin_resets(shortest_s, longest_s))
 
     def reset_never(self) -> None:
@@ -198,7 +201,7 @@ class FaultProxy:
         self._run(self._end_resets())
 
     def refuse(self) -> None:
-        """Refuse connections, and reset those there are, as a host does whose broker is gone."""
+        """Refuse new connections and reset existing ones, like a host whose broker is down."""
         self._run(self._stop_listening())
         self.reset()
 
@@ -259,7 +262,7 @@ class FaultProxy:
                 both.create_task(self._pass_requests(pair, reader, pair.upstream))
                 both.create_task(self._pass_answers(pair, upstream_reader, writer))
         except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # One side is gone, so is the other.
+            # When one side has ended, end the other.
             pair.reset()
         finally:
             self._pairs.discard(pair)
@@ -315,7 +318,7 @@ class FaultProxy:
     async def _apply(
         self, fault: Fault, pair: ConnectionPair, asked: ProxiedRequest, correlation_id: int, data: bytes
     ) -> bytes:
-        """The frame as it goes on; empty when it does not."""
+        """Return the frame to pass on; empty if there is none."""
         match fault.action:
             case "drop":
                 return b""
@@ -329,7 +332,7 @@ class FaultProxy:
             case "edit":
                 try:
                     return edited(fault, asked, correlation_id, data)
-                except Exception as error:  # noqa: BLE001 - the test's own code; the test is told
+                except Exception as error:  # noqa: BLE001 - code of the test; raised again at the end of the block
                     fault.error = error
         return data
 
@@ -354,7 +357,7 @@ class FaultProxy:
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
         if self._is_black_hole:
-            # For ever, or until the connection is reset.
+            # Wait until the connection is reset.
             await asyncio.Event().wait()
         framed = LENGTH.pack(len(data)) + data
         size = self._slice or len(framed)

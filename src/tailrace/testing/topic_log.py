@@ -1,4 +1,4 @@
-"""Topics in memory, for tests of handlers: what is sent, published and dead stands here."""
+"""Topics in memory, for tests of handlers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["TopicLog"]
 
 
 class TopicLog:
-    """Partitions that grow; offsets have no gaps.
+    """Records of all topics and partitions, without gaps in the offsets.
 
     Args:
-        partitions: how many a topic has; one when nothing is said.
-        wall_clock: seconds since the epoch.
+        partitions: number of partitions by topic; by default one.
+        wall_clock: returns the time in seconds since the epoch.
     """
 
     def __init__(self, partitions: Mapping[str, int], wall_clock: Callable[[], float]) -> None:
@@ -27,31 +27,31 @@ class TopicLog:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Have ``watcher`` called for each record that is added."""
+        """Call ``watcher`` for each added record."""
         self._watchers.append(watcher)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """The partitions of a topic; a topic is there as soon as somebody asks."""
+        """Return the partitions of a topic, which is created if necessary."""
         return [TopicPartition(topic, number) for number in range(self._counts.get(topic, 1))]
 
     @property
     def topics(self) -> list[str]:
-        """Those that have records."""
+        """Topics with records."""
         return sorted({partition.topic for partition in self._records})
 
     def records(self, partition: TopicPartition) -> Sequence[Record]:
-        """What a partition holds; a record's offset is its place."""
+        """Return the records of a partition; the index of a record is its offset."""
         return self._records[partition]
 
     def all_of(self, topic: str) -> list[Record]:
-        """What a topic holds, partition by partition."""
+        """Return the records of a topic, by partition."""
         return [record for partition in self.partitions(topic) for record in self._records[partition]]
 
     def place_of(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Where a record goes.
+        """Return the partition for a record: ``partition``, or that of its key.
 
         Raises:
-            PublishError: there is no such partition.
+            PublishError: the partition does not exist.
         """
         count = len(self.partitions(topic))
         chosen = (0 if key is None else partition_of(key, count)) if partition is None else partition
@@ -59,7 +59,7 @@ class TopicLog:
             raise PublishError(f"{topic} has no partition {chosen} - it has {count}, see TestApp(partitions=...)")
         return TopicPartition(topic, chosen)
 
-    def add(  # noqa: PLR0913, PLR0917 - what a record has
+    def add(  # noqa: PLR0913, PLR0917 - fields of a record
         self,
         topic: str,
         value: bytes | None,
@@ -68,10 +68,10 @@ class TopicLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Record:
-        """Add a record; without ``partition`` its key decides, as with Kafka's own clients.
+        """Add a record; without ``partition``, its key determines the partition as in Kafka's clients.
 
         Raises:
-            PublishError: there is no such partition.
+            PublishError: the partition does not exist.
         """
         place = self.place_of(topic, key, partition)
         record = Record(
@@ -88,7 +88,7 @@ class TopicLog:
             watcher()
         return record
 
-    async def publish(  # noqa: PLR0913 - as a publisher has it
+    async def publish(  # noqa: PLR0913 - interface of publishers
         self,
         topic: str,
         value: bytes | None,
@@ -98,10 +98,10 @@ class TopicLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Published:
-        """As a producer does.
+        """Add a record, as a producer publishes it.
 
         Raises:
-            PublishError: there is no such partition.
+            PublishError: the partition does not exist.
         """
         record = self.add(topic, value, key, headers, partition, timestamp_ms)
         return Published(record.topic_partition, record.offset)

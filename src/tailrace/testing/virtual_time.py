@@ -1,7 +1,6 @@
-"""An event loop's clock that jumps: when nothing can go on, it is at once the next moment at which something can.
+"""Virtual time of an event loop: its clock jumps to the next timer when all tasks wait.
 
-Rule of this file: only the loop it is given is touched, and only between ``enter`` and ``exit``. Packages that do this
-for tests patch every loop of a test run from then on; here other tests keep their own time.
+Only the given loop is patched, and only within ``running``, so that other tests keep real time.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from tailrace.errors import ConfigurationError
 __all__ = ["VirtualTime"]
 
 _A_MOMENT_S = 0.01
-"""How long answers from threads, and bytes for sockets that are open, are waited for in real time."""
+"""Real time to wait for results of threads and for bytes on open sockets."""
 
 
 class VirtualTime:
-    """The clock of one loop, within ``running``."""
+    """Virtual clock of an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         if not isinstance(loop, asyncio.SelectorEventLoop):
             raise ConfigurationError(
-                f"virtual time needs asyncio's own event loop, and this is a {type(loop).__name__}"
-                " - use that in tests, or say TestApp(..., virtual_time=False)"
+                f"virtual time requires asyncio's event loop, not {type(loop).__name__}"
+                " - use it in tests, or pass virtual_time=False to TestApp"
             )
         self._loop: Any = loop
         self._now = loop.time()
@@ -37,21 +36,21 @@ class VirtualTime:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let it jump."""
+        """Use virtual time for the duration of a context."""
         loop = self._loop
-        self._selector, self._run_in_executor = loop._selector, loop.run_in_executor  # noqa: SLF001 - no other way in
+        self._selector, self._run_in_executor = loop._selector, loop.run_in_executor  # noqa: SLF001 - no public access
         loop.time, loop.run_in_executor = lambda: self._now, self._in_executor
         loop._selector = self  # noqa: SLF001
         try:
             yield
         finally:
             loop._selector = self._selector  # noqa: SLF001
-            # Its own again, which the class has.
+            # Uncover the methods of the class.
             del loop.time, loop.run_in_executor
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While somebody is awaited of whom the loop knows nothing, such as a thread, time passes as it does."""
+        """Use real time for the duration of a context, while the loop waits for a thread."""
         self._held += 1
         try:
             yield
@@ -64,13 +63,13 @@ class VirtualTime:
         return getattr(self._selector, name)
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """What is ready; when nothing is, the time until the next timer has passed."""
+        """Return the ready files; if there are none, let the time until the next timer pass."""
         ready: list[Any] = self._selector.select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:
             return list(self._selector.select(None))
-        # One file is the loop's own, by which threads wake it.
+        # One registered file is the loop's own, by which threads wake it.
         if not self._held and len(self._selector.get_map()) <= 1:
             self._now += timeout
             return []
