@@ -183,5 +183,5 @@ async def test_a_process_ends_without_what_swallows_its_cancellation(kafka_serve
             process.kill()
 
     assert process.returncode == 1
-    assert "closing cut short" in errors
+    assert "shutdown timed out" in errors
     assert named in errors

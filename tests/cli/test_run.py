@@ -67,9 +67,9 @@ def test_it_runs_until_sigterm(shop, kafka_server):
         (["nowhere:app"], "there is no module 'nowhere'"),
         (["shop.py:billing"], "did you mean shop:billing?"),
         (["./shop.py:billing"], "did you mean shop:billing?"),
-        (["json:loads"], "'loads' of json is no App - it has no App at all"),
+        (["json:loads"], "'loads' of json is not an App - the module defines no App"),
         (["json"], "write MODULE:APP"),
-        (["json:x", "--set", "session_timeout_ms"], "is no App"),
+        (["json:x", "--set", "session_timeout_ms"], "is not an App"),
     ],
 )
 def test_what_is_no_app_is_told(arguments, said):

@@ -349,7 +349,7 @@ def test_a_changed_source_file_restarts_the_workers(shop):
         shop.until(PARTITIONS)
         good = source.read_text()
         source.write_text("billing = None\n")
-        pool.until("is no App")
+        pool.until("is not an App")
         source.write_text(good.replace("PRICE = 1", "PRICE = 2"))
         os.utime(source, (time.time() + 5, time.time() + 5))  # the compiled file has seconds only
         pool.until("group joined")

@@ -1,6 +1,6 @@
-"""Stop hooks and app-scoped providers, each ended within a time as an app stops.
+"""Time limits for the stop hooks and app-scoped providers of a stopping app.
 
-One that does not end is canceled and named in an event, and those after it are ended all the same.
+One that exceeds its limit is canceled and named in an event; those after it still run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["BoundedStack", "Closing", "call_hook"]
 
 
 class Closing:
-    """The step that is under way as an app stops, and those that were cut short.
+    """Current step of an app's shutdown, and the first step that was cut short.
 
     Args:
         tell: called with each event.
 
     Attributes:
-        failure: the first step that did not end in time.
+        failure: error of the first step that did not end in time.
     """
 
     def __init__(self, tell: Callable[[ShutdownTimedOut], None]) -> None:
@@ -35,15 +35,15 @@ class Closing:
         self.failure: TailraceError | None = None
 
     def began(self, step: str) -> None:
-        """Note the step that is under way."""
+        """Record that a step has started."""
         self._step, self._began_at = step, asyncio.get_running_loop().time()
 
     def ended(self) -> None:
-        """Note that none is under way."""
+        """Record that the step has ended."""
         self._step = ""
 
     def cut_short(self, *, is_abandoned: bool) -> None:
-        """Emit the event of the step that is under way, if there is one."""
+        """Emit an event for the current step, if there is one."""
         if not self._step:
             return
         step, waited_s = self._step, asyncio.get_running_loop().time() - self._began_at
@@ -55,10 +55,10 @@ class Closing:
         )
 
     async def call(self, hook: Callable[[], object], deadline: float, cleaning_up_s: float) -> None:
-        """Call a stop hook in a task of its own, so that one that swallows its cancellation can be abandoned.
+        """Call a stop hook in a task of its own, so that a hook that swallows its cancellation can be abandoned.
 
         Raises:
-            Exception: what the hook raised.
+            Exception: raised by the hook.
         """
         name = f"on_stop hook {name_of(hook)}"
         self.began(name)
@@ -70,20 +70,22 @@ class Closing:
                 has_ended = await stop_all([task], cleaning_up_s)
                 self.cut_short(is_abandoned=not has_ended)
             elif task.cancelled():
-                self.failure = self.failure or TailraceError(f"{name} raised CancelledError, and nobody canceled it")
+                self.failure = self.failure or TailraceError(
+                    f"{name} raised CancelledError without being canceled - let it return or raise another exception"
+                )
         was_cut_short, self._step = not self._step, ""
         if not was_cut_short and (error := ended_by(task)) is not None:
             raise error
 
 
 class BoundedStack(AsyncExitStack):
-    """Exit stack of one provider, which is canceled when closing it takes too long.
+    """Exit stack of one provider; cancels the provider if closing it takes too long.
 
-    It is closed by the task that opened it, as task groups and timeouts in a provider need.
+    The task that opened the provider closes it, as task groups and timeouts inside the provider require.
 
     Args:
-        name: of the provider.
-        deadline: returns the time until which it may take.
+        name: name of the provider.
+        deadline: returns the event loop time by which it must be closed.
     """
 
     def __init__(self, closing: Closing, name: str, deadline: Callable[[], float]) -> None:
@@ -94,7 +96,7 @@ class BoundedStack(AsyncExitStack):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if kind is GeneratorExit:
-            # An abandoned app is destroyed, when its event loop may be gone.
+            # The app was abandoned and is garbage collected: its event loop may be closed.
             return bool(await super().__aexit__(kind, error, trace))
         task = asyncio.current_task()
         assert task is not None
@@ -114,5 +116,5 @@ class BoundedStack(AsyncExitStack):
 
 
 async def call_hook(hook: Callable[[], object]) -> None:
-    """Call a hook, and await what it returns."""
+    """Call a hook, and await its result if that is awaitable."""
     await settled(hook(), f"hook {name_of(hook)}")

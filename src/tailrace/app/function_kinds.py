@@ -1,4 +1,4 @@
-"""Kinds of functions that a user gives: plain, async or generators, behind partials, methods and objects."""
+"""Kinds of user functions: plain, async or generator, also behind partials, methods and callable objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class FunctionKind(Enum):
-    """What calling a function gives."""
+    """Kind of a function, by the result of a call."""
 
     PLAIN = "a plain function"
     COROUTINE = "an async function"
@@ -30,62 +30,62 @@ class FunctionKind(Enum):
 
 
 def name_of(function: object) -> str:
-    """A function as its errors name it: ``shop.billing.charge``."""
+    """Return the name of a function for error messages: ``shop.billing.charge``."""
     inner = _without_partial(function)
     named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
     return ".".join(part for part in (named.__module__, named.__qualname__) if part)
 
 
 def kind_of(function: Callable[..., object], where: str) -> FunctionKind:
-    """What calling it gives.
+    """Return the kind of ``function``.
 
     Raises:
-        ConfigurationError: a plain function is wrapped around a generator, so that the kind is unknown.
+        ConfigurationError: a plain function wraps a generator, so that the kind is unknown.
     """
     called = called_by(function)
     kind, inner = _kind(called), _kind(inspect.unwrap(called))
     if kind is FunctionKind.PLAIN and inner in {FunctionKind.GENERATOR, FunctionKind.ASYNC_GENERATOR}:
         raise ConfigurationError(
-            f"{where} is a plain function wrapped around {inner.value} - give the generator itself"
+            f"{where} is a plain function wrapped around {inner.value} - pass the generator function itself"
         )
     return kind
 
 
 def handler_kind(function: object) -> FunctionKind:
-    """Return whether a handler is plain or async.
+    """Return the kind of a handler: PLAIN or COROUTINE.
 
     Raises:
-        ConfigurationError: ``function`` cannot be called for a record: no function, or a generator.
+        ConfigurationError: ``function`` is not callable, is a class, or is a generator.
     """
     where = f"handler {name_of(function)}"
     if not callable(function) or isinstance(function, type):
-        raise ConfigurationError(f"{where} is no function - give a function, a method, or an object that can be called")
+        raise ConfigurationError(f"{where} is not a function - pass a function, a method or a callable object")
     kind = kind_of(function, where)
     if kind not in {FunctionKind.PLAIN, FunctionKind.COROUTINE}:
-        raise ConfigurationError(f"{where} is {kind.value} - return what it publishes, one or a list, without `yield`")
+        raise ConfigurationError(f"{where} is {kind.value} - return the messages to publish, without `yield`")
     return kind
 
 
 def check_hook(function: object, name: str) -> None:
-    """Refuse a hook that cannot be called, needs arguments, or is a generator.
+    """Check that a hook is a function without required arguments, and not a generator.
 
     Raises:
-        ConfigurationError: naming the hook and what to write instead.
+        ConfigurationError: it is not.
     """
     if not callable(function):
-        raise ConfigurationError(f"{name} takes a function, not {function!r}")
+        raise ConfigurationError(f"{name} must be called with a function, not {function!r}")
     where = f"{name} hook {name_of(function)}"
     kind = kind_of(function, where)
     if kind not in {FunctionKind.PLAIN, FunctionKind.COROUTINE}:
         raise ConfigurationError(
-            f"{where} is {kind.value} - write a function without `yield`; what has to be closed is opened by Depends"
+            f"{where} is {kind.value} - write a function without `yield`; open resources that must be closed by Depends"
         )
     try:
         inspect.signature(function).bind()
     except ValueError:
-        return  # a function of C, say, which shows no signature
+        return  # some C functions have no signature
     except TypeError as error:
-        raise ConfigurationError(f"{where} is called without arguments: {error}") from error
+        raise ConfigurationError(f"{where} must be callable without arguments: {error}") from error
 
 
 def _without_partial(function: object) -> object:
@@ -95,7 +95,7 @@ def _without_partial(function: object) -> object:
 
 
 def called_by(function: object) -> Callable[..., object]:
-    """The code that a call runs: of an object, its ``__call__``."""
+    """Return the function that a call runs; for a callable object, its ``__call__``."""
     inner: Any = _without_partial(function)
     called: Callable[..., object] = inner if isinstance(inner, type) or inspect.isroutine(inner) else inner.__call__
     return called

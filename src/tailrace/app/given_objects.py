@@ -1,4 +1,4 @@
-"""Checks of the objects that a user hands over: codecs, middleware, conditions, topics."""
+"""Checks of arguments that users pass: codecs, middleware, ``when=`` predicates, topics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_codec", "check_condition", "check_middleware", "check_text", "
 
 
 def check_codec(codec: object, where: str) -> None:
-    """Refuse an object that cannot decode and encode values.
+    """Check that ``codec`` can decode and encode values.
 
     Raises:
-        ConfigurationError: a method is missing, takes other arguments, or would have to be awaited.
+        ConfigurationError: a method is missing, takes other arguments, or is a coroutine function.
     """
     name, count = ("decoder", 1) if hasattr(codec, "decoder") else ("decode", 3)
     methods = {name: count, "encode": 1}
@@ -31,19 +31,19 @@ def check_codec(codec: object, where: str) -> None:
     for one in methods:
         if inspect.iscoroutinefunction(getattr(codec, one)):
             raise ConfigurationError(
-                f"{where}: its codec's {one} is `async def`, and a codec is not awaited - make it a plain function"
+                f"{where}: {one} of the codec is `async def` and would not be awaited - make it a plain function"
             )
 
 
 def check_middleware(given: object) -> None:
-    """Refuse middleware that is no sequence of plain functions of one parameter.
+    """Check that ``given`` is a list or tuple of plain functions of one parameter.
 
     Raises:
-        ConfigurationError: naming the first that is none.
+        ConfigurationError: it is not; the message names the first wrong function.
     """
     if not isinstance(given, list | tuple) or not all(map(callable, given)):
         raise ConfigurationError(
-            f"middleware={given!r} will not do: it has to be a list of functions, each wrapping what it is given"
+            f"middleware must be a list of functions, each of which wraps the handler's call, not {given!r}"
         )
     for one in given:
         where = f"middleware {name_of(one)}"
@@ -55,46 +55,46 @@ def check_middleware(given: object) -> None:
 
 
 def check_condition(when: object) -> None:
-    """Refuse a condition that is no plain function of a record.
+    """Check that a ``when=`` predicate is a plain function of a record.
 
     Raises:
-        ConfigurationError: it cannot be called with a record, or would have to be awaited.
+        ConfigurationError: it cannot be called with one argument, or is a coroutine function.
     """
     if not callable(when) or not takes(when, 1) or inspect.iscoroutinefunction(called_by(when)):
         raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse an option that is no text, or an empty one.
+    """Check that an option is a string and not empty.
 
     Raises:
-        ConfigurationError: naming the option.
+        ConfigurationError: it is not.
     """
     if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{name} must be a text that is not empty, not {value!r}")
+        raise ConfigurationError(f"{name} must be a non-empty string, not {value!r}")
 
 
 def compiled(pattern: object) -> re.Pattern[str]:
-    """Return a regular expression for topics.
+    """Return ``pattern`` as a compiled regular expression.
 
     Raises:
-        ConfigurationError: ``pattern`` is none, or one of bytes.
+        ConfigurationError: it is not a regular expression, or one for bytes.
     """
     try:
         found: Any = re.compile(pattern) if isinstance(pattern, str) else pattern
     except re.error as error:
-        raise ConfigurationError(f"pattern={pattern!r} is no regular expression: {error}") from error
+        raise ConfigurationError(f"pattern={pattern!r} is not a regular expression: {error}") from error
     if not isinstance(found, re.Pattern) or not isinstance(found.pattern, str):
         raise ConfigurationError(f"pattern must be a regular expression such as 'orders[.].*', not {pattern!r}")
     return found
 
 
 def takes(function: Callable[..., object], count: int) -> bool:
-    """Return True unless ``function`` is known not to take so many positional arguments."""
+    """Return True unless ``function`` is known not to accept ``count`` positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:
-        return True  # a function of C that shows no signature
+        return True  # some C functions have no signature
     return True

@@ -1,4 +1,4 @@
-"""What an app may be given in place of Kafka."""
+"""Replacement for Kafka under an app: in tests and on Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["KafkaSubstitute"]
 
 @dataclass(frozen=True)
 class KafkaSubstitute:
-    """What takes the place of Kafka."""
+    """Sources, publisher, dependencies and hooks that an app uses in place of Kafka."""
 
     connect: Connect
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]

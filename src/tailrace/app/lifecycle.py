@@ -1,7 +1,7 @@
-"""One run of an app: what is opened, in which order, what works, and how it ends.
+"""One run of an app: start, handling of records, stop.
 
-Rule of this file: the order. Dependencies and the publisher are open before hooks are called, hooks are through before
-the first record is handled; at the end all of it the other way round, so that each has what it stands on.
+The order is: app-scoped dependencies, publisher, start hooks, groups; a stop takes them in reverse, so that each is
+closed before what it depends on.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from tailrace.producer.publisher import Publisher
 
 __all__ = ["AppRun"]
 
-# Of the time that stopping may take:
+# Shares of ``stop_timeout_ms``:
 _DRAINED_BY = 0.5
-"""Handlers that run may end until then, and are cut short after it."""
+"""Deadline of running handlers; later ones are canceled."""
 _CLEANING_UP = 0.1
-"""So much have those to clean up."""
+"""Time for canceled handlers to clean up."""
 _LEFT_BY = 0.7
-"""Until then there are commits and good-byes."""
+"""Deadline of the last commits and LeaveGroup."""
 _HOOKS_BY = 0.75
-"""Until then stop hooks may run."""
+"""Deadline of stop hooks."""
 _LATE_HOOKS = 0.025
-"""So much have those together that come later, and so much again to clean up."""
+"""Time for all stop hooks that start after their deadline, and the same again to clean up."""
 _LATE_PROVIDER = 0.05
-"""So much has each provider that is closed after the orderly end."""
+"""Time for each provider that is closed after ``_ORDERLY_UNTIL``."""
 _ORDERLY_UNTIL = 0.8
-"""After that, whatever is waited for is cut short."""
+"""End of the orderly stop; any later wait is cut short."""
 _LONGEST_PAUSE_MS = 10_000
-"""Between two attempts to reach a broker, each of which takes ``start_timeout_ms`` at most."""
+"""Longest pause between two attempts to reach a broker, each of which takes at most ``start_timeout_ms``."""
 
 
 class AppRun:
-    """Runs a plan, once.
+    """Single run of a plan.
 
     Args:
-        connect: where a group's records come from.
-        open_publisher: what publishes; opened before the groups and closed after them.
-        require_broker: whether the start fails when no broker answers; else it is tried until one does.
+        connect: returns the source of a group's records.
+        open_publisher: opens the publisher; called before the groups start, closed after they stop.
+        require_broker: if no broker answers, fail the start; otherwise keep trying.
 
     Attributes:
-        signs: what it hears of its consumers.
-        failure: what ended it.
-        is_over: set when it has ended.
-        is_ending: whether it handles no more.
-        groups: those at work; none before a broker was reached.
+        signs: state of the groups and brokers, from the consumers' events.
+        failure: error that ended the run.
+        is_over: set when the run has ended.
+        is_ending: True once no more records are handled.
+        groups: started groups; empty before a broker was reached.
         publisher: None before a broker was reached.
-        left_behind: names of handlers that went on after they were canceled at the end.
+        left_behind: names of handlers that were canceled by the stop and still run.
     """
 
-    def __init__(  # noqa: PLR0913 - what a run stands on
+    def __init__(  # noqa: PLR0913 - a run joins all parts of an app
         self,
         plan: Plan,
         config: ConsumerConfig,
@@ -97,17 +97,17 @@ class AppRun:
         self.closing = Closing(observer.emit)
 
     async def live(self, supervisor: Supervisor) -> None:
-        """Begin, say so, work until asked to stop, end.
+        """Start, handle records until ``supervisor.stopping`` is set, and stop.
 
         Raises:
-            TailraceError: what ended it.
+            TailraceError: the run failed.
         """
         try:
             async with AsyncExitStack() as stack:
                 try:
                     await self._work(stack, supervisor)
                 except BaseException as error:
-                    # Known before all is closed, which takes its time.
+                    # Set before everything is closed, which may take long.
                     self._note_end(error)
                     raise
                 finally:
@@ -126,18 +126,18 @@ class AppRun:
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
-        """For how many seconds it may end in good order, and for how many more it may take to be cut short."""
-        # Before the first record nothing has to be finished.
+        """Seconds for an orderly stop, and the further seconds after which the rest is cut short."""
+        # Before the first record there is nothing to finish.
         orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_begun else 0.0
         return orderly_s, self._stop_s - orderly_s
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
-        """The name of the handler that runs in ``task``. Any thread may ask."""
+        """Return the name of the handler that runs in ``task``, or None. Thread-safe."""
         return None if task is None else next(filter(None, (one.handler_in(task) for one in self.groups)), None)
 
     @property
     def vitals(self) -> Vitals:
-        """What it sees of itself now."""
+        """Current state for health checks."""
         slowest_s, slowest = max((group.slowest for group in self.groups), default=(0.0, ""))
         return Vitals(
             is_started=self._has_begun,
@@ -174,10 +174,10 @@ class AppRun:
         supervisor.ready.set()
 
     def _note_end(self, error: BaseException) -> None:
-        """Emit the event of an end that nobody asked for; before the start is through, ``start()`` raises it."""
+        """Emit the event of an unrequested end; before the start has finished, ``start()`` raises the error instead."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
-            # SystemExit ends the event loop, which cancels all that runs in it.
+            # SystemExit in a handler ends the event loop, which cancels all tasks, this one included.
             causes = (group.failure for group in self.groups)
         cause = next(filter(None, causes), None)
         if cause is None:
@@ -191,7 +191,7 @@ class AppRun:
         return self.failure
 
     def _end(self) -> None:
-        """It handles no more from now on, for whatever reason."""
+        """Record that no more records are handled, and since when."""
         if not self.is_ending:
             self.is_ending, self._ends_since = True, asyncio.get_running_loop().time()
 
@@ -232,7 +232,7 @@ class AppRun:
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
-        """Open something that needs a broker, when there is one; False when it was asked to stop before."""
+        """Open something that needs a broker, retrying until a broker answers; return False if stopped before."""
         backoff = Backoff.of_ms(self._config.retry_backoff_ms, _LONGEST_PAUSE_MS)
         failures = 0
         while not stopping.is_set():
@@ -276,10 +276,10 @@ class AppRun:
             tasks.cancel_scope.cancel()
 
     async def _leave(self, groups: Iterable[GroupRuntime]) -> None:
-        """Commit what is done and leave all groups at once, in good order while there is time.
+        """Commit, and leave all groups concurrently; cut short at the deadline.
 
         Raises:
-            Exception: the first that was raised.
+            Exception: the first error of a group.
         """
 
         async def leave(group: GroupRuntime) -> None:
@@ -292,17 +292,17 @@ class AppRun:
         left: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._at(_LEFT_BY)):
-                # Unlike a task group, it hands on each cancellation, not only the first.
+                # Unlike a task group, gather passes on each cancellation, not only the first.
                 left = await asyncio.gather(*map(leave, groups), return_exceptions=True)
         for error in left:
             if error is not None:
                 raise error
 
     async def _call_ending(self) -> None:
-        """Call each stop hook, whatever the others raise and however long they take.
+        """Call every stop hook, also after one of them raised or timed out.
 
         Raises:
-            Exception: the first that was raised.
+            Exception: the first error of a hook.
         """
         errors: list[Exception] = []
         hooks, now = self._plan.ending[::-1], asyncio.get_running_loop().time
@@ -310,7 +310,7 @@ class AppRun:
         for hook in hooks:
             try:
                 await self.closing.call(hook, max(self._at(_HOOKS_BY), now() + late_s), late_s)
-            except Exception as error:  # noqa: BLE001 - the user's, and raised below
+            except Exception as error:  # noqa: BLE001 - raised below, after the other hooks
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -319,8 +319,8 @@ class AppRun:
         return max(self._at(_ORDERLY_UNTIL), asyncio.get_running_loop().time() + self._stop_s * _LATE_PROVIDER)
 
     def _at(self, share: float) -> float:
-        """Return the time at which that share of the time to stop is over."""
-        # A start that is tried again has not ended, and has all its time left for the end that comes once.
+        """Return the event loop time at which ``share`` of ``stop_timeout_ms`` has passed."""
+        # While the start is being retried, no stop has begun: its time is still complete.
         since = asyncio.get_running_loop().time() if self._ends_since is None else self._ends_since
         return since + self._stop_s * share
 

@@ -1,4 +1,4 @@
-"""From ``shop:billing`` to the App of that name."""
+"""Import of an App by its name, such as ``shop:billing``."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ __all__ = ["check_place", "load_app"]
 
 
 def check_place(where: str) -> tuple[str, str]:
-    """The module and the name in it.
+    """Split ``MODULE:APP`` into the module's name and the app's.
 
     Raises:
-        ConfigurationError: it is no such thing.
+        ConfigurationError: ``where`` has another form.
     """
     module_name, separator, name = where.partition(":")
     if not separator or not module_name or not name:
-        raise ConfigurationError(f"{where!r} says no app - write MODULE:APP, such as shop:billing")
+        raise ConfigurationError(f"{where!r} does not name an app - write MODULE:APP, such as shop:billing")
     return module_name, name
 
 
 def load_app(where: str) -> App:
-    """The App at ``module:name``; modules are looked for in the current folder, too.
+    """Import and return the App at ``MODULE:APP``; the current directory is searched, too.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the module cannot be imported, or the name is not an App.
     """
     module_name, name = check_place(where)
     if module_name.startswith(".") or not re.fullmatch(r"[\w.]+", module_name):
-        raise ConfigurationError(f"{module_name!r} is no name of a module - {_hint(module_name, name)}")
+        raise ConfigurationError(f"{module_name!r} is not a module name - {_hint(module_name, name)}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -54,8 +54,8 @@ def load_app(where: str) -> App:
     found = getattr(module, name, None)
     if not isinstance(found, App):
         apps = [one for one, value in vars(module).items() if isinstance(value, App)]
-        hint = f"it has {', '.join(apps)}" if apps else "it has no App at all"
-        raise ConfigurationError(f"{name!r} of {module_name} is no App - {hint}")
+        hint = f"use one of {', '.join(apps)}" if apps else "the module defines no App"
+        raise ConfigurationError(f"{name!r} of {module_name} is not an App - {hint}")
     return found
 
 

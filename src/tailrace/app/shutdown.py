@@ -1,4 +1,4 @@
-"""Waiting for the first of several events that end a run."""
+"""Wait for the first of several events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["first_of"]
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Wait for any of them."""
+    """Return when any of the events is set."""
     async with anyio.create_task_group() as tasks:
 
         async def wait(event: asyncio.Event) -> None:

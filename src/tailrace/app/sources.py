@@ -1,4 +1,4 @@
-"""Where a group's records come from: a consumer, or a test that hands them in."""
+"""Sources of a group's records: interface, and the consumer as a source."""
 
 from __future__ import annotations
 
@@ -28,117 +28,123 @@ WorkT = TypeVar("WorkT")
 
 
 class HandlerGroup(RecordSink, Protocol):
-    """Who takes from a source, and handles."""
+    """Handlers of a group, as its source sees them."""
 
     @property
     def runs(self) -> bool:
-        """Whether a handler runs, or waits for its next attempt."""
+        """True if a handler runs, or waits for its next attempt."""
 
     @property
     def runs_ours(self) -> bool:
-        """The same, of records whose partitions were not dropped since."""
+        """True if ``runs`` holds for a record whose partition was not dropped since."""
 
     @property
     def unstarted(self) -> int:
-        """How many records were taken and have not started."""
+        """Number of records taken and not started; those that wait in retry topics count as one."""
 
     def hold_starts(self) -> None:
-        """Start nothing more until ``allow_starts``; what runs goes on."""
+        """Start no more records until ``allow_starts``; running ones continue."""
 
     def allow_starts(self) -> None:
         """Start records again."""
 
     @property
     def is_held_back(self) -> bool:
-        """Whether no handler runs, and one that is paused has records that wait for it."""
+        """True if no handler runs and records wait for a paused one."""
 
     @property
     def gathers(self) -> bool:
-        """Whether records wait for others, to be handled with them as a batch."""
+        """True if records wait for others to complete their batch."""
 
     def hurry(self) -> None:
-        """Nothing more is handed out before all of it is done: what waits for others need not."""
+        """Start incomplete batches: no more records are delivered before all of these are finished."""
 
 
 class Transactions(Publisher, Protocol):
-    """What a source has that hands out records within transactions; to publish with it is to publish within them."""
+    """Transactions in which a source delivers its records; messages published here belong to the open transaction."""
 
     def around(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """``handle``, of which what it publishes counts if it succeeds."""
+        """Return ``handle`` wrapped so that its messages are published only if it succeeds."""
 
     @property
     def failure_counts(self) -> FailureCounts:
-        """How often its records have failed, in transactions that were taken back, too."""
+        """Failures of each record, those in aborted transactions included."""
 
     @property
     def refusals(self) -> RefusedRecords:
-        """What was too large of its records, so that their transactions were taken back."""
+        """Records whose results were too large, so that their transactions were aborted."""
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Whether the open one can wait for a record's next attempt, which comes after a pause and takes so long."""
+        """Return True if the open transaction can wait for another attempt: a pause, then the handler's time."""
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """It cannot, or nobody takes the record: that comes again after so long, and what is behind it later."""
+        """Leave a record out of the open transaction; it is delivered again after ``seconds``, later records after it.
+
+        Args:
+            record: delivered, and not finished.
+            seconds: pause before the record is delivered again.
+            is_given_up: True if the record failed for good and could not be written to a topic.
+        """
 
     @property
     def waiting(self) -> int:
-        """Records that failed for good, and were set aside."""
+        """Number of records that failed for good and were set aside."""
 
     def work_share_ms(self, gathers_ms: int) -> int:
-        """How long a handler without ``timeout_ms`` may take, whose batches are gathered for so long."""
+        """Return the deadline of a handler without ``timeout_ms``, whose batches are gathered for ``gathers_ms``."""
 
     @property
     def stalled_s(self) -> float:
-        """For how long none was committed although there are records; 0 while that is not long."""
+        """Seconds for which no transaction was committed although there are records; 0 until that is too long."""
 
     @property
     def are_settled(self) -> bool:
-        """Whether none is open, and what waits outside of them waits for what failed for good."""
+        """True if no transaction is open, and other records wait only for records that failed for good."""
 
     async def settled(self, until: float) -> None:
-        """After ``halt``: wait until what was handed out is finished and committed, or it is ``until``."""
+        """Wait until all delivered records are finished and committed, or until that time; called after ``halt``."""
 
 
 class Source(Protocol):
-    """Gives slices of partitions to one sink."""
+    """Delivers slices of partitions to the handlers of one group."""
 
     @property
     def transactions(self) -> Transactions | None:
-        """Those in which its records are handled; None where they are handled at least once."""
+        """Transactions in which the records are handled; None for at-least-once delivery."""
 
     async def start(self, sink: HandlerGroup) -> int:
-        """Begin; gives how many records may wait on the way.
+        """Start; return the most records that may wait in one executor.
 
         Raises:
-            TailraceError: it cannot begin.
+            TailraceError: it cannot start.
         """
 
     async def stop(self) -> None:
-        """Commit what is done, and end."""
+        """Commit the finished records, and stop."""
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """Records of one partition, as many as there is room for; at least one, and of one for which there is room.
+        """Return at least one record of a partition that has room, and at most as many as there is room for.
 
         Raises:
-            TailraceError: it cannot go on.
+            TailraceError: it cannot continue.
         """
 
     def progressed(self) -> None:
-        """Something is done, or there is room where there was none."""
+        """React to finished records or to new room."""
 
     def halt(self) -> None:
-        """Hand out nothing more."""
+        """Deliver no more records."""
 
     def wall_clock(self) -> float:
-        """Seconds since the epoch, by the clock that says when its records are due."""
+        """Return seconds since the epoch, by the clock that due times refer to."""
 
 
 class ConsumerSource:
-    """A consumer that reads what some handlers want.
+    """Consumer of the topics of some handlers.
 
     Args:
-        routes: which topics those are.
-        options: the consumer's.
+        routes: topics to read.
+        options: options of the consumer.
     """
 
     def __init__(self, routes: Routes, options: Mapping[str, Any]) -> None:
@@ -150,15 +156,15 @@ class ConsumerSource:
 
     @property
     def transactions(self) -> None:
-        """None: its records are handled at least once."""
+        """None: delivery is at least once."""
         return
 
     async def start(self, sink: RecordSink) -> int:
-        """Make the topics of the group's own that are missing, and start the consumer.
+        """Create the group's own topics that are missing, and start the consumer.
 
         Raises:
-            BrokerError: a retry topic is not there and may not be made.
-            TailraceError: as ``Consumer.start`` does.
+            BrokerError: a retry topic does not exist and cannot be created.
+            TailraceError: see ``Consumer.start``.
         """
         await self._own_topics.create()
         await self.consumer.start()
@@ -166,36 +172,36 @@ class ConsumerSource:
         return window
 
     def wall_clock(self) -> float:
-        """That of this machine."""
+        """Return the time of this machine."""
         return time.time()
 
     def group_view(self) -> MemberView:
-        """Where the consumer stands in its group; once it is started."""
+        """Return the consumer's membership of its group; it must be started."""
         return MemberView(self.consumer)
 
     async def stop(self) -> None:
-        """Commit what is done, leave the group."""
+        """Commit the finished records, and leave the group."""
         await self.consumer.stop()
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
-        """As the reader has it."""
+        """Return the reader's next slice."""
         assert self._reader is not None
         return await self._reader.next_slice(room_of)
 
     def progressed(self) -> None:
-        """Tell the reader."""
+        """Wake the reader, which may have room again."""
         if self._reader is not None:
             self._reader.progressed()
 
     def halt(self) -> None:
-        """Hand out nothing more of what is assigned."""
+        """Deliver no more records of the assigned partitions."""
         assert self._reader is not None
         self._reader.halt(self.consumer.assignment())
 
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
     if routes.patterns:
-        # Python reads them, whoever deals out: what handlers take is more than a broker could be told.
+        # Matched here, also under KIP-848: the broker's regular expressions cannot exclude the group's own topics.
         consumer = Consumer(**options)
         subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), whole=routes)
     else:

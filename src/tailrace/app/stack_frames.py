@@ -1,6 +1,6 @@
-"""Stacks as a user wants to read them: which line of his own code it is.
+"""Lines of the user's own code in stacks and tracebacks.
 
-Rule of this file: it looks at frames and keeps none, so that nothing lives longer for being looked at.
+Frame objects are read and not kept, so that their local variables live no longer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_THEIRS = sys.stdlib_module_names | {"tailrace"}
 
 
 class StackFrame(NamedTuple):
-    """One frame, as it was when it was looked at."""
+    """Position of a frame at the moment it was read."""
 
     module: str
     file: str
@@ -34,17 +34,17 @@ class StackFrame(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The first part of the module's name."""
+        """Top-level package of the module."""
         return self.module.partition(".")[0]
 
     @property
     def is_installed(self) -> bool:
-        """Whether it is of a package that was installed."""
+        """True if the file belongs to an installed package."""
         return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(self.file).parts)
 
 
 def seen(frame: FrameType, line: int | None = None) -> StackFrame:
-    """A frame, at the line where it is, or was."""
+    """Return the position of a frame, at ``line`` if that is given, else at its current line."""
     code = frame.f_code
     function = code.co_qualname.rpartition("<locals>.")[2]
     at = frame.f_lineno if line is None else line
@@ -52,10 +52,10 @@ def seen(frame: FrameType, line: int | None = None) -> StackFrame:
 
 
 def culprit(stack: Sequence[StackFrame]) -> StackFrame | None:
-    """The innermost frame of the user's own code, the innermost of the stack being its first; None without any.
+    """Return the innermost frame of the user's own code, or None; ``stack`` begins with its innermost frame.
 
-    That is what neither the standard library nor tailrace nor an installed package has. A program may be installed
-    itself: then it is what the loop called into, and the innermost frame of that package counts.
+    That is the innermost frame outside the standard library, tailrace and installed packages. If only installed
+    packages are left, the program is installed itself: then it is the innermost frame of the outermost package.
     """
     theirs = [frame for frame in stack if frame.package not in _NOT_THEIRS]
     if not theirs:
@@ -65,16 +65,16 @@ def culprit(stack: Sequence[StackFrame]) -> StackFrame | None:
 
 
 def where_raised(error: BaseException) -> str | None:
-    """The line of the user's own code that an error came through last; None if it came through none."""
+    """Return the innermost line of the user's own code in an error's traceback, or None."""
     stack = [seen(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
     found = culprit(stack[::-1])
     return None if found is None else str(found)
 
 
 def with_short_tracebacks(error: BaseException) -> BaseException:
-    """Return a copy of ``error`` for the log: it, its causes and the members of groups have the user's frames alone.
+    """Return a copy of ``error`` for the log, with only the user's frames in its traceback, causes and group members.
 
-    The error itself stays as it is, for hooks and dead letters. One that cannot be copied is returned whole.
+    ``error`` itself is unchanged, for hooks and dead letters. An error that cannot be copied is returned as it is.
     """
     return _shortened(error, {})
 
@@ -96,7 +96,7 @@ def _shortened(error: BaseException, copies: dict[int, BaseException]) -> BaseEx
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException | None:
-    """Return an error of the same type and text, made without calling the user's ``__init__`` where that goes."""
+    """Return an error of the same type and text, or None; avoid calling the user's ``__init__`` if possible."""
 
     def bare() -> BaseException:
         arguments = error.args
@@ -110,7 +110,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
         return copy.copy(error)
 
     for make in (bare, reduced):
-        # Constructors and reducers are the user's own code.
+        # Constructors and __reduce__ are the user's own code.
         with contextlib.suppress(Exception):
             made = make()
             if made is not error and type(made) is type(error) and str(made) == str(error):
@@ -119,7 +119,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
 
 
 def _short_traceback(error: BaseException) -> TracebackType | None:
-    """Return the frames of the user's own code, and the one that raised if it is a library's."""
+    """Return the traceback entries of the user's own code, and the last one if a library raised the error."""
     entries: list[TracebackType] = []
     entry = _raised(error).__traceback__
     while entry is not None:
@@ -138,10 +138,10 @@ def _short_traceback(error: BaseException) -> TracebackType | None:
 
 
 def _raised(error: BaseException) -> BaseException:
-    """Return the error whose traceback tells where ``error`` came from.
+    """Return the error whose traceback shows where ``error`` came from.
 
-    A value is decoded within the user's middleware, whose line has nothing to do with it; a validator's error is the
-    cause of tailrace's DecodeError.
+    That is the cause of a DecodeError raised by tailrace: the error itself passed through the user's middleware, whose
+    line is not at fault, while its cause passed through the user's validator.
     """
     if not isinstance(error, DecodeError) or error.__cause__ is None:
         return error

@@ -1,7 +1,4 @@
-"""An app whose handlers run elsewhere: in tests without Kafka, on Spark.
-
-Rule of this file: for this package's own use.
-"""
+"""Internal access to an app whose handlers run without Kafka: in tests, on Spark."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ __all__ = ["AppSettings", "running_of", "settings_of", "substitute_kafka"]
 
 @contextmanager
 def substitute_kafka(app: App, instead: KafkaSubstitute) -> Iterator[None]:
-    """Have the next start of an app use something else than Kafka."""
-    app._instead = instead  # noqa: SLF001 - this room's own
+    """Make an app that starts within this context use ``instead`` in place of Kafka."""
+    app._instead = instead  # noqa: SLF001 - same package
     try:
         yield
     finally:
@@ -31,7 +28,7 @@ def substitute_kafka(app: App, instead: KafkaSubstitute) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AppSettings:
-    """What an app says for all its handlers."""
+    """Settings of an app that apply to all its handlers."""
 
     defaults: ResolvedOptions
     overrides: Overrides
@@ -39,15 +36,15 @@ class AppSettings:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether records are handled in transactions."""
+        """True if records are handled in transactions."""
         return self.transactions is not None
 
 
 def settings_of(app: App) -> AppSettings:
-    """What whoever runs an app's handlers elsewhere has to know, started or not."""
-    return AppSettings(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - this room's own
+    """Return the settings of an app, started or not."""
+    return AppSettings(app._defaults, app._overrides, app._transactions)  # noqa: SLF001 - same package
 
 
 def running_of(app: App) -> AppRun:
-    """What runs of a started app."""
-    return app._started  # noqa: SLF001 - this room's own
+    """Return the run of a started app."""
+    return app._started  # noqa: SLF001 - same package

@@ -386,7 +386,7 @@ class Waiting(Reversing):
     [
         (object(), r"an object with decode\(data, annotation, record\) and encode\(value\)"),
         (Reversing, "an object with decode"),
-        (Waiting(), "its codec's decode is `async def`.*make it a plain function"),
+        (Waiting(), "decode of the codec is `async def`.*make it a plain function"),
     ],
 )
 def test_what_is_no_codec_is_refused_at_start(codec, words):

@@ -344,9 +344,9 @@ async def a_generator(order: Order):
         (many_records, r"parameter 'whole': `Record` stands alone.* batch handler"),
         (bank_as_value, r"parameter 'bank' cannot be a \S*Bank: there is no JSON for \S*Bank.*Depends"),
         (bank_as_key, r"parameter 'bank' cannot be a \S*Bank"),
-        (a_generator, "is an async generator - return what it publishes"),
-        (Shop, "is no function - give a function"),
-        ("shop.charge", "is no function"),
+        (a_generator, "is an async generator - return the messages to publish"),
+        (Shop, "is not a function - pass a function"),
+        ("shop.charge", "is not a function"),
     ],
 )
 def test_a_signature_that_no_record_can_fill_is_refused(handler, words):

@@ -165,7 +165,7 @@ async def test_a_worker_that_is_killed_comes_back_and_nobody_else_notices(
 @pytest.mark.parametrize(
     ("workers", "source", "said"),
     [
-        (2, "app = 7\n", "is no App"),
+        (2, "app = 7\n", "is not an App"),
         (1, "app = (\n", "cannot be imported: SyntaxError"),
         (1, "import nowhere_at_all\n", "nowhere"),
     ],

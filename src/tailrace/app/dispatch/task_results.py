@@ -32,7 +32,7 @@ def no_end() -> HandlerFailedError:
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
-    return HandlerFailedError("the handler raised CancelledError, and nobody cancelled it")
+    return HandlerFailedError("the handler raised CancelledError without being canceled")
 
 
 async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> bool:
