@@ -512,7 +512,7 @@ def without_parameters(app):
 
 @pytest.mark.parametrize(
     ("declare", "said"),
-    [(no_handlers, "no handlers"), (two_of_one_topic, "both take topic 't'.*when="), (without_parameters, "handle")],
+    [(no_handlers, "no handlers"), (two_of_one_topic, "both receive topic 't'.*when="), (without_parameters, "handle")],
 )
 async def test_what_cannot_be_is_told_before_anything_starts(declare, said):
     """A handler that cannot work is a ConfigurationError at start, with no broker asked."""

@@ -54,7 +54,7 @@ def generator(call):
         ({"middleware": [of_two]}, "of_two must be a plain function of one parameter"),
         ({"middleware": [generator]}, "generator must be a plain function of one parameter"),
         ({"dead_letter": 5}, "dead_letter must be a topic or a template"),
-        ({"dead_letter": "{topci}.dead"}, "between braces it knows topic, group, delay"),
+        ({"dead_letter": "{topci}.dead"}, "the only fields are {topic}, {group}, {delay}"),
         ({"dead_letter": "dead letters"}, "no topic's name has ' '"),
         ({"hooks": [AsyncHook()]}, "on_event(event), a plain method"),
         ({"hooks": [AsyncHook]}, "on_event(event), a plain method"),

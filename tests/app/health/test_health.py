@@ -87,7 +87,7 @@ def test_what_is_wrong_is_told():
         "group": ("ok", ""),
         "records": (
             "degraded",
-            "3 failed for good and are tried again now and then, what is behind them waits",
+            "3 failed for good and are retried at intervals; later records of their lanes wait",
         ),
     }
 

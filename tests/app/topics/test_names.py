@@ -39,20 +39,20 @@ def test_dead_letters_are_the_default():
 @pytest.mark.parametrize(
     ("template", "options", "hint"),
     [
-        ("{topic}.{grup}.dead", {}, "topic, group, delay and nothing else"),
-        ("{}.dead", {}, "nothing else"),
-        ("{0}.dead", {}, "nothing else"),
-        ("{topic.__class__}", {}, "nothing else"),
-        ("{topic!r}.dead", {}, "nothing else"),
-        ("{topic:>300}.dead", {}, "nothing else"),
+        ("{topic}.{grup}.dead", {}, "the only fields are {topic}, {group}, {delay}"),
+        ("{}.dead", {}, "the only fields are"),
+        ("{0}.dead", {}, "the only fields are"),
+        ("{topic.__class__}", {}, "the only fields are"),
+        ("{topic!r}.dead", {}, "the only fields are"),
+        ("{topic:>300}.dead", {}, "the only fields are"),
         ("{topic.dead", {}, "expected '}'"),
         ("{topic}/{group}", {}, "'orders/billing', and no topic's name has '/'"),
         ("{topic}", {}, "the topic itself"),
         ("", {}, "1 to 249 characters"),
         ("..", {}, "1 to 249 characters"),
         ("{topic}." + "x" * 250, {}, "1 to 249 characters"),
-        (RETRY, {}, "there is none here"),
-        (DEAD, {"delay": "30s"}, "needs {delay}"),
+        (RETRY, {}, "{delay} is for retry topics only"),
+        (DEAD, {"delay": "30s"}, "it lacks {delay}"),
     ],
 )
 def test_a_template_that_will_not_do_is_refused(template, options, hint):
@@ -172,7 +172,7 @@ def test_a_topic_that_two_handlers_take_is_refused(one, other):
     sharing = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern"), when=bool) for said in (one, other)]
 
     for order in (both, both[::-1], [both[0], sharing[1]]):
-        with pytest.raises(ConfigurationError, match=r"both take topic 'orders' in group 'g'.*when="):
+        with pytest.raises(ConfigurationError, match=r"both receive topic 'orders' in group 'g'.*when="):
             routes_of(*order)
     assert routes_of(*sharing).contested("orders") is None
 

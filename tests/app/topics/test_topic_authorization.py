@@ -86,7 +86,7 @@ async def test_a_retry_topic_that_may_not_be_made_is_told_at_the_start(server, g
     @app.handler("orders", retry_topics=[1_000])
     async def handle(value: bytes) -> None: ...
 
-    with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' is not there: make it with 2 partitions"):
+    with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' does not exist: create it with 2 partitions"):
         await app.start()
 
 

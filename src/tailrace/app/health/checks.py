@@ -1,8 +1,8 @@
-"""How an app is, in words that an orchestrator acts on: whether to restart it, whether to count on it.
+"""Health of an app as orchestrators need it: liveness and readiness.
 
-Rule of this file: pure. Only what a restart heals has failed: a fatal error, a loop that stands still, a handler that
-does not come back. A broker that is away, a rebalance, a poisoned partition or lag would all be there after a restart,
-so they degrade at most; a restart in the middle of them makes things worse.
+This module is pure. Only what a restart can heal is ``failed``: a fatal error, a blocked event loop, a handler that
+does not return. An unreachable broker, a rebalance, a poisoned partition or lag outlast a restart, and a restart in the
+middle of them makes things worse; so they are ``degraded`` at most.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORST_FIRST: tuple[Status, ...] = ("failed", "stopping", "starting", "degraded"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     status: Status
@@ -29,59 +29,59 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the app is: as its worst check, in the order failed, stopping, starting, degraded, ok."""
+    """Status of the worst check, in the order failed, stopping, starting, degraded, ok; and all checks."""
 
     status: Status
     checks: tuple[Check, ...] = ()
 
     @classmethod
     def of(cls, checks: Iterable[Check]) -> Health:
-        """What these checks come to."""
+        """Return the health that results from ``checks``."""
         found = tuple(checks)
         return cls(next((status for status in _WORST_FIRST if any(c.status == status for c in found)), "ok"), found)
 
     @property
     def is_live(self) -> bool:
-        """False when a restart would heal it, and nothing else will."""
+        """False if only a restart can heal the app."""
         return self.status != "failed"
 
     @property
     def is_ready(self) -> bool:
-        """Whether it works: false before the first assignment, from being told to stop on, and when it has failed."""
+        """True while the app handles records: False before the first assignment, while stopping and after a failure."""
         return self.status in {"ok", "degraded"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """What an app sees of itself at one moment."""
+    """State of an app at one moment."""
 
     is_started: bool
-    """Whether ``start`` is through: the cluster answered, the topics exist."""
+    """True if ``start`` has finished: the cluster answered, the topics exist."""
     was_assigned: bool
-    """Whether there was a first assignment, even if of no partition."""
+    """True after the first assignment, even if it has no partition."""
     max_poll_interval_s: float
     is_ending: bool = False
-    """Whether it was told to stop, or has stopped."""
+    """True if the app is stopping or has stopped."""
     fatal_error: str = ""
-    """What has ended the app's work for good."""
+    """Error that ended the app."""
     loop_blocked_s: float = 0.0
-    """As its watchdog says."""
+    """Seconds since the event loop was blocked, from the watchdog; 0 if it is not."""
     slowest_handler: str = ""
     slowest_handler_s: float = 0.0
-    """How long the one that began first of those that run has run by now."""
+    """Seconds since the longest running handler was called."""
     overdue_handlers: tuple[str, ...] = ()
-    """Names of those that still run although their ``timeout_ms`` is over."""
+    """Names of handlers that still run after their ``timeout_ms``."""
     broker_error: str = ""
-    """Why the cluster cannot be talked to just now."""
+    """Reason why the cluster is unreachable; empty while it is reachable."""
     is_rebalancing: bool = False
     waiting: int = 0
-    """Records that failed for good and wait, with their lane behind them, as nobody takes them."""
+    """Number of records that failed for good and hold up their lane, as they can be written to no topic."""
     stalled_s: float = 0.0
-    """For how long no transaction could be committed although there are records."""
+    """Seconds for which no transaction could be committed although there are records."""
 
 
 def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
-    """What the vitals come to; without ``require_broker`` an app is ready before it has met a broker or its group."""
+    """Return the health of an app; without ``require_broker`` it is ready before it reaches a broker or its group."""
     return Health.of(
         (
             _app(vitals),
@@ -97,7 +97,7 @@ def examine(vitals: Vitals, *, require_broker: bool = True) -> Health:
 def _app(vitals: Vitals) -> Check:
     if vitals.fatal_error:
         return Check("app", "failed", vitals.fatal_error)
-    return Check("app", "stopping", "it handles no more") if vitals.is_ending else Check("app", "ok")
+    return Check("app", "stopping", "no more records are handled") if vitals.is_ending else Check("app", "ok")
 
 
 def _loop(vitals: Vitals) -> Check:
@@ -110,7 +110,7 @@ def _handlers(vitals: Vitals) -> Check:
     if vitals.slowest_handler_s <= vitals.max_poll_interval_s:
         if vitals.overdue_handlers:
             names = ", ".join(vitals.overdue_handlers)
-            return Check("handlers", "degraded", f"{names}: timeout_ms is over, and the handler goes on")
+            return Check("handlers", "degraded", f"{names} still running after timeout_ms")
         return Check("handlers", "ok")
     return Check(
         "handlers",
@@ -141,5 +141,5 @@ def _records(vitals: Vitals) -> Check:
         return Check("records", "degraded", f"no transaction could be committed for {vitals.stalled_s:.0f} s")
     if not vitals.waiting:
         return Check("records", "ok")
-    detail = f"{vitals.waiting} failed for good and are tried again now and then, what is behind them waits"
+    detail = f"{vitals.waiting} failed for good and are retried at intervals; later records of their lanes wait"
     return Check("records", "degraded", detail)

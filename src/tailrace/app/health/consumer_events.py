@@ -1,4 +1,4 @@
-"""What an app hears of its consumers, kept for whoever asks how it is."""
+"""State of an app's groups and brokers, from its consumers' events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["ConsumerEvents"]
 
 
 class ConsumerEvents:
-    """A hook: which groups have their first assignment, which rebalance, whether the cluster can be talked to.
+    """Hook that tracks first assignments, rebalances and whether the cluster is reachable.
 
     Attributes:
-        assigned: set when each group has given its first assignment, even an empty one.
+        assigned: set when each group has had its first assignment, even an empty one.
     """
 
     def __init__(self, group_ids: Iterable[str]) -> None:
@@ -32,11 +32,11 @@ class ConsumerEvents:
         self.assigned = asyncio.Event()
         self._unreachable = ""
         self._lost: dict[str, str] = {}
-        """Why the coordinator of a group is looked for: a broker that hangs is heard of here first."""
+        """Reason for which each group lost its coordinator; the first sign of a broker that hangs."""
 
     @property
     def broker_error(self) -> str:
-        """Why the cluster cannot be talked to; empty while it can."""
+        """Reason why the cluster is unreachable; empty while it is reachable."""
         if self._unreachable or not self._lost:
             return self._unreachable
         group_id, reason = next(iter(self._lost.items()))
@@ -44,11 +44,11 @@ class ConsumerEvents:
 
     @property
     def is_rebalancing(self) -> bool:
-        """Whether a group deals out partitions now."""
+        """True while a group rebalances."""
         return bool(self._rebalancing)
 
     def on_event(self, event: Event) -> None:
-        """Take note."""
+        """Update the state."""
         match event:
             case PartitionsAssigned(group_id=group_id):
                 self._missing.discard(group_id)

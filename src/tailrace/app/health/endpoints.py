@@ -1,7 +1,6 @@
-"""The health of an app over HTTP, as an ASGI app that needs nothing: ``/livez`` and ``/readyz``.
+"""ASGI app without dependencies that serves the health of an app: ``/livez`` and ``/readyz``.
 
-Rule of this file: it asks and answers, 200 or 503, and judges nothing. It may be served by itself (uvicorn), or be
-mounted in an app of any framework.
+It can be served by itself (uvicorn) or mounted in an app of any framework.
 """
 
 from __future__ import annotations
@@ -28,39 +27,38 @@ _QUESTIONS: dict[str, Callable[[Health], bool]] = {
 
 
 def health_app(ask: Callable[[], Health]) -> ASGIApp:
-    """An ASGI app that answers 200 when the app is live (ready), else 503, with its checks as JSON either way.
+    """Return an ASGI app that answers 200 if the app is live (ready), else 503, always with the checks as JSON.
+
+    The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
 
     Args:
-        ask: says how the app is at that moment; called in the event loop for each request, so it has to be quick.
-
-    Raises:
-        ConfigurationError: when it is called, for a scope that is neither HTTP nor one that can be declined.
+        ask: returns the current health; called in the event loop for each request, so it must be quick.
     """
     return _HealthApp(ask)
 
 
 class _HealthApp:
-    """An object and no function, so that Starlette's ``add_route`` takes it as an ASGI app."""
+    """ASGI app; an object, since Starlette's ``add_route`` takes a function as a request handler."""
 
     def __init__(self, ask: Callable[[], Health]) -> None:
         self._ask = ask
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one connection."""
+        """Serve one ASGI connection."""
         match scope["type"]:
             case "http":
                 await _answer(self._ask, scope, send)
             case "lifespan":
                 await _live(receive, send)
             case "websocket":
-                await receive()  # the wish to be connected, which is refused
+                await receive()  # websocket.connect
                 await send({"type": "websocket.close"})
             case other:
-                raise ConfigurationError(f"health is asked over HTTP - there is no answer to an ASGI scope {other!r}")
+                raise ConfigurationError(f"ASGI scope {other!r} is not supported - request health over HTTP")
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """There is nothing to start or to stop."""
+    """Acknowledge startup and shutdown; neither has anything to do."""
     while True:
         asked = (await receive())["type"]
         await send({"type": f"{asked}.complete"})
@@ -74,9 +72,9 @@ async def _answer(ask: Callable[[], Health], scope: Message, send: Send) -> None
     body: Health | dict[str, str]
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     if is_good is None:
-        status, body = 404, {"error": f"there is no {path} - ask for {' or '.join(_QUESTIONS)}"}
+        status, body = 404, {"error": f"{path} not found - request {' or '.join(_QUESTIONS)}"}
     elif scope["method"] not in {"GET", "HEAD"}:
-        status, body = 405, {"error": "ask with GET or HEAD"}
+        status, body = 405, {"error": f"method {scope['method']} not allowed - use GET or HEAD"}
         headers.append((b"allow", b"GET, HEAD"))
     else:
         health = ask()

@@ -1,8 +1,8 @@
-"""Sees an event loop that is blocked, while it is, and names the line: no coroutine can see its own loop stand still.
+"""Detection of a blocked event loop while it is blocked, with the line that blocks it.
 
-Rule of this file: the loop ticks, a daemon thread sees whether it does, and looks at the loop's stack only when it does
-not. Ticks prove that the loop turned even where the thread was late itself. It tells from its own thread, since the
-loop cannot; time is the loop's own, read from outside.
+The loop ticks; a daemon thread checks the ticks, and reads the loop's stack only when one is missing. Ticks carry their
+time, so that a late thread does not take a running loop for a blocked one. Events are emitted from the thread, since
+the loop cannot; time is the loop's own clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.observe.events import LoopBlocked, LoopUnblocked
 __all__ = ["Watchdog"]
 
 _LOOKS = 4
-"""So often the loop ticks, and the thread looks, within the limit."""
+"""Number of ticks, and of checks by the thread, within the limit."""
 _ENDING_S = 1.0
 _MOST_FRAMES = 40
 
@@ -28,25 +28,25 @@ _log = logging.getLogger("tailrace")
 
 
 class _Tick(NamedTuple):
-    """The loop turned."""
+    """One iteration of the event loop."""
 
     due_at: float
-    """When it has to turn again."""
+    """Time of the next tick."""
     thread_id: int
     depth: int
-    """How many frames stood below what the loop ran."""
+    """Number of stack frames below the callbacks of the loop."""
 
 
 class Watchdog:
     """Watches one event loop from ``start`` to ``stop``.
 
-    A loop that stands still for less than ``limit_s`` is never told, one that does for half as long again always.
+    A block shorter than ``limit_s`` is never reported, one of 1.5 times ``limit_s`` always.
 
     Args:
-        loop: to be watched.
-        limit_s: how long it may stand still.
-        what_runs: gives the name of the handler that runs in the loop now, if any; called in the watchdog's thread.
-        tell: told of each block once while it lasts, and of its end; called in the watchdog's thread.
+        loop: event loop to watch.
+        limit_s: longest time for which it may be blocked.
+        what_runs: returns the name of the handler that runs in the loop now, or None; called in the watchdog's thread.
+        tell: called once for each block while it lasts, and at its end; called in the watchdog's thread.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class Watchdog:
 
     @property
     def blocked_s(self) -> float:
-        """How long the loop has been blocked by now; 0 while it turns in time. Any thread may ask."""
+        """Seconds since the loop was blocked; 0 if it is not. Thread-safe."""
         since = self._blocked_since
         return 0.0 if since is None or self._freed_at is not None else self._loop.time() - since
 
     def start(self) -> None:
-        """Begin to watch; called in the loop."""
+        """Start watching; must be called in the loop."""
         if self._thread is not None:
             return
         stopping = self._stopping = threading.Event()
         self._blocked_since = self._freed_at = None
         self._last = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
         self._next = self._loop.call_soon(self._tick, stopping)
-        # A daemon: a program that forgets to stop it ends all the same.
+        # A daemon thread, so that a program that does not stop the watchdog can exit.
         self._thread = threading.Thread(target=self._watch, args=(stopping,), name="tailrace watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; nothing is told afterwards. Called in the loop."""
+        """Stop the thread and wait for it; ``tell`` is not called afterwards. Must be called in the loop."""
         self._stopping.set()
         if self._next is not None:
             self._next.cancel()
@@ -122,7 +122,7 @@ class Watchdog:
 
     def _look(self, now: float) -> None:
         if not self._loop.is_running():
-            # Nobody runs it, which is no block; it ticks again when somebody does.
+            # A loop that is not running is not blocked; it ticks again when it runs.
             self._last, self._freed_at = None, self._freed_at or now
         last = self._last
         if self._blocked_since is not None:
@@ -135,7 +135,7 @@ class Watchdog:
     def _report(self, last: _Tick, now: float) -> None:
         stack = _stack(last)
         if not stack or self._last is not last:
-            return  # it waits for something to do, or has ticked meanwhile
+            return  # the loop is idle, or has ticked meanwhile
         self._freed_at, self._blocked_since = None, last.due_at
         where = str(culprit(stack) or stack[0])
         lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
@@ -144,22 +144,22 @@ class Watchdog:
     def _running(self) -> str | None:
         try:
             return self._what_runs()
-        except Exception:  # noqa: BLE001 - whatever the app raises, and it is logged
-            _log.exception("the watchdog could not ask which handler runs")
+        except Exception:  # noqa: BLE001 - logged; the watchdog goes on
+            _log.exception("the watchdog could not determine the running handler")
             return None
 
     def _say(self, event: LoopBlocked | LoopUnblocked) -> None:
         try:
             self._tell(event)
-        except Exception:  # noqa: BLE001 - likewise
-            _log.exception("the watchdog could not tell %s", event)
+        except Exception:  # noqa: BLE001 - logged; the watchdog goes on
+            _log.exception("the watchdog could not emit %s", event)
 
 
 # ---- stacks ----------------------------------------------------------------------------------------------------
 
 
 def _stack(last: _Tick) -> list[StackFrame]:
-    """What the loop runs, the innermost first; nothing while it waits."""
+    """Return the frames above the loop, the innermost first; empty while the loop is idle."""
     frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented, for all its name
     frames = []
     while frame is not None:

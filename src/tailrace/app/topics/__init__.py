@@ -1,1 +1,1 @@
-"""Topics of a group: those its handlers read, and its own retry, replay and dead-letter topics."""
+"""Topics of a group: those that its handlers read, and its own retry, replay and dead-letter topics."""

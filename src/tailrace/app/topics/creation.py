@@ -1,9 +1,8 @@
-"""Topics of a group's own that are not there are made when it starts, each like the topic that it is for.
+"""Creation of a group's own topics, each with the partitions and replicas of the topic that it belongs to.
 
-Those of a topic that appears later are made when a member is first assigned one of its partitions.
-
-Rule of this file: what it may not make is told before the first record fails. Without its retry topics a handler
-cannot do what it says, so the app does not start; without dead letters it can, and what fails for good waits.
+They are created at the start; for a topic that appears later, when a member is first assigned one of its partitions.
+A topic that cannot be created is reported before the first record fails. A missing retry topic fails the start, since
+its handler could not work; without a dead-letter topic, records that fail for good wait.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from tailrace.observe.hooks import Observer
 __all__ = ["create_group_topics", "create_topics_of"]
 
 _GRACE_S = 5.0
-"""How long the handlers' own topics may take to appear; they may have been made just now."""
+"""Time for the handlers' topics to appear, which may have been created just now."""
 _KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
 _KEPT = {"cleanup.policy": "delete"}
 
 
 async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
-    """Create the missing retry, dead-letter and replay topics of a group's handlers, and look for those of publish=.
+    """Create the missing retry, dead-letter and replay topics of a group, and check the topics of ``publish=``.
 
     Args:
-        config: how to reach the brokers.
-        routes: those of the group.
-        observer: told what was made, and what is missing.
+        config: options of the consumer.
+        routes: routes of the group.
+        observer: receives an event for each created or missing topic.
 
     Returns:
-        Handlers' topics that exist and were seen to.
+        The handlers' topics that exist, and whose own topics were created.
 
     Raises:
-        BrokerError: a retry topic is not there and may not be made; it says what to do.
-        BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+        BrokerError: a retry topic does not exist and cannot be created.
+        BrokerConnectionError: no broker answers within ``start_timeout_ms``.
     """
     retries = {name: {one.origin} for name, one in routes.retries.items()}
     dead, replays = routes.dead_letters(())
@@ -57,17 +56,17 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         cluster.watch(routes, origins)
         await cluster.reach(config.start_timeout_ms / 1000)
         with contextlib.suppress(UnknownTopicError):
-            # What stays unknown, the consumer tells in its own words.
+            # The consumer reports topics that stay unknown.
             await cluster.retrying(lambda: _see(cluster, origins), timeout_s=_GRACE_S, what="looking for the topics")
         if routes.matches_dead_letters:
             dead, replays = routes.dead_letters(cluster.topology.topics)
-            # Only a topic that is asked for by name is answered to be unknown.
+            # A broker reports a topic as unknown only if the request names it.
             cluster.watch(routes, {origin for of in dead.values() for origin in of} | origins)
             cluster.watch(observer, {*retries, *dead, *replays, *published})
             await cluster.retrying(cluster.refresh, timeout_s=_GRACE_S, what="looking for the dead-letter topics")
         for name, of in _missing(cluster, retries):
             if refused := await _made(cluster, name, of, _KEPT, observer):
-                raise broker_error(refused.code, f"the retry topic {name!r} is not there: {_advice(of)}") from refused
+                raise broker_error(refused.code, f"retry topic {name!r} does not exist: {_advice(of)}") from refused
         await _create_missing(cluster, dead, replays, observer)
         for name in _unknown(cluster, published):
             observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
@@ -80,7 +79,7 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
     """Create the missing retry, dead-letter and replay topics of ``topics``, which did not exist at the start.
 
     Raises:
-        BrokerConnectionError: no broker answers in time.
+        BrokerConnectionError: no broker answers within a few seconds.
     """
     retries = {name: {one.origin} for name, one in routes.retries.items() if one.origin in topics}
     dead, replays = (
@@ -116,12 +115,12 @@ async def _see(cluster: Cluster, topics: Iterable[str]) -> None:
 
 
 def _unknown(cluster: Cluster, topics: Iterable[str]) -> list[str]:
-    """Topics that the cluster says are not there."""
+    """Return the topics that the brokers report as unknown."""
     return [one for one in topics if cluster.topology.errors.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 def _missing(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
-    """Topics that the cluster says are not there, each with those that it is for and are."""
+    """Return the unknown topics, each with the existing topics that it belongs to."""
     topics = cluster.topology.topics
     found = [(name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown(cluster, wanted)]
     return [(name, of) for name, of in found if of]
@@ -130,7 +129,7 @@ def _missing(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tupl
 async def _made(
     cluster: Cluster, name: str, of: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
-    """Make a topic; the error when the brokers do not let us. What somebody else makes meanwhile will do."""
+    """Create a topic; return the error if the brokers refuse. Another member may create it at the same time."""
     partitions, copies = _partitions(of), max(len(one.partitions[0].replicas) for one in of)
     try:
         await create_topic(cluster, name, partitions, replication_factor=copies or -1, config=config)
@@ -146,4 +145,4 @@ def _partitions(of: Sequence[TopicInfo]) -> int:
 
 def _advice(of: Sequence[TopicInfo]) -> str:
     names = ", ".join(sorted(one.name for one in of))
-    return f"make it with {_partitions(of)} partitions, as {names} has, or let this app make topics"
+    return f"create it with {_partitions(of)} partitions, like {names}, or permit this app to create topics"

@@ -1,7 +1,6 @@
-"""Names of a group's own topics: made by a template, and read back.
+"""Names of a group's own topics: built from a template, and parsed.
 
-Rule of this file: pure. A name says which topic it is for, but not always where the topic's name ends and the group's
-begins; then both readings count.
+This module is pure. Where a name does not show at which dot the topic ends and the group begins, all readings count.
 """
 
 from __future__ import annotations
@@ -24,53 +23,54 @@ _FIELDS = ("topic", "group", "delay")
 
 
 def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | None = None) -> str:
-    """The name of a topic of the group's own, such as its dead letters of ``topic``.
+    """Return the name of one of a group's own topics, such as its dead-letter topic for ``topic``.
 
-    A group id may have characters that no topic may have. They become dashes, and eight digits of its hash follow, so
-    ``a/b`` and ``a b`` are two names; two groups share one only if 32 bits of SHA-256 do, or if somebody makes it so.
+    Characters of the group id that are illegal in a topic name become dashes, and eight hexadecimal digits of its
+    SHA-256 follow, so that ``a/b`` and ``a b`` have different names: two group ids collide only if these 32 bits do,
+    or if one is chosen to equal the name made of the other.
 
     Args:
-        template: with ``{topic}``, ``{group}`` and ``{delay}`` where they belong.
-        topic: that the group reads.
-        group: its id.
-        delay: of a retry topic, such as ``30s``; the template has a place for it then, and only then.
+        template: template with the fields ``{topic}``, ``{group}`` and ``{delay}``.
+        topic: topic that the group reads.
+        group: group id.
+        delay: delay of a retry topic, such as ``30s``; required if the template has ``{delay}``, else None.
 
     Raises:
-        ConfigurationError: the template is none, or its name is no topic's, or that of ``topic`` itself.
+        ConfigurationError: the template is malformed, or the name is illegal or equals ``topic``.
     """
     named = set(_fields_of(template))
     if ("delay" in named) is not (delay is not None):
-        raise _refusal(template, "it needs {delay}" if delay is not None else "it has {delay}, and there is none here")
+        raise _refusal(template, "it lacks {delay}" if delay is not None else "{delay} is for retry topics only")
     name = template.format(topic=topic, group=_legal(group), delay=delay)
     if fault := topic_name_fault(name):
-        raise _refusal(template, f"it gives {name!r}, and {fault}")
+        raise _refusal(template, f"it yields {name!r}, and {fault}")
     if name == topic:
-        raise _refusal(template, f"it gives {name!r}, the topic itself, which would be read again for ever")
+        raise _refusal(template, f"it yields {name!r}, the topic itself, whose dead letters would be read forever")
     return name
 
 
 class NameForm:
-    """A template, read backwards.
+    """Parser of the names that a template yields.
 
     Args:
-        template: as ``topic_name`` has it.
-        group: the group id; None for any.
+        template: template as for ``topic_name``.
+        group: group id; None for any.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the template is malformed.
     """
 
     def __init__(self, template: str, group: str | None = None) -> None:
-        # Where the group is any, the topic's name may end early or late.
+        # For any group, the topic's name may end at several dots: try the longest and the shortest.
         self._forms = [re.compile(_as_pattern(template, group, topic)) for topic in ("(?P<topic>.+)", "(?P<topic>.+?)")]
 
     def is_of_all(self, name: str) -> bool:
-        """Whether ``name`` is the one that the template gives for each topic."""
+        """Return True if the template has no ``{topic}`` and yields ``name``."""
         form = self._forms[0]
         return not form.groups and form.fullmatch(name) is not None
 
     def topics_of(self, name: str) -> Iterator[str]:
-        """The topics of which ``name`` may be one."""
+        """Return the topics for which the template may yield ``name``."""
         for form in self._forms:
             if form.groups and (found := form.fullmatch(name)) is not None:
                 yield found["topic"]
@@ -92,14 +92,14 @@ def _fields_of(template: str) -> Iterable[str]:
 
 
 def _parts_of(template: str) -> Iterator[tuple[str, str | None]]:
-    """What stands there as it is, each time with the field behind it."""
+    """Return each literal part with the field that follows it."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise _refusal(template, str(error)) from None
     for literal, field, spec, conversion in parts:
         if field is not None and (field not in _FIELDS or spec or conversion):
-            raise _refusal(template, f"between braces it knows {', '.join(_FIELDS)} and nothing else")
+            raise _refusal(template, f"the only fields are {', '.join(f'{{{one}}}' for one in _FIELDS)}")
         yield literal, field
 
 
@@ -111,4 +111,4 @@ def _legal(group: str) -> str:
 
 
 def _refusal(template: str, why: str) -> ConfigurationError:
-    return ConfigurationError(f"the topic template {template!r} will not do: {why} - write it like {DEAD!r}")
+    return ConfigurationError(f"invalid topic template {template!r}: {why} - write it like {DEAD!r}")

@@ -14,20 +14,20 @@ __all__ = ["RetryTopic", "retry_topic", "retry_topics_of"]
 
 @dataclass(frozen=True, slots=True)
 class RetryTopic:
-    """Where records wait."""
+    """Topic in which failed records wait for another attempt."""
 
     origin: str
-    """The topic that they came from first."""
+    """Topic from which the records came."""
     delay_ms: int
 
 
 def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
-    """The name of a group's retry topic."""
+    """Return the name of a group's retry topic."""
     return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
 
 
 def retry_topics_of(handlers: Iterable[Handler], group_id: str) -> dict[str, RetryTopic]:
-    """All that handlers of a group send records to and read again, by name.
+    """Return the retry topics of a group's handlers, by name.
 
     Raises:
         ConfigurationError: a name is too long.

@@ -1,8 +1,8 @@
-"""Which topics the handlers of a group read: those that they name, what their patterns match, and the group's own.
+"""Topics that the handlers of a group read: by name, by pattern, and the group's own.
 
-Rule of this file: by names alone. A pattern takes no letters: what is called like a retry topic, replays or dead
-letters of a topic that it matches, of whatever group, is none of its topics. Or a handler would be given its own dead
-letters and bury them for ever, and what another group tries again would be handled here, too.
+A pattern never matches a retry, replay or dead-letter topic, of any group, of a topic that it matches. Otherwise a
+handler would receive its own dead letters and dead-letter them again, forever, and would handle what another group
+retries.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["HandlerTopics", "Routes"]
 
 
 class Routes:
-    """The topics of one group; ``in`` asks whether one is the group's own.
+    """Topics of one group; ``in`` is True for the group's own retry and replay topics.
 
     Args:
-        handlers: each with the template of its dead letters, where it has any.
+        handlers: handlers of the group, each with the template of its dead-letter topic, or None.
 
     Attributes:
-        retries: the retry topics.
+        retries: retry topics by name.
 
     Raises:
-        ConfigurationError: two handlers take the same records, or a template will not do.
+        ConfigurationError: two handlers receive the same records, or a template is invalid.
     """
 
     def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, str | None]]) -> None:
@@ -47,37 +47,37 @@ class Routes:
 
     @property
     def topics(self) -> frozenset[str]:
-        """Those that handlers name."""
+        """Topics that handlers name."""
         return frozenset(topic for one in self.handlers for topic in one.topics)
 
     @property
     def own(self) -> frozenset[str]:
-        """The retry and replay topics, as far as they are known by name."""
+        """Retry and replay topics of the topics that handlers name."""
         return frozenset(self._origins)
 
     @property
     def patterns(self) -> Sequence[str]:
-        """Those of handlers that have one."""
+        """Patterns of the handlers that have one."""
         return [one.pattern.pattern for one in self.handlers if one.pattern is not None]
 
     @property
     def matches_dead_letters(self) -> bool:
-        """True if a handler has a pattern and dead letters: their topics are known only with those that it matches."""
+        """True if a handler has a pattern and dead letters, so that their topics depend on the cluster's topics."""
         return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._takings)
 
     @property
     def publish_topics(self) -> Mapping[str, str]:
-        """The topics that handlers name by ``publish=``, each with one of these handlers."""
+        """Topics of ``publish=``, each with the name of a handler that has it."""
         return {one.publish: one.name for one in self.handlers if one.publish is not None}
 
     def dead_letters(self, existing: Iterable[str]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
-        """Return dead-letter topics and replay topics, each with the topics that it is for.
+        """Return dead-letter topics and replay topics, each with the topics that it belongs to.
 
         Args:
-            existing: topics of the cluster; those that a handler's pattern matches count, too.
+            existing: topics of the cluster that patterns are matched against.
 
         Raises:
-            ConfigurationError: a template gives no legal name for a topic that a handler names.
+            ConfigurationError: a template yields an illegal name for a topic that a handler names.
         """
         dead: dict[str, set[str]] = {}
         replays: dict[str, set[str]] = {}
@@ -85,7 +85,7 @@ class Routes:
             if taking.dead_letter is None:
                 continue
             for topic in taking.handler.topics or [one for one in existing if one in taking]:
-                # The longest topics that a pattern matches leave no room for a suffix; burying raises for these.
+                # A topic matched by a pattern may be too long for a suffix; sending its dead letters raises then.
                 with contextlib.ExitStack() as stack:
                     if not taking.handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
@@ -99,20 +99,20 @@ class Routes:
         return isinstance(topic, str) and self._origin(topic) is not None
 
     def reads(self, topic: str) -> bool:
-        """Whether records of ``topic`` come to one of the handlers."""
+        """Return True if a handler receives records of ``topic``."""
         return any(topic in one for one in self._takings) or topic in self
 
     def origin(self, topic: str) -> str:
-        """The topic where what comes from one of the group's own was read first; any other is its own origin."""
+        """Return the topic from which records of one of the group's own topics came; any other topic is its own."""
         return self._origin(topic) or topic
 
     def receivers(self, topic: str) -> list[int]:
-        """The handlers that may take records of ``topic``, by their places."""
+        """Return the indices of the handlers that may receive records of ``topic``."""
         origin = self.origin(topic)
         return [number for number, one in enumerate(self._takings) if origin in one]
 
     def contested(self, topic: str) -> tuple[Handler, Handler] | None:
-        """Two handlers that take a topic both, of which nobody knew before; None when there are none."""
+        """Return two handlers that receive ``topic`` and do not both have ``when=``; None if there are none."""
         receivers = [self.handlers[number] for number in self.receivers(topic)]
         pairs = ((one, other) for at, other in enumerate(receivers) for one in receivers[:at])
         return next((pair for pair in pairs if not _share(*pair)), None)
@@ -127,12 +127,12 @@ class Routes:
 
 
 class HandlerTopics:
-    """What one handler takes: ``in`` asks for a topic.
+    """Topics that one handler receives: ``in`` is True for each.
 
     Args:
-        handler: by names, or by a pattern.
-        group_id: the group that it is of.
-        dead_letter: the template of its dead letters, where it has any.
+        handler: handler with topics, or with a pattern.
+        group_id: group of the handler.
+        dead_letter: template of its dead-letter topic, or None.
     """
 
     def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
@@ -152,19 +152,19 @@ class HandlerTopics:
         )
 
     def fullmatch(self, topic: str) -> bool:
-        """The same, as a pattern has it."""
+        """Return ``topic in self``; named like the method of ``re.Pattern``."""
         return topic in self
 
 
 def _check(one: HandlerTopics, other: HandlerTopics, group_id: str) -> None:
-    """Two handlers of one topic and group need a ``when=`` to tell whose a record is."""
+    """Check that two handlers of one topic and group both have ``when=``, which chooses between them."""
     if _share(one.handler, other.handler):
         return
     for topic in (*one.handler.topics, *other.handler.topics):
         if topic in one and topic in other:
             raise ConfigurationError(
-                f"{one.handler.name} and {other.handler.name} both take topic {topic!r} in group {group_id!r}"
-                " - say when=... for both, or give one a group_id of its own"
+                f"{one.handler.name} and {other.handler.name} both receive topic {topic!r} in group {group_id!r}"
+                " - set when=... for both, or a group_id of its own for one"
             )
 
 
