@@ -1,4 +1,4 @@
-"""Topics of a group's own for handlers' topics that are created while the app runs."""
+"""Creation of a group's own topics for handlers' topics that appear while the app runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tailrace.records import TopicPartition
 __all__ = ["LaterTopics"]
 
 _SHARE_OF_POLL_INTERVAL = 0.25
-"""A rebalance callback that takes longer than ``max_poll_interval_ms`` ends the consumer."""
+"""Share of ``max_poll_interval_ms`` for creating topics: a longer rebalance callback ends the consumer."""
 
 
 class LaterTopics:
     """Creates a topic's retry, dead-letter and replay topics before the first record of it is handled.
 
     Args:
-        config: how to reach the brokers; its ``post_rebalance_callback`` is called afterwards.
-        routes: those of the group.
-        observer: told of created and missing topics.
+        config: options of the consumer; its ``post_rebalance_callback`` is called afterwards.
+        routes: routes of the group.
+        observer: receives an event for each created or missing topic.
     """
 
     def __init__(self, config: ConsumerConfig, routes: Routes, observer: Observer) -> None:
@@ -37,11 +37,11 @@ class LaterTopics:
         self._seen: frozenset[str] = frozenset()
 
     async def create(self) -> None:
-        """Create those of the topics that exist at the start.
+        """Create the topics for those of the handlers' topics that exist at the start.
 
         Raises:
-            BrokerError: a retry topic is not there and may not be made.
-            BrokerConnectionError: no broker answers in ``start_timeout_ms``.
+            BrokerError: a retry topic does not exist and cannot be created.
+            BrokerConnectionError: no broker answers within ``start_timeout_ms``.
         """
         self._seen = await create_group_topics(self._config, self._routes, self._observer)
 
@@ -51,17 +51,17 @@ class LaterTopics:
         old: Mapping[TopicPartition, int | None],
         new: Mapping[TopicPartition, int | None],
     ) -> Mapping[TopicPartition, int] | None:
-        """Create those of newly assigned topics; a ``post_rebalance_callback``."""
+        """Create the topics for newly assigned ones; a ``post_rebalance_callback``."""
         topics = {one.topic for one in new if one.topic not in self._routes} - self._seen
         if topics and await self._created(topics):
             self._seen |= topics
-            # Their replay topics are read without waiting for the metadata to become old.
+            # So that their replay topics are read at once, and not only after metadata_max_age_ms.
             refresh_metadata(consumer)
         callback = self._config.post_rebalance_callback
         if callback is None:
             return None
         overrides = await settled(callback(consumer, old, new), "post_rebalance_callback")
-        # The consumer checks it.
+        # The consumer checks the type.
         return cast("Mapping[TopicPartition, int] | None", overrides)
 
     async def _created(self, topics: set[str]) -> bool:
@@ -71,8 +71,9 @@ class LaterTopics:
                 await create_topics_of(self._config, self._routes, topics, self._observer)
         except (BrokerConnectionError, BrokerError, TimeoutError) as error:
             reason = str(error) or f"the brokers did not answer within {timeout_s:.0f} s"
-            for topic in sorted(topics):
-                advice = "the next rebalance tries again; create its topics if none comes"
-                self._observer.emit(TopicMissing(f"those for dead letters of {topic}", reason, advice))
+            retries = (name for name, one in self._routes.retries.items() if one.origin in topics)
+            dead = (name for name, of in self._routes.dead_letters(topics)[0].items() if not of.isdisjoint(topics))
+            for name in sorted({*retries, *dead}):
+                self._observer.emit(TopicMissing(name, reason, "create it, or wait: the next rebalance tries again"))
             return False
         return True

@@ -1,0 +1,28 @@
+"""Topics of a group's own that cannot be created when a topic appears."""
+
+from __future__ import annotations
+
+from tailrace import App, TopicPartition
+from tailrace.app.topics.later_topics import LaterTopics
+from tailrace.app.topics.routes import Routes
+from tailrace.config import resolve
+from tailrace.embedded.ports import free_ports
+from tailrace.observe.events import TopicMissing
+from tailrace.observe.hooks import Observer
+
+
+async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(recorder):
+    """One event for each topic of the group's own that may be missing; the rebalance goes on."""
+    app = App(bootstrap_servers="localhost:9092", group_id="billing")
+
+    @app.handler(pattern="orders[.].*")
+    async def handle(value: bytes) -> None: ...
+
+    config = resolve({"bootstrap_servers": f"localhost:{free_ports(1)[0]}", "max_poll_interval_ms": 2_000})
+    routes = Routes("billing", [(one, "{topic}.{group}.dead") for one in app.declared])
+    own_topics = LaterTopics(config, routes, Observer((recorder,)))
+
+    assert await own_topics.rebalanced(None, {}, {TopicPartition("orders.eu", 0): None}) is None
+
+    (missing,) = recorder.of(TopicMissing)
+    assert missing.topic == "orders.eu.billing.dead"
