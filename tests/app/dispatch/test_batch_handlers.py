@@ -301,7 +301,7 @@ async def test_indices_alone_will_do(new_app, new_topic, witness, recorder):
         ([True], "index True"),
         (["2"], "index '2'"),
         ([], "no index"),
-        ({1: "no"}, "'no', which is no exception, at index 1"),
+        ({1: "no"}, "'no', which is not an exception, at index 1"),
     ],
 )
 async def test_what_names_no_record_is_a_failure_of_all(new_app, new_topic, witness, recorder, failed, said):  # noqa: PLR0917
@@ -398,7 +398,7 @@ async def test_stop_commits_what_was_done_of_the_batch(new_app, new_topic, witne
         if 17 in values:
             raise PartialFailureError({values.index(17): ValueError("no")})
 
-    with pytest.raises(HandlerFailedError, match=r"offset 17 .*on_failure='stop'"):
+    with pytest.raises(HandlerFailedError, match=r"offset 17: .*on_failure='stop'"):
         await asyncio.wait_for(app.run(), 30)
 
     assert await witness.committed(group, topic, 1) == {0: 17}
@@ -506,7 +506,7 @@ async def test_a_thread_that_takes_too_long_is_waited_for(new_app, new_topic, wi
         await recorder.wait_for(RecordSkipped)
 
     assert most == 1
-    assert "cannot be cut short" in recorder.of(RecordSkipped)[0].error
+    assert "a thread cannot be canceled" in recorder.of(RecordSkipped)[0].error
 
 
 async def test_middleware_is_given_the_records(new_app, new_topic, witness):

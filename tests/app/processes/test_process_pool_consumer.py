@@ -442,7 +442,7 @@ async def test_a_topic_that_is_not_there_is_told_at_the_start(new_pool):
     [
         ({"workers": 0}, "workers=0"),
         ({"partitions_per_worker": 0}, "partitions_per_worker=0"),
-        ({"layout": "both"}, "layout='both'"),
+        ({"layout": "both"}, "layout must be 'group' or 'assigned', not 'both'"),
         ({"layout": "group", "group_id": None}, "needs a group_id"),
         ({"post_rebalance_callback": lambda *_: None}, "post_rebalance_callback"),
         ({"ack": "manual"}, "ack='manual'"),
@@ -521,7 +521,9 @@ async def test_it_is_not_ready_before_it_has_readers():
         with pytest.raises(BrokerConnectionError):
             await pool.start()
 
-    assert set(seen) == {"starting"}
+    # The last connection may be accepted when start() has just failed.
+    assert seen[0] == "starting"
+    assert set(seen) <= {"starting", "failed"}
     assert pool.health().status == "failed"
 
 
@@ -604,7 +606,7 @@ async def test_a_commit_while_a_reader_is_away_says_so(new_pool, new_topic, grou
         await taken(pool, 5)
         os.kill(pool.pids[0], signal.SIGKILL)
         await recorder.wait_for(WorkerExited)
-        with pytest.raises(CommitFailedError, match="reader 0 is not started again yet"):
+        with pytest.raises(CommitFailedError, match="reader 0 is not running"):
             await pool.commit()
         await recorder.wait_for(WorkerStarted, 2)
         await pool.commit()

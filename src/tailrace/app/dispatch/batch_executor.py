@@ -1,4 +1,4 @@
-"""Executor of batches: each runs in a task of its own when it is due."""
+"""Executor of batches: each due batch runs in a task of its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Attempt: TypeAlias = Callable[[list[Record]], Awaitable[Failed]]
 
 
 class BatchExecutor(Executor[RunningBatch]):
-    """Runs the batches of one handler.
+    """Executor of the batches of one handler.
 
     Args:
-        attempt: calls the handler for a batch; returns what failed.
-        recover: finishes a batch of which records failed.
+        attempt: calls the handler for a batch; returns the failed records.
+        recover: finishes a batch with failed records.
         options: order and limits.
-        limits: when a batch is full.
+        limits: size and age at which a batch is due.
     """
 
     def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: BatchLimits) -> None:
@@ -38,12 +38,12 @@ class BatchExecutor(Executor[RunningBatch]):
         )
         super().__init__(self._batching, recover, options)
         self._fresh: RunningBatch | None = None
-        """The last batch that was started, while it has neither suspended nor ended."""
+        """Last started batch, until it suspends or ends."""
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now."""
-        # Records that are decoded before a batch has run would be out of the processor's cache when they run.
+        # Records decoded before this batch has run would have left the processor's cache when they run.
         return 0 if self._fresh is not None else super().room_of(partition)
 
     @property
@@ -52,7 +52,7 @@ class BatchExecutor(Executor[RunningBatch]):
         return self._batching.waiting > 0
 
     def hurry(self) -> None:
-        """Start what waits for more records: none come before all of it is finished."""
+        """Start incomplete batches: no more records are delivered before all of these are finished."""
         self._batching.hurry()
         self._start_due()
 
@@ -72,7 +72,7 @@ class BatchExecutor(Executor[RunningBatch]):
     # ---- starts --------------------------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
-        """Start all batches that are due, and look again when the next one is."""
+        """Start all due batches, and set the timer for the next one."""
         while self._has_room and (batch := self._batching.take(self._loop.time())) is not None:
             self._start(batch)
         self._set_timer(self._batching.due_at if self._has_room else None)
@@ -85,7 +85,7 @@ class BatchExecutor(Executor[RunningBatch]):
         self._fresh = self._workers.start(lambda context: RunningBatch(context, batch), self._see_to_its_end)
 
     def _set_timer(self, due_at: float | None) -> None:
-        """Look again at that time, or before."""
+        """Set the timer to ``due_at``, unless it fires earlier; None stops it."""
         if self._timer is not None:
             if due_at is not None and self._timer.when() <= due_at:
                 return
@@ -102,7 +102,7 @@ class BatchExecutor(Executor[RunningBatch]):
     # ---- batches under way ---------------------------------------------------------------------------------------
 
     async def _see_to_its_end(self, work: RunningBatch) -> None:
-        # Its partitions may have gone between the start of the batch and now.
+        # Its partitions may have been halted between the start of the task and now.
         self._leave_halted(work)
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
@@ -117,7 +117,7 @@ class BatchExecutor(Executor[RunningBatch]):
             work.since = None
 
     def _give_way(self, work: RunningBatch) -> None:
-        """The event loop has its turn, so that the batch waits for something, or has ended."""
+        """Allow more records: the event loop iterates, so the batch is suspended or has ended."""
         if self._fresh is work:
             self._fresh = None
             self._on_progress()

@@ -1,4 +1,4 @@
-"""Failed records of a batch: those that do not decode, those that the handler names, or all of them."""
+"""Failed records of a batch: those that do not decode, those named by the handler, or all of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def failures_of(call: BatchCall, records: list[Record]) -> Failed:
         return await call(records) or {}
     except _AllFailedError as error:
         return error.failed
-    except Exception as error:  # noqa: BLE001 - whatever a handler raises
+    except Exception as error:  # noqa: BLE001 - a handler may raise any
         return dict.fromkeys(range(len(records)), error)
 
 
 def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
-    """Return ``call`` that raises or succeeds as a call that returns which records failed."""
+    """Return ``call`` that returns the records which failed: those of PartialFailureError, and undecodable ones."""
 
     async def named(records: list[Record]) -> Failed:
         try:
@@ -45,7 +45,7 @@ def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> B
         except DecodeError:
             failed = _undecodable(prepared, records)
             if not failed:
-                # The handler itself decoded something else.
+                # The handler raised it for something else that it decoded.
                 raise
             good = [index for index in range(len(records)) if index not in failed]
             if good:
@@ -58,9 +58,9 @@ def naming_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> B
 
 
 def raising_if_all_fail(call: BatchCall) -> BatchCall:
-    """Return ``call`` for a transaction: what was published for a batch counts unless all of its records failed.
+    """Return ``call`` that raises if all records failed: the transaction discards the messages of a call that raises.
 
-    A handler that names the records that failed has published for the others.
+    If only some records failed, the messages belong to the others and are kept.
     """
 
     async def raising(records: list[Record]) -> Failed:
@@ -83,10 +83,10 @@ def _undecodable(prepared: PreparedHandler, records: Iterable[Record]) -> dict[i
 
 
 def _named(error: PartialFailureError, count: int, where: str) -> Failed:
-    """Return the failures that a handler named.
+    """Return the failures named in a PartialFailureError.
 
     Raises:
-        HandlerFailedError: it named none, or something that is no failure of this batch.
+        HandlerFailedError: there are none, or an index or exception is invalid.
     """
     wrong = "" if error.failed else "no index"
     instead = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -99,7 +99,7 @@ def _named(error: PartialFailureError, count: int, where: str) -> Failed:
         elif isinstance(one, Exception):
             failed[index] = one
         else:
-            wrong = f"{one!r}, which is no exception, at index {index}"
+            wrong = f"{one!r}, which is not an exception, at index {index}"
     if wrong:
         raise HandlerFailedError(
             f"{where} raised PartialFailureError with {wrong}, for a batch of {count} records - name those that failed,"
@@ -109,5 +109,5 @@ def _named(error: PartialFailureError, count: int, where: str) -> Failed:
 
 
 def _entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
-    """Return what the handler has put there, of whatever types."""
+    """Return the entries of the handler's mapping, whose types are unchecked."""
     return error.failed.items()

@@ -1,7 +1,7 @@
-"""Call path of a handler, from the outside in: conditions, publishing, deadline, middleware, decoding, the function.
+"""Call path of a handler, from the outside in: ``when=``, publishing, deadline, middleware, decoding, the function.
 
-Middleware is inside the deadline and may change what is published; neither sees a record that the handler does not
-take. A record that fails raises; a batch has failed records, which ``batch_failures`` tells apart.
+Middleware runs within the deadline and may change the result to publish; records that ``when=`` excludes reach neither.
+The call of a record raises if it fails; the call of a batch returns its failed records (``batch_failures``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HandlerCall(NamedTuple):
 
 
 def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue) -> HandlerCall:
-    """Return the call of a handler; ``overdue`` counts the calls that do not end with ``timeout_ms``."""
+    """Return the call of a handler; ``overdue`` counts calls that run on after ``timeout_ms``."""
     handler, prepared, is_batch = ready.handler, ready.prepared, ready.handler.batches is not None
     timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
     middleware: tuple[Callable[..., UnitCall], ...]
@@ -64,7 +64,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
     if timeout_s is not None:
         call = with_deadline(call, timeout_s, prepared.name, overdue, is_async=prepared.is_async)
         if prepared.ahead is not None:
-            # The deadline is the handler's, and not the schema registry's.
+            # Requests to the schema registry come before the deadline starts.
             call = prepared.ahead.then(call)
     results = ResultPublisher(context.publisher, ready.resolved.codec, handler.publish, handler.name)
     finish = _finish(results, prepared.name)
@@ -72,7 +72,7 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
         call = naming_failures(_published_together(call, results, prepared.name), prepared, handler.name)
     else:
         finished = _finished(call, finish)
-        # The executor finishes what a handler without a result returns: one coroutine less for each record.
+        # Without a result, the executor calls ``finish`` itself if needed: one coroutine less per record.
         is_lean = returns_nothing(prepared.function) and handler.publish is None and not middleware
         call = carrying(call if is_lean and context.transactions is None else finished, finished)
     if handler.when is not None:
@@ -85,10 +85,10 @@ def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue)
 
 
 def wants(handler: Handler, record: Record) -> bool:
-    """Return True if a handler takes a record; a condition that raises takes it, so that the record fails there."""
+    """Return True if a handler receives a record; also if its ``when=`` raises, so that the record fails there."""
     try:
         return handler.when is None or _holds(handler.when, record)
-    except Exception:  # noqa: BLE001 - it raises again where that is a failure of the record
+    except Exception:  # noqa: BLE001 - the handler's call evaluates it again, where an error fails the record
         return True
 
 
@@ -96,7 +96,7 @@ def _finish(results: ResultPublisher, where: str) -> Finish:
     async def finish(record: Record, returned: object) -> None:
         returned = await settled(returned, where)
         if returned is not None:
-            # Acknowledged before the record is finished, so that no commit is ahead of its results.
+            # Acknowledged before the record is finished, so that no offset is committed before its results.
             await results.publish([(returned, result_trace(record))])
 
     return finish
@@ -120,17 +120,17 @@ def _published_together(call: UnitCall, results: ResultPublisher, where: str) ->
             if returned is None or (returned := await settled(returned, where)) is None:
                 return
             items = results_in(returned)
-            # As many items as records: each belongs to its record. Otherwise no item belongs to a certain record.
+            # With as many items as records, each item belongs to its record; otherwise to none in particular.
             is_one_each = len(items) == len(given)
             headers = (record.headers for record in given) if is_one_each else itertools.repeat(())
-            # Acknowledged before the batch is finished, so that no commit is ahead of its results.
+            # Acknowledged before the batch is finished, so that no offset is committed before its results.
             await results.publish(zip(items, map(trace_of, headers), strict=False))
 
     return and_publish
 
 
 def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -> UnitCall:
-    """Return ``call`` for a handler that sees more of a record than its value."""
+    """Return ``call`` with records of the group's own topics as they were in their origin topic."""
 
     def seen(record: Record) -> Record:
         return first_read(record) if record.topic in origins else record
@@ -145,7 +145,7 @@ def _as_first_read(call: UnitCall, origins: Container[str], *, is_batch: bool) -
 
 
 def _if_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return ``call`` that rejects a record of which the condition is false."""
+    """Return ``call`` that rejects records for which ``when`` is false."""
 
     async def called(record: Record) -> object:
         _check(when, record)
@@ -155,14 +155,14 @@ def _if_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
 
 
 def _those_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return ``call`` for the records of a batch of which the condition is true; the others have failed."""
+    """Return ``call`` for the records of a batch for which ``when`` is true; the others fail."""
 
     async def called(records: list[Record]) -> Failed:
         failed: dict[int, Exception] = {}
         for index, record in enumerate(records):
             try:
                 _check(when, record)
-            except Exception as error:  # noqa: BLE001 - the user's condition: that record has failed
+            except Exception as error:  # noqa: BLE001 - the user's predicate raised: the record fails
                 failed[index] = error
         wanted = [index for index in range(len(records)) if index not in failed]
         if wanted:
@@ -175,14 +175,14 @@ def _those_wanted(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
 
 def _check(when: Callable[[Record], object], record: Record) -> None:
     if not _holds(when, record):
-        raise Reject("no handler's when= takes this record - say unmatched='skip' if it may be passed over")
+        raise Reject("no handler's when= matches this record - set unmatched='skip' to skip such records")
 
 
 def _holds(when: Callable[[Record], object], record: Record) -> bool:
-    """Return the answer of a condition.
+    """Return the result of a ``when=`` predicate.
 
     Raises:
-        ConfigurationError: the answer is an awaitable, which would always be true.
+        ConfigurationError: the result is an awaitable, which would always be true.
     """
     answer = when(record)
     if inspect.isawaitable(answer):

@@ -1,6 +1,6 @@
-"""Executor of a handler: what records and batches have in common once they are added.
+"""Base of the executors of records and batches.
 
-Which work may start is decided in ``core.dispatch``. Whatever a handler does to its task touches no other work.
+``core.dispatch`` decides which work may start. Whatever a handler does to its task affects no other work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Executor", "ExecutorOptions", "Recover"]
 WorkT = TypeVar("WorkT", bound=Work)
 
 Recover: TypeAlias = Callable[[Any, Any, Failed], Awaitable[None]]
-"""Given the executor, failed work and what of it failed: returns when that is finished. An error ends the app."""
+"""Finishes failed work; called with the executor, the work and its failures. An error ends the app."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class ExecutorOptions:
         order_by: order in which records are handled.
         concurrency: most records, or batches, that run at once.
         window: most records that wait here to run, or for another attempt.
-        on_progress: called when work is finished, or there is room for more.
-        on_full: called with a record and the number that wait with it, when they hold up their whole partition.
+        on_progress: called when work is finished or there is room for more.
+        on_full: called with a record and the number of records waiting with it when they hold up their partition.
     """
 
     order_by: OrderBy
@@ -48,7 +48,7 @@ class ExecutorOptions:
 
 
 class Executor(ABC, Generic[WorkT]):
-    """Runs the records or the batches of one handler.
+    """Executor of the records or batches of one handler.
 
     Args:
         queue: waiting records; decides which work starts next.
@@ -66,7 +66,7 @@ class Executor(ABC, Generic[WorkT]):
     ) -> None:
         self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
         self._progress: dict[TopicPartition, Progress] = {}
-        """The epoch in which the last records of a partition were added."""
+        """Epoch in which the last records of a partition were added."""
         self._loop = asyncio.get_running_loop()
         self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
         self.is_held = self._are_starts_held = False
@@ -79,7 +79,7 @@ class Executor(ABC, Generic[WorkT]):
         return 0 if self.is_held else self._queue.room_of(partition)
 
     def add(self, lease: Lease) -> None:
-        """Add the next records of a partition, to be started when their turn comes."""
+        """Add the next records of a partition, which start when their turn comes."""
         self._progress[lease.partition] = lease.progress
         self._queue.add(lease, self._loop.time())
         self._start_due()
@@ -97,7 +97,7 @@ class Executor(ABC, Generic[WorkT]):
             self._leave_waiting(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition: what runs of it counts for nothing, and failed records are not tried again."""
+        """Forget a partition: its running records are not committed, and failed records are not retried."""
         self._settle()
         self._queue.drop(partition)
         if (progress := self._progress.pop(partition, None)) is not None:
@@ -107,8 +107,8 @@ class Executor(ABC, Generic[WorkT]):
     # ---- starts --------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Start nothing more until ``release``; what runs goes on."""
-        # The task that holds itself counts as suspended, so that it looks before it starts the next record.
+        """Start no more work until ``release``; running work continues."""
+        # The calling handler's task is marked as suspended, so that it checks ``is_held`` before its next record.
         self._settle()
         self.is_held = True
         self._starts_changed()
@@ -121,7 +121,7 @@ class Executor(ABC, Generic[WorkT]):
         self._on_progress()
 
     def hold_starts(self) -> None:
-        """Start nothing until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
+        """Start no work until ``allow_starts``, also after ``release``: a transaction is about to be committed."""
         self._settle()
         self._are_starts_held = True
         self._starts_changed()
@@ -138,10 +138,10 @@ class Executor(ABC, Generic[WorkT]):
         return False
 
     def hurry(self) -> None:
-        """Start what waits for more records: none come before all of it is finished."""
+        """Start incomplete batches: no more records are delivered before all of these are finished."""
 
     def _starts_changed(self) -> None:
-        """Look again whether anything may start; a plain attribute, since it is asked for each suspended record."""
+        """Update ``_may_start``, a plain attribute as it is read for each suspended record, and start work."""
         workers = self._workers
         self._may_start = not (self.is_held or self._are_starts_held or workers.is_ending or workers.failed.done())
         self._start_due()
@@ -149,13 +149,13 @@ class Executor(ABC, Generic[WorkT]):
     # ---- life ----------------------------------------------------------------------------------------------------
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Run until canceled; then cancel handlers that run, which have so long to clean up.
+        """Run until canceled; then cancel running handlers, which have ``cleaning_up_s`` to clean up.
 
         Raises:
             HandlerFailedError: a record failed, and ``on_failure="stop"`` is set.
         """
         try:
-            # When the event loop ends by SystemExit all is canceled, and the reason has to outlive that.
+            # If SystemExit ends the event loop, all tasks are canceled, and the error must outlive that.
             await asyncio.shield(self._workers.failed)
         finally:
             self._settle()
@@ -175,12 +175,12 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def holds_back(self) -> bool:
-        """True if it is held, and records wait for that."""
+        """True if records wait for ``release``."""
         return self.is_held and self._queue.waiting > 0
 
     @property
     def longest_s(self) -> float:
-        """Seconds since the first of the handlers that run now was called; waits for an attempt do not count."""
+        """Seconds for which the longest call of the handler has run; pauses between attempts do not count."""
         since = [work.since for work in self._workers if work.since is not None]
         return self._loop.time() - min(since) if since else 0.0
 
@@ -191,54 +191,54 @@ class Executor(ABC, Generic[WorkT]):
 
     @property
     def runs_ours(self) -> bool:
-        """The same, of work with a partition that was not dropped since."""
+        """True if ``runs`` holds for work with a partition that was not dropped since."""
         running = [work.leases for work in self._workers if work.records]
-        # Without a lease it was never suspended, so that nothing can have been dropped meanwhile.
+        # Work without a lease was never suspended, so that its partition cannot have been dropped.
         return any(not leases or any(lease.is_current for lease in leases) for leases in running)
 
     @property
     def under_way(self) -> list[Record]:
-        """The first record of each work that is not finished."""
+        """First record of each record or batch that is not finished."""
         return [work.records[0] for work in self._workers if work.records]
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
-        """Return True if the handler runs in ``task``. Any thread may ask."""
+        """Return True if the handler runs in ``task``. Thread-safe."""
         work = self._workers.of(task)
         return work is not None and bool(work.records)
 
     @property
     def has_failed(self) -> bool:
-        """True if failed work ends the app: that is not finished, and nothing else runs."""
+        """True if failed work ends the app; it is not finished, and no other work starts."""
         return self._workers.failed.done()
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ends the app."""
+        """Error that ends the app."""
         return self._workers.failed.exception() if self._workers.failed.done() else None
 
     # ---- failed work ---------------------------------------------------------------------------------------------
 
     async def attempt(self, work: WorkT) -> Failed:
-        """Call the handler; return what failed.
+        """Call the handler; return the failed records.
 
-        A cancellation is the handler's own failure, unless all ends: then nothing has failed, nor is it finished.
+        A CancelledError is a failure of the handler, unless the executor ends: then no record has failed or finished.
         """
         try:
             failed = await self._call(work)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a handler raises
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any
             failed = dict.fromkeys(range(len(work.records)), self._failure(error))
         if self._workers.has_abandoned or (failed and self._workers.is_ending):
             raise asyncio.CancelledError
         return failed
 
     def _failure(self, error: Exception | asyncio.CancelledError) -> Exception:
-        """Return what a handler raised as its failure; raise CancelledError while all ends."""
+        """Return the error of a handler as its failure; raise CancelledError while the executor ends."""
         if self._workers.is_ending:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
         return error if isinstance(error, Exception) else no_end()
 
     async def pause_all(self, work: WorkT, seconds: float) -> bool:
-        """Wait before the next attempt; return False if no record is left that may be tried again here."""
+        """Wait before the next attempt; return False if no record is left to retry here."""
         self._settle()
         self._leave_halted(work)
         if work.records:
@@ -246,7 +246,7 @@ class Executor(ABC, Generic[WorkT]):
         return bool(work.records)
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait before one record is given up again; return False if it belongs to another owner meanwhile."""
+        """Wait before sending a failed record again; return False if it belongs to another owner meanwhile."""
         self._settle()
         work, partition = self._work_of(record), record.topic_partition
         if work is None:
@@ -260,11 +260,11 @@ class Executor(ABC, Generic[WorkT]):
     def is_ours(self, record: Record) -> bool:
         """Return True if the partition of a started record was not dropped since."""
         work, partition = self._work_of(record), record.topic_partition
-        # Without a lease it was never suspended, so that nothing can have been dropped meanwhile.
+        # Work without a lease was never suspended, so that its partition cannot have been dropped.
         return work is not None and (not work.leases or _lease_of(work, partition).is_current)
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
-        """Wait without being in the way of other work."""
+        """Wait while other work may take the place of this work."""
         ended = self._loop.create_future()
         self._queue.failed(work.queued)
         self._workers.most += not work.waits
@@ -283,7 +283,7 @@ class Executor(ABC, Generic[WorkT]):
             work.since = None if since is None else self._loop.time()
 
     def _work_of(self, record: Record) -> WorkT | None:
-        """Return the work that has a record, and has not finished or left it."""
+        """Return the work with an unfinished record; None if the record was left to another owner."""
         ours = self._workers.of(asyncio.current_task())
         works = self._workers if ours is None else [ours]
         return next((work for work in works if any(one is record for one in work.records)), None)
@@ -308,11 +308,11 @@ class Executor(ABC, Generic[WorkT]):
 
     @abstractmethod
     def _start_due(self) -> None:
-        """Start the work whose turn has come, if any may start."""
+        """Start the work whose turn has come, if work may start."""
 
     @abstractmethod
     async def _call(self, work: WorkT) -> Failed:
-        """Call the handler; return what failed, or raise if all of it did."""
+        """Call the handler; return the failed records, or raise if all of them failed."""
 
     @abstractmethod
     def keep(self, work: WorkT, records: Sequence[Record]) -> None:
@@ -320,10 +320,10 @@ class Executor(ABC, Generic[WorkT]):
 
     @abstractmethod
     def _shed(self, work: WorkT, partition: TopicPartition, /) -> None:
-        """Take the records of a partition out of ``work``, unfinished."""
+        """Remove the records of a partition from ``work``, unfinished."""
 
     def _settle(self) -> None:
-        """Note the record whose handler has suspended, before anything else happens."""
+        """Mark the running record as suspended, before anything else happens."""
 
     def _ended(self, _work: WorkT) -> None:
         """React to the end of a task."""

@@ -1,8 +1,7 @@
-"""One consumer group of an app at work: its consumer, a line for each handler, and what goes from one to the other.
+"""Runtime of one consumer group of an app: its source, and an executor for each handler.
 
-Rule of this file: a record goes to the first handler that wants it, and is done when that line says so. The group
-decides nothing else; order is ``app.dispatch.executor``'s, failure ``app.failures.policy``'s, and when to try
-again ``app.failures.delayed_records``'s.
+A record goes to the first handler that matches it. Order is up to ``app.dispatch.executor``, failures to
+``app.failures.policy``, delays of retry topics to ``app.failures.delayed_records``.
 """
 
 from __future__ import annotations
@@ -35,23 +34,29 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["Connect", "GroupRuntime"]
 
 _FULL_TOLD_S = 60.0
-"""Between two words of the lanes of one partition that are full."""
+"""Seconds between two LaneFull events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
-"""Gives the source of a group's records."""
+"""Returns the source of a group's records."""
 
 
 class GroupRuntime:
-    """Reads for its handlers and lets each have its records.
+    """Reads the records of one group, and gives each to its handler.
 
     Args:
-        handlers: each with its signature read, and what holds for it.
-        opened: what dependencies of the app's scope have given.
-        publisher: for results and dead letters.
-        connect: where records come from.
+        group_id: id of the group.
+        handlers: handlers with their analyzed signatures and resolved options.
+        opened: values of app-scoped dependencies.
+        publisher: publisher of results and dead letters.
+        observer: receives events.
+        connect: returns the source of records.
+
+    Attributes:
+        source: source of records.
+        left_behind: names of handlers that were canceled by the stop and still run.
     """
 
-    def __init__(  # noqa: PLR0913 - the rooms it stands between
+    def __init__(  # noqa: PLR0913 - joins the parts of an app with those of a group
         self,
         group_id: str,
         handlers: Sequence[BoundHandler],
@@ -77,16 +82,15 @@ class GroupRuntime:
         self._of_topic: dict[str, list[HandlerRuntime]] = {}
         self._progress = AutoResetEvent()
         self._full_at: dict[TopicPartition, float] = {}
-        """When it was told last that a lane of a partition is full."""
+        """Earliest time of the next LaneFull event of each partition."""
         self._is_ending = False
         self.left_behind: list[str] = []
-        """Names of handlers that went on after they were canceled at the end."""
 
     async def start(self) -> None:
-        """Connect to where records come from; the first come with ``run``.
+        """Start the source and build the executors; records are read from ``run`` on.
 
         Raises:
-            TailraceError: as ``Consumer.start`` does.
+            TailraceError: see ``Consumer.start``.
         """
         window = await self.source.start(self)
         publisher = self._publisher if self._transactions is None else self._transactions
@@ -96,7 +100,7 @@ class GroupRuntime:
             letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
-            # Looked up for each record: where all of them are known by name, that is a set.
+            # Looked up for each record: a set where all topics are known by name.
             origins=self._routes if self._routes.patterns else self._routes.own,
             delay_of=self._delays.delay_of,
             window=window,
@@ -106,11 +110,11 @@ class GroupRuntime:
         self._runtimes = [handler_runtime(one, context) for one in self._ready]
 
     async def run(self, cleaning_up_s: float) -> None:
-        """Handle records until cancelled; then handlers that run are cut short, and have so long to clean up.
+        """Handle records until canceled; then cancel running handlers, which have ``cleaning_up_s`` to clean up.
 
         Raises:
-            HandlerFailedError: a handler failed for good, and ``on_failure="stop"`` says so.
-            TailraceError: the consumer cannot go on.
+            HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
+            TailraceError: the source cannot continue.
         """
         async with anyio.create_task_group() as tasks:
             for one in self._runtimes:
@@ -119,9 +123,9 @@ class GroupRuntime:
             tasks.start_soon(self._delays.run)
 
     async def finish(self, timeout_s: float) -> None:
-        """Begin nothing more, and wait for what runs, for so long at most."""
+        """Start no more records, and wait at most ``timeout_s`` for running ones."""
         until = asyncio.get_running_loop().time() + timeout_s
-        # Of what a rebalance brings from now on nothing is begun either.
+        # room_of() is 0 from now on, so that records of newly assigned partitions do not start either.
         self._is_ending = True
         self.source.halt()
         if self._transactions is not None:
@@ -130,17 +134,17 @@ class GroupRuntime:
             await self._progress.wait(until)
 
     def handler_in(self, task: asyncio.Task[Any]) -> str | None:
-        """The name of the handler that runs in ``task``. Any thread may ask."""
+        """Return the name of the handler that runs in ``task``, or None. Thread-safe."""
         return next((one.handler.name for one in self._runtimes if one.executor.runs_in(task)), None)
 
     @property
     def failure(self) -> BaseException | None:
-        """The error of a handler that ends the app."""
+        """Error of a handler that ends the app."""
         return next(filter(None, (one.executor.failure for one in self._runtimes)), None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing goes on by itself: what is not done waits for what failed for good."""
+        """True if no work continues by itself: unfinished records only wait for records that failed for good."""
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return not self._delays and all(
@@ -148,47 +152,47 @@ class GroupRuntime:
         )
 
     def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
-        """Where a handler runs; several if it was declared more than once."""
+        """Return the executors of a handler; several if it was declared more than once."""
         return [one.executor for one in self._runtimes if one.handler.function is function]
 
     @property
     def slowest(self) -> tuple[float, str]:
-        """For how many seconds the record has run that was begun first, and whose it is."""
+        """Seconds for which the longest call of a handler has run, and the handler's name."""
         return max(((one.executor.longest_s, one.handler.name) for one in self._runtimes), default=(0.0, ""))
 
     @property
     def overdue(self) -> Sequence[str]:
-        """Names of handlers that still run although their ``timeout_ms`` is over."""
+        """Names of handlers that still run after their ``timeout_ms``."""
         return [one.handler.name for one in self._runtimes if one.overdue.count]
 
     @property
     def waiting(self) -> int:
-        """Records that failed for good and are tried again now and then, as nobody takes them."""
+        """Number of records that failed for good and hold up their lane, as they can be written to no topic."""
         aside = 0 if self._transactions is None else self._transactions.waiting
         return aside + sum(one.failures.waiting for one in self._runtimes)
 
     @property
     def stalled_s(self) -> float:
-        """For how long no transaction could be committed although there are records; 0 while that is not long."""
+        """Seconds for which no transaction was committed although there are records; 0 until that is too long."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s
 
     @property
     def runs(self) -> bool:
-        """Whether a handler runs, or waits for its next attempt."""
+        """True if a handler runs, or waits for its next attempt."""
         return any(one.executor.runs for one in self._runtimes)
 
     @property
     def runs_ours(self) -> bool:
-        """The same, of records whose partitions were not dropped since."""
+        """True if ``runs`` holds for a record whose partition was not dropped since."""
         return any(one.executor.runs_ours for one in self._runtimes)
 
     @property
     def unstarted(self) -> int:
-        """How many records were taken and have not started."""
+        """Number of records taken and not started; those that wait in retry topics count as one."""
         return bool(self._delays) + sum(one.executor.waiting for one in self._runtimes)
 
     def hold_starts(self) -> None:
-        """Start nothing more until ``allow_starts``; what runs goes on."""
+        """Start no more records until ``allow_starts``; running ones continue."""
         for one in self._runtimes:
             one.executor.hold_starts()
 
@@ -199,16 +203,16 @@ class GroupRuntime:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether no handler runs, and one that is paused has records that wait for it."""
+        """True if no handler runs and records wait for a paused one."""
         return not self.runs and any(one.executor.holds_back for one in self._runtimes)
 
     @property
     def gathers(self) -> bool:
-        """Whether records wait for others, to be handled with them as a batch."""
+        """True if records wait for others to complete their batch."""
         return any(one.executor.gathers for one in self._runtimes)
 
     def hurry(self) -> None:
-        """Nothing more comes before all of it is done: what waits for others need not."""
+        """Start incomplete batches: no more records are delivered before all of these are finished."""
         for one in self._runtimes:
             one.executor.hurry()
 
@@ -246,7 +250,7 @@ class GroupRuntime:
                 self._deal(lease)
 
     def room_of(self, partition: TopicPartition) -> int:
-        """How many records of a partition it takes now."""
+        """Return how many records of a partition may be read now."""
         return 0 if self._is_ending else self._delays.limit(partition, self._room_in_lines(partition))
 
     def _room_in_lines(self, partition: TopicPartition) -> int:
@@ -263,10 +267,10 @@ class GroupRuntime:
             seen, order = record, list(range(len(runtimes)))
             if is_own:
                 seen, failed = first_read(record), handler_of(record)
-                # Who failed first is asked first.
+                # The handler that failed first comes first.
                 order.sort(key=lambda n: runtimes[n].handler.name != failed)
             wanting = (n for n in order if wants(runtimes[n].handler, seen))
-            # What nobody wants fails where a handler says that it shall; there it is refused before the handler runs.
+            # A record without a match fails in a handler with unmatched="fail", whose call rejects it.
             refusing = (n for n in order if runtimes[n].handler.unmatched == "fail")
             chosen = next(wanting, next(refusing, None))
             if chosen is None:

@@ -21,15 +21,15 @@ class HandlerContext:
     """Parts of a consumer group that its handlers share."""
 
     opened: Opened
-    """Values of the dependencies of the app's scope."""
+    """Values of app-scoped dependencies."""
     publisher: Publisher
-    """Publishes results."""
+    """Publisher of results."""
     letter_publisher: DeadLetterPublisher
     transactions: Transactions | None
-    """Transactions to which results belong; None without."""
+    """Transactions to which results belong; None for at-least-once delivery."""
     observer: Observer
     origins: Container[str]
-    """Topics of the group's own, whose records look to handlers as they did in their first topic."""
+    """Topics of the group's own, whose records handlers see as they were in their origin topic."""
     delay_of: Callable[[str], int | None]
     """Returns the delay of a retry topic in milliseconds; None for other topics."""
     window: int
@@ -37,4 +37,4 @@ class HandlerContext:
     on_progress: Callable[[], None]
     """Called when a record is finished, or there is room for more."""
     on_full: Callable[[Handler, Record, int], None]
-    """Called with the last record that a lane or a partition takes, and the number that wait there."""
+    """Called with the record that fills a lane or a partition, and the number of records waiting there."""

@@ -22,7 +22,7 @@ __all__ = ["HandlerRuntime", "handler_runtime"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandlerRuntime:
-    """One handler at work."""
+    """Parts that run one handler."""
 
     handler: Handler
     executor: Executor[Any]
@@ -31,7 +31,7 @@ class HandlerRuntime:
 
 
 def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
-    """Join the parts of a handler."""
+    """Build the runtime of a handler."""
     handler = ready.handler
     limits = handler.batches
     if context.transactions is not None and handler.timeout_ms is None:

@@ -1,8 +1,8 @@
-"""Executor of records: workers that take one record after the other from its lanes.
+"""Executor of records: workers that take one record after the other from the lanes.
 
-A worker runs records without a pause until a handler suspends; only then is another worker woken, and only then is
-anything noted about the record. So a handler that never suspends costs no task, no timer and no set for a record. At
-most one worker runs at any moment, since there is one event loop: it is ``_running`` until it suspends.
+A worker runs records without a pause until a handler suspends. Only then is another worker woken and the record's state
+kept, so that a handler that never suspends costs no task, no timer and no set entry per record. At most one worker runs
+at any moment, since there is one event loop: it is ``_running`` until it suspends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RecordExecutor"]
 
 _RECORDS_A_LOOK = 32
-"""Most records that run between two looks at the clock; the first looks come sooner."""
+"""Most records that run between two readings of the clock; the first readings come sooner."""
 
 
 class RecordExecutor(Executor[Worker]):
-    """Runs the records of one handler.
+    """Executor of the records of one handler.
 
     Args:
-        call: calls the handler; a record has failed if it raises.
+        call: calls the handler; a record has failed if this raises.
         recover: finishes a failed record.
         options: order and limits.
         is_shared: True if other handlers take records of the same partitions.
@@ -56,14 +56,14 @@ class RecordExecutor(Executor[Worker]):
         return len(self._workers.tasks) - len(self._idle)
 
     def keep(self, _work: Worker, _records: Sequence[Record]) -> None:
-        """Finish nothing: the worker finishes its record when that is recovered."""
+        """Do nothing: the worker finishes its record after recovery."""
 
     def _start_due(self) -> None:
         if self._running is None and self._lanes.waiting and self._may_start:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wake a worker; the event loop's turn after its handler suspends wakes the next one."""
+        """Wake a worker; when its handler suspends, the event loop's next iteration wakes another (``_look``)."""
         if self._idle:
             rested = self._idle.pop().rested
             if rested is not None and not rested.done():
@@ -94,7 +94,7 @@ class RecordExecutor(Executor[Worker]):
         workers = self._workers
         while True:
             await self._run_until_nothing(worker)
-            # A handler has changed the context: the next record starts in a new task.
+            # If a handler has changed the context, the next record starts in a new task.
             if workers.is_ending or copy_context() != worker.context or len(workers.tasks) > workers.most:
                 return
             worker.rested = self._loop.create_future()
@@ -118,7 +118,7 @@ class RecordExecutor(Executor[Worker]):
             if worker.has_rested:
                 worker.has_rested, began_at = False, self._loop.time()
                 if len(workers.tasks) > workers.most:
-                    # It made room for another while its record waited for an attempt; that one goes on instead.
+                    # Another worker took its place while its record waited for an attempt, and continues instead.
                     break
             elif is_too_long(self._loop.time() - began_at):
                 self._rest()
@@ -128,7 +128,7 @@ class RecordExecutor(Executor[Worker]):
         self._on_progress()
 
     async def _run_free(self, worker: Worker, began_at: float) -> None:
-        """Run records that need no ``take``, until one suspends or it takes too long."""
+        """Run records that need no ``take``, until one suspends or the event loop's turn is too long."""
         handle, finish, context, look_at = self._handle, self._finish, worker.context, 1
         for count, record in enumerate(self._lanes.free, 1):
             worker.record = record
@@ -151,7 +151,7 @@ class RecordExecutor(Executor[Worker]):
             self._lanes.recovered(worker.queued)
 
     def _take(self, worker: Worker) -> Record | None:
-        """Return the next record for ``worker``, which runs from now on."""
+        """Make ``worker`` the running one, and return its next record."""
         if self._running is not None:
             self._settle(worker)
         self._running = worker
@@ -167,18 +167,18 @@ class RecordExecutor(Executor[Worker]):
         return queued.record
 
     def _rest(self) -> None:
-        """The worker gives the event loop back with nothing in hand."""
+        """Record that the worker yields to the event loop without a record."""
         self._running = None
         self._lanes.rest()
 
     def _look(self) -> None:
-        """The event loop has its turn: the handler that ran still waits for something, so another may run."""
+        """Wake another worker: the event loop iterates, so the handler that ran is suspended or has ended."""
         self._is_looked_for = False
         self._settle()
         if self._lanes.waiting and self._may_start:
             self._wake_one()
         else:
-            # The last record may be suspended for long, and would say so only when it is finished.
+            # The suspended record may take long, and would report progress only when it is finished.
             self._on_progress()
 
     def _settle(self, but: Worker | None = None) -> None:

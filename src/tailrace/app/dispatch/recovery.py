@@ -1,7 +1,7 @@
 """Recovery of failed work: attempts, pauses and dead letters, until each failed record is finished.
 
-``app.failures.policy`` decides about each record. Those of a batch that are tried again stay together as one smaller
-batch, in their order; the pause is the shortest that one of them is owed.
+``app.failures.policy`` decides about each record. Records of a batch that are retried stay together as one smaller
+batch, in their order; its pause is the shortest of theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FailedWork", "Recovery", "RetryingExecutor"]
 
 
 class FailedWork(Protocol):
-    """A record or a batch that is started and not finished."""
+    """Record or batch that was started and is not finished."""
 
     @property
     def records(self) -> Sequence[Record]:
@@ -37,21 +37,21 @@ WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
 
 
 class RetryingExecutor(RetryingLane, Protocol[WorkT_contra]):
-    """Executor as recovery needs it."""
+    """Interface of an executor for recovery."""
 
     async def attempt(self, work: WorkT_contra) -> Failed:
-        """Call the handler again; return what failed."""
+        """Call the handler again; return the failed records."""
 
     def keep(self, work: WorkT_contra, records: Sequence[Record]) -> None:
         """Finish all records of ``work`` but these."""
 
     async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
-        """Wait before the next attempt; return False if no record is left that may be tried again here."""
+        """Wait before the next attempt; return False if no record is left to retry here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A failed record, and the decision about it."""
+    """Failed record with the decision about it."""
 
     record: Record
     error: Exception
@@ -68,8 +68,8 @@ class Recovery:
 
     Args:
         name: name of the handler.
-        policy: decides about each record, and gives up those that are not tried again.
-        is_batch: True if the handler takes batches; their events count records.
+        policy: decides about each record, and gives up those that are not retried.
+        is_batch: True for a batch handler, whose events count records.
         chance: returns a number in [0, 1), for the jitter.
     """
 
@@ -90,16 +90,16 @@ class Recovery:
 
     @property
     def waiting(self) -> int:
-        """Number of records that no topic takes, and which are tried again now and then."""
+        """Number of records that failed for good and are retried, or sent to their topic again, at intervals."""
         return self._parked + self._policy.waiting
 
     async def recover(self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: Failed) -> None:
-        """Return when all records of ``work`` are finished, or belong to another owner.
+        """Return when all records of ``work`` are finished or belong to another owner.
 
         Raises:
-            HandlerFailedError: ``on_failure="stop"`` is set.
-            DeadLetterError: a record cannot be written to the dead letters, and ``on_failure="stop"`` is set.
-            ProducerFencedError: another process publishes in our place.
+            HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
+            DeadLetterError: a dead-letter or retry topic refuses a record, and ``on_failure="stop"`` is set.
+            ProducerFencedError: another producer has the same transactional id.
         """
         failure_counts, before, has_given_up = self._policy.failure_counts(), failed[min(failed)], False
         while failed:
@@ -109,7 +109,7 @@ class Recovery:
             ]
             self._tell(len(work.records), cases, final)
             has_given_up = has_given_up or bool(final)
-            # The finished records of a batch count from here on, whatever happens to the rest.
+            # The successful records of a batch are finished here, whatever happens to the rest.
             executor.keep(work, [case.record for case in cases])
             await self._give_up(executor, [case for case in cases if not case.is_kept])
             kept = [case for case in cases if case.is_kept]
@@ -129,7 +129,7 @@ class Recovery:
         return cases
 
     async def _give_up(self, executor: RetryingLane, cases: Sequence[_Case]) -> None:
-        # The new owner of a lost record handles it, and writes its dead letter.
+        # The new owner of a lost partition handles the record, and sends its dead letter.
         ours = [case for case in cases if executor.is_ours(case.record)]
         if ours:
             await gather_in_order(
@@ -174,7 +174,7 @@ class Recovery:
 
 
 def _detach(error: Exception, before: Exception) -> None:
-    """Take the first failure out of the context of a later one, which Python sets as it is raised in its wake."""
+    """Remove the first failure from the context of a later one; Python sets it, as recovery runs in its handler."""
     one: BaseException = error
     while one.__context__ is not None and one.__context__ is not before:
         one = one.__context__

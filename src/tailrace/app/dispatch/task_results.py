@@ -1,7 +1,4 @@
-"""How the tasks end in which handlers run: by themselves, by what they raise, or all together.
-
-Rule of this file: a handler may do to its task what it likes, and whoever owns that task goes on.
-"""
+"""Results of tasks that run handlers: errors, self-cancellation, and their common end."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ __all__ = ["ended_by", "no_end", "stop_all"]
 
 
 def ended_by(task: asyncio.Task[Any]) -> Exception | None:
-    """What a task has raised, as an error that may end an app; asyncio has let SystemExit through already."""
+    """Return the error that ended a task, as one that may end an app; asyncio re-raises SystemExit itself."""
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, Exception):
         return error
@@ -28,7 +25,7 @@ def ended_by(task: asyncio.Task[Any]) -> Exception | None:
 
 
 def no_end() -> HandlerFailedError:
-    """That a handler has cancelled its own task, or let out what it had cancelled: its failure, and not our end."""
+    """Clear the cancellation that a handler requested of its own task, and return it as a failure of the handler."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
@@ -36,12 +33,10 @@ def no_end() -> HandlerFailedError:
 
 
 async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> bool:
-    """Cancel tasks and wait until they have ended, for so long at most; return True if all have.
+    """Cancel tasks and wait at most ``within_s`` for them; abandon the others, and return True if there are none.
 
-    A task that goes on is abandoned.
-
-    A cancelled scope around it does not cut that short, since it is such a scope that has them stopped: what they
-    stand on is there until they have cleaned up.
+    A canceled scope does not interrupt the wait, since it is such a scope that stops the tasks: what they depend on
+    stays open until they have cleaned up.
     """
     for task in tasks:
         task.cancel()

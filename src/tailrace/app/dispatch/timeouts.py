@@ -1,4 +1,4 @@
-"""``timeout_ms``: how long a handler may take for what it is given."""
+"""``timeout_ms``: deadline of one call of a handler."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _GRACE_S = 1.0
 
 
 class Overdue:
-    """Calls of one handler that still run although ``timeout_ms`` is over.
+    """Calls of one handler that still run after ``timeout_ms``.
 
     Attributes:
-        count: how many there are now.
+        count: number of such calls.
     """
 
     def __init__(self, handler: str, observer: Observer) -> None:
@@ -36,7 +36,7 @@ class Overdue:
         self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
 
     def ended(self) -> None:
-        """Count a call no more: it has ended after all."""
+        """Subtract a call that has ended."""
         self.count -= 1
 
 
@@ -61,12 +61,16 @@ class _Deadline:
         took_s = self._loop.time() - self._began_at
         if not self._may_cancel:
             if error is None and took_s > self._seconds:
-                raise TimeoutError(f"it took {took_s:.1f} s of {self._seconds:.1f} s, and a thread cannot be cut short")
+                raise TimeoutError(
+                    f"the handler took {took_s:.1f} s, longer than timeout_ms={self._seconds * 1000:.0f}, and a thread"
+                    " cannot be canceled"
+                )
         elif self._has_expired:
             is_ours = self._task.uncancel() <= self._cancelling
             if kind is None:
                 raise TimeoutError(
-                    f"it returned after {took_s:.1f} s of {self._seconds:.1f} s, and swallowed its cancellation"
+                    f"the handler took {took_s:.1f} s, longer than timeout_ms={self._seconds * 1000:.0f}, and swallowed"
+                    " its cancellation"
                 )
             if is_ours and issubclass(kind, asyncio.CancelledError):
                 raise TimeoutError from error
@@ -87,8 +91,9 @@ def with_deadline(
 ) -> Callable[[WorkT], Awaitable[object]]:
     """Return ``call`` with a deadline, after which it raises TimeoutError.
 
-    An async handler is canceled then, and has failed whatever it returns. A thread cannot be ended, and nothing may run
-    beside it, so that a plain handler has failed when it returns. One that does not end is ``overdue``.
+    An async handler is canceled at its deadline, and has failed whatever it returns. A thread cannot be ended, and no
+    other attempt may run concurrently, so a plain handler fails only when it returns. A call that runs on is
+    ``overdue``.
     """
 
     async def within(work: WorkT) -> object:

@@ -1,4 +1,4 @@
-"""Started work of an executor: a record or a batch, and the task that runs it."""
+"""Started records and batches, and the tasks that run them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["RunningBatch", "Work", "Worker"]
 
 
 class Work(Protocol):
-    """A record or a batch that was started and is not finished, in a task.
+    """Record or batch that was started and is not finished, with its task.
 
     Attributes:
-        queued: the record or batch, as it was taken out of the queue.
-        publishing: mark of the task.
-        since: time at which the handler was called; None while it is not called, or waits for another attempt.
-        waits: pauses before another attempt, each of one partition; None for all of them.
+        queued: record or batch, as it was taken from the queue.
+        publishing: marks messages of this task, which are refused once it is abandoned.
+        since: event loop time at which the handler was called; None while it is not running.
+        waits: pauses before another attempt, each with its partition, or None for all partitions.
     """
 
     queued: Any
@@ -32,7 +32,7 @@ class Work(Protocol):
 
     @property
     def records(self) -> list[Record]:
-        """Records that are not finished, and not left to another owner."""
+        """Records that are neither finished nor left to another owner."""
 
     @property
     def leases(self) -> list[Lease]:
@@ -44,17 +44,15 @@ class Worker:
 
     Attributes:
         context: context in which each record starts.
-        record: the record that it runs.
-        queued: the same, once that is suspended or was parked before.
-        rested: ends the worker's rest; None while it does not rest.
-        has_rested: True if the event loop had its turn while the last record was suspended.
-        has_paused: True if the last record waited for another attempt.
+        record: record that it runs.
+        queued: entry of the record in the lanes, once the record was suspended or parked.
+        rested: future that wakes an idle worker; None before it was first idle.
+        has_rested: True if the event loop iterated while the last record was suspended.
         is_left: True if the record is left to another owner.
     """
 
     __slots__ = (
         "context",
-        "has_paused",
         "has_rested",
         "is_left",
         "publishing",
@@ -73,16 +71,16 @@ class Worker:
         self.since: float | None = None
         self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
         self.rested: asyncio.Future[None] | None = None
-        self.has_rested = self.has_paused = self.is_left = False
+        self.has_rested = self.is_left = False
 
     @property
     def records(self) -> list[Record]:
-        """The record that it runs, if any."""
+        """Record that it runs, if any."""
         return [] if self.record is None or self.is_left else [self.record]
 
     @property
     def leases(self) -> list[Lease]:
-        """The record's lease; none while the record was never suspended."""
+        """Lease of the record; empty until the record is suspended."""
         return [] if self.queued is None else [self.queued.lease]
 
 

@@ -1,4 +1,4 @@
-"""Tasks of an executor: how many there are, and how they end."""
+"""Tasks of an executor."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Workers(Generic[WorkT]):
     """Tasks of one executor, each with a context of its own.
 
     Args:
-        most: most tasks at once.
+        most: maximum number of tasks.
         on_end: called when a task has ended.
 
     Attributes:
-        most: most tasks at once; those beyond it end when they are through.
-        is_ending: True if nothing is started any more, and what runs is canceled.
-        has_abandoned: True if a task went on after that; its work is not finished here any more.
-        tasks: tasks that have not ended, each with its work.
-        failed: done when a task has ended by an error.
+        most: maximum number of tasks; tasks in excess end after their current record.
+        is_ending: True if no work is started any more and running tasks are canceled.
+        has_abandoned: True if a task still runs after its cancellation; its work is never finished here.
+        tasks: running tasks, each with its work.
+        failed: future that is done when a task has ended by an error.
     """
 
     def __init__(self, most: int, on_end: Callable[[WorkT], None]) -> None:
@@ -42,11 +42,11 @@ class Workers(Generic[WorkT]):
         return iter(self.tasks.values())
 
     def of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
-        """Return the work of ``task``. Any thread may ask."""
+        """Return the work of ``task``. Thread-safe."""
         return self.tasks.get(task) if task is not None else None
 
     def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
-        """Start a task; there has to be room for one."""
+        """Start a task; the caller checks that there is room."""
         context = self._context.copy()
         work = make(context)
         task = self._loop.create_task(run(work), context=context)
@@ -55,7 +55,7 @@ class Workers(Generic[WorkT]):
         return work
 
     async def end(self, within_s: float) -> None:
-        """Cancel all tasks and wait until they have ended, for so long at most."""
+        """Cancel all tasks, and wait at most ``within_s`` until they have ended."""
         self.is_ending = True
         self.has_abandoned = not await stop_all(list(self.tasks), within_s)
         for work in self:

@@ -18,17 +18,17 @@ WorkT = TypeVar("WorkT")
 
 
 _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
-"""Calls of ``call(record)`` by the run of a middleware in this context; the last one is None when that has ended."""
+"""Coroutines of ``call(record)`` made by the current call of a middleware; None is appended when it has ended."""
 
 
 def wrapped_by(
     call: Callable[[WorkT], Coroutine[Any, Any, object]],
     middleware: Sequence[Callable[[Callable[[WorkT], Awaitable[object]]], Callable[[WorkT], Awaitable[object]]]],
 ) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return ``call`` within ``middleware``, the outermost first.
+    """Return ``call`` wrapped in ``middleware``, the first of which is the outermost.
 
     Raises:
-        ConfigurationError: one of them returns no function.
+        ConfigurationError: a middleware does not return a function.
     """
     for around in reversed(middleware):
         where = f"middleware {name_of(around)}"
@@ -37,8 +37,8 @@ def wrapped_by(
             if inspect.iscoroutine(wrapped):
                 wrapped.close()
             raise ConfigurationError(
-                f"{where} returned {wrapped!r} - a middleware is a plain function that is given call and returns an"
-                " `async def` of one parameter, which awaits call(record)"
+                f"{where} returned {wrapped!r} - write a plain function that takes call and returns an `async def`"
+                " of one parameter, which awaits call(record)"
             )
         call = _checked(wrapped, where)
     return call
@@ -51,7 +51,7 @@ def _wrapped(around: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 -
 def _noted(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
     def noted(work: WorkT) -> Coroutine[Any, Any, object]:
         coming, calls = call(work), _calls.get()
-        # A task that a middleware keeps for later records has the list of the first one in its context.
+        # A task that a middleware keeps for later records still has the list of the first record in its context.
         if calls is not None and None not in calls:
             calls.append(cast("CoroutineType[Any, Any, object]", coming))
         return coming
@@ -60,19 +60,19 @@ def _noted(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[Wo
 
 
 def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return ``call`` with its awaitable results awaited; it fails if it returns before its inner calls have ended."""
+    """Return ``call`` that awaits awaitable results, and raises if it returns before its inner calls have ended."""
 
     async def called(work: WorkT) -> object:
         calls: list[CoroutineType[Any, Any, object] | None] = []
         token = _calls.set(calls)
         try:
             coming: object = call(work)
-            # The first check is the cheaper one.
+            # The cheaper check comes first.
             if type(coming) is not CoroutineType and not inspect.isawaitable(coming):
                 _close(calls)
                 raise ConfigurationError(
-                    f"{where}: its function returned {coming!r}, and not an awaitable - write it as `async def`, and"
-                    " return `await call(record)`"
+                    f"{where}: its function returned {coming!r} instead of an awaitable - write it as `async def`, with"
+                    " `return await call(record)`"
                 )
             returned = await cast("Awaitable[object]", coming)
             if returned is not None:
@@ -94,7 +94,7 @@ def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: s
 
 
 def _close(calls: Iterable[CoroutineType[Any, Any, object] | None]) -> None:
-    """Close coroutines that have not started: one that a task is about to run would run beside the next attempt."""
+    """Close coroutines that have not started, which a task might otherwise run concurrently with the next attempt."""
     for one in calls:
         if one is not None and inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
             one.close()

@@ -1,7 +1,4 @@
-"""Letters on their way: to a retry topic or to the dead letters of one group.
-
-Rule of this file: a letter is sent when the topic has acknowledged it. What follows from a refusal is not decided here.
-"""
+"""Publisher of one group's failed records: to its retry topics and its dead-letter topics."""
 
 from __future__ import annotations
 
@@ -31,20 +28,20 @@ __all__ = ["DeadLetterPublisher", "OutgoingLetter"]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingLetter:
-    """What is to be written about a record, and where."""
+    """Failed record on its way to a topic."""
 
     topic: str
     write: Callable[[], Sequence[Letter]]
-    """Anew for each attempt to send it: a letter, and those to send where the one before is too large."""
+    """Returns the message to send, followed by shorter ones to send if it is too large; called for each attempt."""
 
 
 class DeadLetterPublisher:
-    """Writes and sends one group's letters.
+    """Sends failed records of one group to their retry topic or dead-letter topic.
 
     Args:
-        routes: the group's.
-        publisher: what they are sent with.
-        wall_clock: seconds since the epoch.
+        routes: routes of the group.
+        publisher: sends the records.
+        wall_clock: returns seconds since the epoch.
     """
 
     def __init__(self, routes: Routes, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
@@ -52,7 +49,7 @@ class DeadLetterPublisher:
         self._publisher, self._wall_clock = publisher, wall_clock
 
     def for_later(self, record: Record, failures: int, error: Exception, handler: str, delay_ms: int) -> OutgoingLetter:
-        """To the retry topic: it is due so long after it is sent."""
+        """Return ``record`` for a retry topic, due ``delay_ms`` after it is sent."""
         origin, record = self._as_ours(record)
         topic = retry_topic(origin, self._group_id, delay_ms)
         failure = self._failure(record, failures, error, handler)
@@ -61,7 +58,7 @@ class DeadLetterPublisher:
     def for_the_dead(
         self, record: Record, failures: int, error: Exception, handler: str, template: str
     ) -> OutgoingLetter:
-        """To the dead letters."""
+        """Return ``record`` for its dead-letter topic."""
         origin, record = self._as_ours(record)
         topic = topic_name(template, topic=origin, group=self._group_id)
         failure = self._failure(record, failures, error, handler)
@@ -70,14 +67,14 @@ class DeadLetterPublisher:
         )
 
     async def send(self, addressed: OutgoingLetter, before: Sequence[PublishTooLargeError] = ()) -> PublishError | None:
-        """Send the first letter that is not too large; why not, when the topic takes none.
+        """Send the first message that is not too large; return None once it is acknowledged, else the error.
 
         Args:
-            addressed: what may be sent.
-            before: what became of the first ones of these, when they were sent before.
+            addressed: failed record to send.
+            before: errors of the first messages, which were sent before and were too large.
 
         Raises:
-            ProducerFencedError: another process publishes in our place.
+            ProducerFencedError: another producer has the same transactional id.
         """
         refused: PublishError | None = before[-1] if before else None
         for letter in addressed.write()[len(before) :]:
@@ -94,10 +91,10 @@ class DeadLetterPublisher:
         return refused
 
     def _as_ours(self, record: Record) -> tuple[str, Record]:
-        """Return the topic that a record is of in this group, and the record without headers of others.
+        """Return the origin topic of a record, and the record without tailrace headers of other writers.
 
-        Only the group's own topics carry headers of its own: anyone may write them into the others, such as a forged
-        count of deaths, or the offset of another record as the origin.
+        The headers are trusted only in the group's own topics. In other topics any producer may have written them, such
+        as a forged number of deaths, or the offset of another record as the origin.
         """
         if record.topic in self._routes:
             return self._routes.origin(record.topic), record

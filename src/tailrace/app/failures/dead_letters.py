@@ -1,7 +1,7 @@
-"""Letters: records that failed, each with what happened to it, to be buried, tried later or replayed.
+"""Headers and contents of failed records in dead-letter topics, retry topics and replay topics.
 
-Rule of this file: pure. Key, value and headers of a record stay as they came; what is added stands in headers under
-one prefix, ``tailrace-``. That prefix is reserved: headers of a record that begin with it are taken for ours.
+This module is pure. A record keeps its key, value and headers; the failure is described in added headers with the
+reserved prefix ``tailrace-``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 Header: TypeAlias = tuple[str, bytes | None]
 
 PREFIX = "tailrace-"
-"""Of every header that tailrace adds."""
+"""Prefix of all headers that tailrace adds."""
 MOST_ADDED_BYTES = 16_384
-"""A dead letter is larger than its record by this much at most."""
+"""Most bytes that a dead letter adds to its record."""
 
 _ERROR_TYPE = PREFIX + "error-type"
 _ERROR_MESSAGE = PREFIX + "error-message"
@@ -59,22 +59,22 @@ _MOST_NAME_BYTES = 512
 _MOST_MESSAGE_BYTES = 4_096
 _MOST_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
-"""Of each text, where there is no room for more."""
+"""Limit of each text in a brief dead letter and in a retry topic."""
 
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
 
 
-# ---- a letter --------------------------------------------------------------------------------------------------
+# ---- failed records --------------------------------------------------------------------------------------------
 
 
 class Origin(NamedTuple):
-    """Where a record was read first, before any retry, death or replay."""
+    """Position at which a record was first read, before any retry, dead letter or replay."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
-    """Milliseconds since the epoch, as the record carried it."""
+    """Timestamp of the record, in milliseconds since the epoch."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
@@ -82,18 +82,18 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a record is given up."""
+    """Last failure of a record."""
 
     error: BaseException
     attempts: int
-    """The first included."""
+    """Number of attempts, the first included."""
     handler: str
     group_id: str
     at_ms: int
 
 
 class Letter(NamedTuple):
-    """A record to be published."""
+    """Failed record to publish, with its added headers."""
 
     key: bytes | None
     value: bytes | None
@@ -102,43 +102,43 @@ class Letter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A dead letter as it was read; what its headers do not say is empty."""
+    """Dead letter read from its topic; fields without a header are empty."""
 
     record: Record = field(repr=False)
-    """As it stands in the dead-letter topic."""
+    """Record in the dead-letter topic."""
     error_type: str
-    """With its module, such as ``httpx.ConnectError``; builtins without."""
+    """Type of the error with its module, such as ``httpx.ConnectError``; builtins without."""
     reason: str
-    """The error's message."""
+    """Message of the error."""
     traceback: str = field(repr=False)
     attempts: int
     handler: str
     group_id: str
     at_ms: int
-    """When it failed; when the letter was written, if it does not say."""
+    """Time of the failure in milliseconds since the epoch; without a header, the timestamp of the dead letter."""
     origin: Origin | None
     deaths: int
-    """How often it died, this time included."""
+    """Number of times that the record became a dead letter, this one included."""
     replays: int
-    """How often it had been replayed before."""
+    """Number of replays before this dead letter."""
     headers: tuple[Header, ...] = field(repr=False)
-    """Those that the record came with."""
+    """Original headers of the record."""
 
     @property
     def key(self) -> bytes | None:
-        """The record's key."""
+        """Key of the record."""
         return self.record.key
 
     @property
     def value(self) -> bytes | None:
-        """The record's value."""
+        """Value of the record."""
         return self.record.value
 
 
 def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> Letter:
-    """The dead letter of a record; one that died before keeps its first origin, and its deaths are counted.
+    """Return the dead letter of a record; a replayed record keeps its origin and its number of deaths.
 
-    A brief one says no more than where the record came from and what the error was, in few words.
+    A brief dead letter has no traceback and a shortened error message.
     """
     before = _ours(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MOST_MESSAGE_BYTES)
@@ -152,7 +152,7 @@ def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> 
 
 
 def retry_letter(record: Record, failure: Failure, due_at_ms: int) -> Letter:
-    """A record on its way to a retry topic: with its failure in few words, and when it may be handled again."""
+    """Return a record for a retry topic, with its failure in brief and the time at which it is due."""
     before = _ours(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _digits(due_at_ms)}
     added |= {name: before[name] for name in (_DEATHS, _REPLAYS) if name in before}
@@ -160,7 +160,7 @@ def retry_letter(record: Record, failure: Failure, due_at_ms: int) -> Letter:
 
 
 def read_dead_letter(record: Record) -> DeadLetter | None:
-    """What a record of a dead-letter topic says; None when it is no dead letter. No header is too broken to be read."""
+    """Parse a record of a dead-letter topic; return None if it is not a dead letter. Malformed headers are ignored."""
     found = _ours(record.headers)
     if _ERROR_TYPE not in found or _DUE_AT in found:
         return None
@@ -182,48 +182,48 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
 
 
 def replay_letter(dead: DeadLetter) -> Letter:
-    """The record once more, as it came; of ours it has its origin, its deaths and its replays, this one included."""
+    """Return the original record for its replay, with headers for its origin, deaths and replays, this one included."""
     added = {_DEATHS: _digits(dead.deaths), _REPLAYS: _digits(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
     return Letter(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 
 
 def origin_of(record: Record) -> Origin:
-    """Where a record was read first: as its headers say, or else where it stands."""
+    """Return the origin of a record: from its headers, or else its own position."""
     known = _origin_in(_ours(record.headers))
     return known or Origin(record.topic, record.partition, record.offset, record.timestamp)
 
 
 def due_at(record: Record) -> int | None:
-    """When a record of a retry topic may be handled, in milliseconds since the epoch; None when it does not say."""
+    """Return when a record of a retry topic is due, in milliseconds since the epoch; None without a valid header."""
     found = _number(_ours(record.headers), _DUE_AT, -1)
     return None if found < 0 else found
 
 
 def attempts_before(record: Record) -> int:
-    """How often a record was tried before it went through the retry topic that it comes from."""
+    """Return the number of attempts before a record was sent to the retry topic that it comes from."""
     found = _ours(record.headers)
     return max(_number(found, _ATTEMPTS), 0) if _DUE_AT in found else 0
 
 
 def handler_of(record: Record) -> str:
-    """The handler that sent a record to a retry topic; empty when none did."""
+    """Return the name of the handler that sent a record to a retry topic; empty for other records."""
     found = _ours(record.headers)
     return _text(found, _HANDLER) if _DUE_AT in found else ""
 
 
 def first_read(record: Record) -> Record:
-    """The record as a handler saw it first: with the topic, partition, offset and timestamp of its origin."""
+    """Return the record with the topic, partition, offset and timestamp of its origin."""
     return Record(*origin_of(record)[:3], record.key, record.value, origin_of(record).timestamp, record.headers)
 
 
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
-    """The headers that a record takes along to another topic, so that ``origin_of`` knows it there."""
+    """Return the headers from which ``origin_of`` reads an origin."""
     return tuple((name, str(part).encode()) for name, part in zip(_ORIGIN, origin, strict=True))
 
 
 def without_ours(headers: Iterable[Header]) -> tuple[Header, ...]:
-    """The headers that tailrace did not add."""
+    """Return the headers that tailrace did not add."""
     return tuple((name, value) for name, value in headers if not name.startswith(PREFIX))
 
 
@@ -274,19 +274,19 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, whatever it does when it is asked."""
+    """Return the message of an error, or a placeholder if its ``__str__`` raises."""
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - the user's own __str__; the letter is written whatever it does
-        return f"(its text cannot be made: {type(broken).__name__})"
+    except Exception as broken:  # noqa: BLE001 - the user's own __str__; the dead letter is written all the same
+        return f"(no message: __str__ raised {type(broken).__name__})"
 
 
 def _cut(text: str, most: int) -> bytes:
-    """In UTF-8, without its middle where it is too long: a traceback begins at the handler and ends at the error."""
+    """Encode a text in UTF-8, cutting its middle if it is too long: a traceback needs its first and its last lines."""
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= most:
         return whole
-    gap = f"\n... {len(whole) - most} bytes and more are left out ...\n".encode()
+    gap = f"\n... more than {len(whole) - most} bytes omitted ...\n".encode()
     first = most // 4
     last = most - first - len(gap)
     head, tail = (part.decode("utf-8", "ignore").encode() for part in (whole[:first], whole[-last:]))

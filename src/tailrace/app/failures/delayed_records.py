@@ -1,7 +1,7 @@
-"""Records of retry topics, handed on when they are due.
+"""Records of retry topics, delivered to their executor when they are due.
 
-Rule of this file: of each partition one small slice is read and no more until its first record is due, so what waits
-stays undecoded, or with the broker. One timer for all of them; nothing runs and nothing sleeps for a single record.
+One small slice of each partition is read, and the next only after it was delivered, so that most waiting records stay
+undecoded or on the broker. All partitions share one timer; no record has a task or a timer of its own.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tailrace.records import Record, TopicPartition
 __all__ = ["RetryTopicRecords"]
 
 _SLICE = 32
-"""So many records are read at once of a partition of a retry topic."""
+"""Most records of a partition that are read at once."""
 
 
 class RetryTopicRecords:
-    """Keeps records of retry topics until they are due.
+    """Holds records of retry topics until they are due.
 
     Args:
-        topics: the group's retry topics.
-        hand_on: given what is due, in order.
-        room_of: how many records of a partition may be handed on now.
-        on_empty: told when a partition may be read on.
-        wall_clock: seconds since the epoch.
+        topics: retry topics of the group.
+        hand_on: receives the records that are due, in order.
+        room_of: returns how many records of a partition ``hand_on`` accepts now.
+        on_empty: called when more records of a partition may be read.
+        wall_clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class RetryTopicRecords:
         return bool(self._shelf)
 
     def delay_of(self, topic: str) -> int | None:
-        """The delay of a retry topic in milliseconds; None of any other topic."""
+        """Return the delay of a retry topic in milliseconds; None for any other topic."""
         found = self._topics.get(topic)
         return None if found is None else found.delay_ms
 
     def limit(self, partition: TopicPartition, room: int) -> int:
-        """How many records of a partition may be read, of so many that there is room for."""
+        """Return how many records of a partition may be read now, at most ``room``."""
         if partition.topic not in self._topics:
             return room
         return 0 if partition in self._shelf else min(room, _SLICE)
 
     def hold(self, lease: Lease) -> None:
-        """Keep these until they are due, and hand on what is."""
+        """Hold records until they are due."""
         delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
 
         def due(record: Record) -> float:
@@ -76,7 +76,7 @@ class RetryTopicRecords:
         self._news.set()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Hand on nothing more of a partition: its next owner waits for its records instead."""
+        """Deliver no more records of a partition, and leave them to its next owner."""
         if (lease := self._shelf.drop(partition)) is not None:
             lease.abandon_left()
 
@@ -85,12 +85,12 @@ class RetryTopicRecords:
         self._shelf.drop(partition)
 
     def look_again(self) -> None:
-        """There may be room where there was none."""
+        """Deliver records that are due, as there may be room again."""
         if self._shelf:
             self._news.set()
 
     async def run(self) -> None:
-        """Hand on what becomes due, until cancelled."""
+        """Deliver records as they become due, until canceled."""
         while True:
             now = self._now
             is_empty = False
@@ -100,7 +100,7 @@ class RetryTopicRecords:
                 is_empty = is_empty or partition not in self._shelf
             if is_empty:
                 self._on_empty()
-            # What is due and has no room comes when there is: nobody waits for a time that is over.
+            # Records that are due and have no room wait for look_again, not for the timer.
             await self._news.wait(self._shelf.next_at(now))
 
     @property

@@ -1,9 +1,8 @@
-"""What becomes of single records that failed: decided, and done where a record is given up.
+"""Failure policy of a handler: decides about each failed record, and gives it up if that is the decision.
 
-Rule of this file: what to do is ``core.failures.retry``'s to say. A record is done with when its handler has succeeded,
-when it stands in a retry topic or among the dead letters (acknowledged, before its offset may be committed), or when
-the user has said that it may be skipped; it is never dropped for any other reason. A topic that does not take it is no
-reason to end the app either, or one record would end every process of the group: its lane waits.
+``core.failures.retry`` decides. A record is finished when its handler has succeeded, when a retry topic or dead-letter
+topic has acknowledged it (before its offset may be committed), or when ``on_failure="skip"`` skips it; no record is
+dropped otherwise. If a topic refuses the record, its lane waits: an error would end every process of the group in turn.
 """
 
 from __future__ import annotations
@@ -36,43 +35,44 @@ from tailrace.records import Record
 __all__ = ["SAID", "FailurePolicy", "RetryingLane", "is_given_up", "is_outage", "said"]
 
 _NEVER_AGAIN = (Reject, DecodeError)
-"""What would fail in the same way each time."""
+"""Errors that would recur in every attempt."""
 _OUTAGES = (SchemaRegistryError,)
-"""What says nothing of the record."""
+"""Errors of a service that the record needs, which are no failure of the record."""
 
 SAID = {
-    FailureAction.RETRY: "tried again",
-    FailureAction.RETRY_TOPIC: "tried again later",
-    FailureAction.DEAD_LETTER: "sent to the dead letters",
-    FailureAction.PAUSE: "tried again now and then, with its lane waiting",
+    FailureAction.RETRY: "retried",
+    FailureAction.RETRY_TOPIC: "sent to a retry topic",
+    FailureAction.DEAD_LETTER: "sent to the dead-letter topic",
+    FailureAction.PAUSE: "retried at intervals while its lane waits",
     FailureAction.STOP: "the app stops",
     FailureAction.SKIP: "skipped",
 }
+"""Decisions in words, for events."""
 
 
 class RetryingLane(Protocol):
-    """Where a record waits that failed."""
+    """Lane in which a failed record waits."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
-        """Wait without being in the way; False when the record is another's meanwhile."""
+        """Wait without blocking other work; return False if the record belongs to another owner meanwhile."""
 
     def is_ours(self, record: Record) -> bool:
-        """Whether the record, which this task runs, is not another's meanwhile."""
+        """Return True if the partition of a record that this task runs was not dropped since."""
 
 
 class FailurePolicy:
-    """Decides about one handler's failed records, and sees to those that are given up.
+    """Decides about the failed records of one handler, and gives up those that are not retried here.
 
     Args:
-        transactions: those in which the records are handled, and which wait for none for long; None where there are
-            none, and a record waits in its lane.
-        delay_of: the delay of a retry topic in milliseconds; None of other topics.
+        transactions: transactions in which the records are handled, which do not wait long for a record; None if
+            there are none, and records wait in their lanes.
+        delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
-        waiting: records that nobody takes, and which are tried again now and then.
+        waiting: number of records that their topic refuses, sent again at intervals.
     """
 
-    def __init__(  # noqa: PLR0913 - what is said of a record, and who is told
+    def __init__(  # noqa: PLR0913 - decisions, publisher and events
         self,
         handler: Handler,
         resolved: ResolvedOptions,
@@ -93,17 +93,17 @@ class FailurePolicy:
         self.waiting = 0
 
     def failure_counts(self) -> FailureCounts:
-        """Where failures are counted: as long as records may come again, if they do, else until one is done with."""
+        """Return the counts of failures: those of the transactions, which outlast an abort, or new ones."""
         return FailureCounts() if self._transactions is None else self._transactions.failure_counts
 
     def decide(self, record: Record, so_far: FailureCount, error: Exception, chance: float) -> RetryDecision:
-        """What to do with a record that failed so often, the last time with ``error``.
+        """Return the decision about a failed record.
 
         Args:
-            record: as it was read.
-            so_far: how often, ``error`` included.
-            error: the last one.
-            chance: in [0, 1), for the jitter.
+            record: record as it was read.
+            so_far: its failures, ``error`` included.
+            error: its last error.
+            chance: number in [0, 1), for the jitter.
         """
         handler, resolved = self._handler, self._resolved
         return after_failure(
@@ -120,9 +120,9 @@ class FailurePolicy:
         )
 
     async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
-        """``pause`` before records are tried again together; return False if they are not tried again here.
+        """Await ``pause`` before records are retried together; return False if they are not retried here.
 
-        A transaction that cannot wait for all of them, or is aborted meanwhile, delivers each again when it is due.
+        If the transaction cannot wait for all of them, or is aborted meanwhile, each is delivered again when it is due.
         """
         transactions = self._transactions
         if transactions is None:
@@ -143,17 +143,17 @@ class FailurePolicy:
     async def give_up(
         self, lane: RetryingLane, record: Record, failures: int, error: Exception, decision: RetryDecision
     ) -> None:
-        """Do with a record what is decided; it is not tried again.
+        """Send a record to its retry or dead-letter topic, skip it or stop the app, as decided.
 
         Raises:
-            HandlerFailedError: it is decided to stop.
-            DeadLetterError: it cannot be written to the dead letters, and ``on_failure="stop"`` says so.
-            ProducerFencedError: another process publishes in our place.
+            HandlerFailedError: the decision is to stop.
+            DeadLetterError: the topic refuses the record, and ``on_failure="stop"`` is set.
+            ProducerFencedError: another producer has the same transactional id.
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
         if transactions is not None and decision.step is not FailureAction.STOP and not transactions.has_time(0.0, 0.0):
-            # What is done about it now would be taken back: it is done when the record comes again.
+            # The transaction will be aborted, and this with it: give the record up when it is delivered again.
             transactions.failure_counts.close(partition, offset, error)
             transactions.set_aside(record, 0.0, is_given_up=False)
             return
@@ -174,15 +174,16 @@ class FailurePolicy:
                 self._observer.emit(RecordSkipped(name, partition, offset, said(error), error))
             case _:
                 raise HandlerFailedError(
-                    f"{name} failed at {partition} offset {offset} ({said(error)}), and on_failure='stop' says to stop"
+                    f"{name} failed at {partition} offset {offset}: {said(error)} - the app stops, as on_failure='stop'"
+                    " is set; fix the handler, or set dead_letter or on_failure='skip'"
                 ) from error
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
     async def _send(self, lane: RetryingLane, record: Record, letter: OutgoingLetter, error: Exception) -> bool:
-        """Send a letter; False when the record is another's meanwhile.
+        """Send a failed record; return False if it belongs to another owner meanwhile.
 
-        For as long as the topic takes none, the record waits in its lane.
+        While the topic refuses it, the record waits in its lane.
         """
         while lane.is_ours(record):
             refused = await self._letter_publisher.send(letter, self._refusals_of(record))
@@ -192,7 +193,7 @@ class FailurePolicy:
             if self._resolved.on_failure == "stop":
                 raise DeadLetterError(
                     f"{record.topic_partition} offset {record.offset} failed ({said(error)}) and cannot be written to"
-                    f" {letter.topic!r}: {refused} - it is not committed; {advice}"
+                    f" {letter.topic!r}: {refused}; it is not committed - {advice}"
                 ) from refused
             again_s = self._resolved.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
@@ -202,7 +203,7 @@ class FailurePolicy:
         return False
 
     def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """What was told of letters only when their transaction was to be committed."""
+        """Return the errors of messages about the record that were too large only when their transaction committed."""
         if self._transactions is None:
             return ()
         return self._transactions.refusals.of_letters(record.topic_partition, record.offset)
@@ -219,21 +220,21 @@ class FailurePolicy:
 
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
-    """Return True if no further attempt is owed to a record, but for those of ``on_failure="pause"``."""
+    """Return True if a record has no attempt left, apart from those of ``on_failure="pause"``."""
     return decision.step not in {FailureAction.RETRY, FailureAction.RETRY_TOPIC} and not is_outage(error)
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether a failure says nothing of the record: something that it needs is away."""
+    """Return True if a service that the record needs is unavailable, which is no failure of the record."""
     return isinstance(error, _OUTAGES)
 
 
 def said(error: BaseException) -> str:
-    """An error in a few words, for events."""
+    """Return the type and message of an error, for events."""
     return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _advice(topic: str, refused: PublishError) -> str:
     if isinstance(refused, PublishTooLargeError):
         return f"raise max.message.bytes of {topic}"
-    return f"see that {topic} exists, that this app may write to it, and that enough of its replicas are alive"
+    return f"check that {topic} exists, that this app may write to it, and that enough of its replicas are in sync"

@@ -1,9 +1,9 @@
-"""The one exception that a handler raises as a word."""
+"""Exception with which a handler rejects a record."""
 
 from __future__ import annotations
 
 __all__ = ["Reject"]
 
 
-class Reject(Exception):  # noqa: N818 - a handler says it: raise Reject("negative total")
-    """This record will never do: no other attempt is made, it goes where failed records go, with these words."""
+class Reject(Exception):  # noqa: N818 - reads well in handlers: raise Reject("negative total")
+    """Rejects a record: it fails without another attempt, and the message is the reason in its dead letter."""

@@ -1,8 +1,7 @@
-"""A process of ours: started, spoken to over a socket, waited for.
+"""Child process with a socket to its parent.
 
-Rule of this file: a child lives only as long as the socket does, so a parent that is killed leaves none behind; and it
-has a session of its own, so a Ctrl-C in the terminal is heard by the parent alone, which then ends its children in
-good order.
+A child ends when its socket closes, so that a killed parent leaves no children. It has a session of its own, so that
+Ctrl-C in the terminal reaches only the parent, which then stops its children in an orderly way.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from tailrace.errors import ConfigurationError, TailraceError
 __all__ = ["Child", "pickled", "unpickled"]
 
 _LIMIT = 1 << 20
-"""How much waits in this process for ``next_message``; the rest waits in the child."""
+"""Most bytes that wait in this process for ``next_message``; further ones wait in the child."""
 
 
 class Child:
-    """One started process.
+    """Started process.
 
     Attributes:
-        pid: its number.
+        pid: process id.
     """
 
     def __init__(
@@ -51,19 +50,21 @@ class Child:
 
     @classmethod
     async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
-        """Run ``main()`` of ``module`` in a process of its own and give it ``spec``.
+        """Run ``main()`` of ``module`` in a process of its own, and send it ``spec``.
 
         Raises:
-            ConfigurationError: ``spec`` cannot be pickled, or this system has no such processes.
+            ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
         """
         if os.name != "posix":
-            raise ConfigurationError("several processes need Linux or macOS - run several of `tailrace run` instead")
+            raise ConfigurationError(
+                "several processes need Linux or macOS - start `tailrace run` several times instead"
+            )
         begin = encode(BeginMessage(pickled({**spec, "path": sys.path})))
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as stack:
             stack.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
-                # Without -P a module of the working directory would take the place of any that is imported.
+                # Without -P, a module in the working directory would shadow an installed one of the same name.
                 *(sys.executable, "-P", "-m", module, str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -81,12 +82,12 @@ class Child:
         return child
 
     def send(self, message: ToChild) -> None:
-        """Say something; a child that has ended hears nothing."""
+        """Send a message; do nothing if the child has ended."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
     async def next_message(self) -> FromChild | None:
-        """What it says next; None when it has ended."""
+        """Return its next message; None if it has ended."""
         try:
             size = length_of(await self._reader.readexactly(HEADER))
             return decode_from_child(await self._reader.readexactly(size))
@@ -94,11 +95,11 @@ class Child:
             return None
 
     async def ended(self) -> int:
-        """Wait for its end; gives its exit code, or the signal's number below 0."""
+        """Wait for its end; return its exit code, or the negated number of the signal that killed it."""
         return await self._process.wait()
 
     async def ended_within(self, timeout_s: float) -> int:
-        """Wait for its end, and kill it when that takes too long."""
+        """Wait for its end, kill it after ``timeout_s``, and return its exit code."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -107,12 +108,12 @@ class Child:
             return await self._process.wait()
 
     def kill(self) -> None:
-        """End it now."""
+        """Send SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
     async def bury(self) -> None:
-        """Let nothing of it be left: no process, no zombie, no socket."""
+        """Kill the process if it runs, reap it, and close the socket."""
         with anyio.CancelScope(shield=True):
             if self._process.returncode is None:
                 self.kill()
@@ -123,26 +124,26 @@ class Child:
 
 
 def pickled(value: object) -> bytes:
-    """A value for another process.
+    """Pickle a value for another process.
 
     Raises:
-        ConfigurationError: something in it does not go over.
+        ConfigurationError: it cannot be pickled.
     """
     try:
         return pickle.dumps(value, protocol=5)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"this does not go over to another process: {error}"
-            " - give options that are plain values, and let the app make the rest where it runs"
+            f"the options cannot be sent to another process: {error}"
+            " - pass plain values only, and create other objects in the app's module"
         ) from error
 
 
 def unpickled(error: bytes | None, text: str) -> TailraceError:
-    """The error that a child has told of, or what it says, where its class is one that only the child has."""
+    """Return the error of a child; one with its text if its class is unknown here."""
     if error is None:
         return TailraceError(text)
     try:
         found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
-    except Exception:  # noqa: BLE001 - a class of the app's own may raise anything when it is made anew
+    except Exception:  # noqa: BLE001 - a class of the user's may raise anything when unpickled
         return TailraceError(text)
     return found if isinstance(found, TailraceError) else TailraceError(text)

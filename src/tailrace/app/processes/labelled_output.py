@@ -1,7 +1,7 @@
-"""What a worker writes, a line at a time and with its name in front, so that several on one terminal are told apart.
+"""Output of a worker in whole lines, each prefixed with the worker's name.
 
-Rule of this file: it stays in the worker. Were its output led through the parent, a parent that is killed would have
-every ``print`` of a handler fail.
+The worker writes it itself: if it went through the parent and the parent were killed, every ``print`` of a handler
+would fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 __all__ = ["LabelledLines", "label_output"]
 
 _LONGEST = 1 << 16
-"""A line that does not end is written after so many bytes."""
+"""Bytes after which an unfinished line is written."""
 
 
 class LabelledLines(io.RawIOBase):
@@ -24,19 +24,19 @@ class LabelledLines(io.RawIOBase):
         self._rest = bytearray()
 
     def fileno(self) -> int:
-        """Where it goes."""
+        """Return the file descriptor of the output."""
         return self._descriptor
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """Whether a person looks at it."""
+        """Return True if the output is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Take ``data``; what ends in a newline is written."""
+        """Buffer ``data``, and write its complete lines."""
         self._rest += data
         *lines, rest = bytes(self._rest).split(b"\n")
         if len(rest) > _LONGEST:
@@ -46,25 +46,25 @@ class LabelledLines(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Write what did not end in a newline."""
+        """Write the last line, which did not end in a newline."""
         if not self.closed and self._rest:
             self._put([bytes(self._rest)])
             self._rest.clear()
         super().close()
 
     def _put(self, lines: list[bytes]) -> None:
-        # In one call, so that no line of another worker comes in between.
+        # In one call, so that lines of other workers are not mixed in.
         out = memoryview(b"".join(b"%b%b\n" % (self._label, line) for line in lines))
         while out:
             out = out[os.write(self._descriptor, out) :]
 
 
 def label_output(label: str) -> None:
-    """Have ``print``, logs and tracebacks of this process carry ``label``."""
+    """Prefix all output of this process with ``label``: prints, logs and tracebacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            continue  # closed, as some that start services do
+            continue  # some service managers close it
         labelled = LabelledLines(stream.fileno(), label)
         setattr(
             sys,

@@ -1,7 +1,7 @@
-"""The other end of a child's socket: what a child does first, and what it does when its parent is gone.
+"""Child's end of the socket to its parent.
 
-Rule of this file: it runs in the child. A thread listens, so that even a child whose event loop hangs ends when its
-parent has ended: first it is asked to, and when that does not help in time the process is ended as it is.
+This module runs in the child. A thread listens, so that even a child with a blocked event loop ends with its parent:
+first it is asked to stop, and if it has not ended in time, the thread kills the process.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from tailrace.errors import TailraceError
 __all__ = ["MARGIN_S", "Parent", "failed"]
 
 MARGIN_S = 5.0
-"""What a process may take to end on top of what its consumers may."""
+"""Seconds that a process may take to end in addition to its consumers' ``stop_timeout_ms``."""
 
 
 class Parent:
-    """Whoever has started this process.
+    """Connection to the process that started this one.
 
     Args:
-        descriptor: the socket that was inherited.
+        descriptor: file descriptor of the inherited socket.
     """
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self.stop_timeout_s = 20.0
-        """How long this process may take to end."""
+        """Seconds that this process may take to end."""
 
     def begin(self) -> dict[str, Any]:
-        """What to do, as the parent says it; from here on its modules can be imported."""
+        """Receive the spec from the parent, and set ``sys.path`` to the parent's."""
         message = self._receive()
         assert isinstance(message, BeginMessage), message
         spec: dict[str, Any] = pickle.loads(message.spec)  # noqa: S301 - from our own parent, over our own socket
@@ -57,34 +57,34 @@ class Parent:
         return spec
 
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The socket for an event loop that never hangs, instead of ``listen`` and ``send``."""
+        """Return the socket as streams; for a child whose event loop runs no user code, in place of the thread."""
         self._socket.setblocking(False)
         return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
 
     def listen(self, on_message: Callable[[ToChild], None]) -> None:
-        """Call ``on_message`` for each message, in a thread; ``StopMessage`` is the last, also when the parent dies."""
+        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, also if the parent dies."""
         threading.Thread(target=self._listen, args=(on_message,), name="tailrace parent", daemon=True).start()
 
     def send(self, message: FromChild) -> None:
-        """Say something; a parent that is gone hears nothing."""
+        """Send a message; do nothing if the parent has ended."""
         self._send(encode(message))
 
     def beat(self, message: FromChild) -> None:
-        """The same, but say nothing where that would have to wait: a parent that sleeps must not hold its child up."""
+        """Send a message unless that would block: a stopped parent must not hold up its child."""
         said = encode(message)
         try:
             sent = self._socket.send(said, socket.MSG_DONTWAIT)
         except OSError:
             return
         if sent < len(said):
-            # What is begun has to be finished, or all that comes later could not be read.
+            # A partly sent message must be completed, or no later one could be decoded.
             self._send(said[sent:])
 
     def _send(self, said: bytes) -> None:
         try:
             self._socket.sendall(said)
         except OSError:
-            return  # the listener sees to the end
+            return  # the listening thread ends the process
 
     def _listen(self, on_message: Callable[[ToChild], None]) -> None:
         message: ToChild | None = None
@@ -95,7 +95,7 @@ class Parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _receive(self) -> ToChild | None:
-        """The next message; None when the parent is gone."""
+        """Return the next message; None if the parent has ended."""
         header = self._exactly(HEADER)
         body = None if header is None else self._exactly(length_of(header))
         return None if body is None else decode_to_child(body)
@@ -114,7 +114,7 @@ class Parent:
 
 
 def failed(error: BaseException) -> FailedMessage:
-    """An error for the parent; of ours as it is, of others what it says."""
+    """Return an error for the parent: a TailraceError pickled, any other as text."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = f"{type(error).__name__}: {error}"
@@ -122,5 +122,5 @@ def failed(error: BaseException) -> FailedMessage:
         return FailedMessage(None, text)
     try:
         return FailedMessage(pickle.dumps(error, protocol=5), text)
-    except Exception:  # noqa: BLE001 - what an error carries may be anything; what it says is told
+    except Exception:  # noqa: BLE001 - its attributes may be unpicklable; its text is sent
         return FailedMessage(None, text)

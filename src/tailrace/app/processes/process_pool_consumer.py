@@ -1,7 +1,4 @@
-"""ProcessPoolConsumer: topics read by several processes, as one stream.
-
-Rule of this file: what users call and read from; it is to them what ``Consumer`` is.
-"""
+"""ProcessPoolConsumer: topics read by several processes, as one stream."""
 
 from __future__ import annotations
 
@@ -28,30 +25,29 @@ from tailrace.records import Record
 __all__ = ["ProcessPoolConsumer"]
 
 _NOT_OVER = ("post_rebalance_callback", "rebalance_listener")
-"""Options that would be called where nobody waits for them."""
+"""Callbacks, which would be called in another process."""
 
 Layout = Literal["group", "assigned"]
 
 
 class ProcessPoolConsumer:
-    """Reads topics with several processes and hands out one stream of records.
+    """Consumer that reads topics with several processes, and delivers one stream of records.
 
-    Fetching, checking, decompressing and decoding are done by the processes, each with an event loop and connections of
-    its own. Records of a partition come in order. As with ``Consumer``, a record is done when the next one is asked
-    for, and nothing that was not handed out and done is committed.
+    The processes fetch, check, decompress and decode, each with its own event loop and connections. Records of a
+    partition are delivered in order. As with ``Consumer``, a record is finished when the next one is requested, and
+    only the offsets of delivered and finished records are committed.
 
     Args:
         topics: names of the topics to read.
-        workers: how many processes; never more than there are partitions.
-        partitions_per_worker: or how many partitions each shall have; it goes before ``workers``.
-        layout: ``"group"``: each process is a member of the group, which deals the partitions out, and one that dies
-            has its own again. ``"assigned"``: this process deals them out evenly, no group is joined, and offsets are
-            committed for ``group_id`` if there is one. The first with a ``group_id``, the second without, when nothing
-            is said.
-        options: those of ``Consumer``; ``hooks`` are told of the processes.
+        workers: number of processes; never more than there are partitions.
+        partitions_per_worker: number of partitions per process; takes precedence over ``workers``.
+        layout: ``"group"``, the default with a ``group_id``: each process is a member of the group, and one that is
+            restarted gets its partitions back. ``"assigned"``, the default without: this process assigns the partitions
+            evenly, joins no group, and commits offsets for ``group_id`` if that is set.
+        options: options of ``Consumer``; ``hooks`` receive events about the processes.
 
     Raises:
-        ConfigurationError: an argument will not do.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(
@@ -69,9 +65,9 @@ class ProcessPoolConsumer:
         check_count("workers", workers)
         check_count("partitions_per_worker", partitions_per_worker, or_none=True)
         if layout not in {None, "group", "assigned"}:
-            raise ConfigurationError(f"layout={layout!r} will not do: it has to be 'group' or 'assigned'")
+            raise ConfigurationError(f"layout must be 'group' or 'assigned', not {layout!r}")
         if layout == "group" and config.group_id is None:
-            raise ConfigurationError("layout='group' needs a group_id - there is no group to be members of")
+            raise ConfigurationError("layout='group' needs a group_id - set it, or use layout='assigned'")
         _check_options(given, ack=config.ack)
         self._observer = Observer(cast("tuple[Hook, ...]", tuple(given.pop("hooks", ()))), client_id=config.client_id)
         pickled(given)
@@ -100,7 +96,7 @@ class ProcessPoolConsumer:
 
         Raises:
             ConsumerStateError: it was started or stopped before.
-            TailraceError: as ``Consumer.start`` does.
+            TailraceError: see ``Consumer.start``.
         """
         if self._is_stopped:
             raise ConsumerStateError("this consumer was stopped - make a new one")
@@ -116,7 +112,7 @@ class ProcessPoolConsumer:
             raise
 
     async def stop(self) -> None:
-        """Commit what is done and end all processes; one that does not end within ``stop_timeout_ms`` is killed."""
+        """Commit the finished records and stop all processes; kill those that run on after ``stop_timeout_ms``."""
         self._is_stopped = True
         self._intake.close()
         if self._news is not None:
@@ -151,15 +147,15 @@ class ProcessPoolConsumer:
     async def getone(self, *, timeout_ms: int) -> Record | None: ...
 
     async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
-        """The next record, or None when none came in time; the one before is done.
+        """Finish the previous record, and return the next one; None if none arrives in time.
 
         Args:
-            timeout_ms: how long to wait; by default ``consumer_timeout_ms``, or for ever.
+            timeout_ms: time to wait; by default ``consumer_timeout_ms``, or forever.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
-            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
-            TailraceError: what ended the reading.
+            ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
+            TailraceError: the readers failed.
         """
         _ = self._started
         for record in self._intake.polled.slice:
@@ -169,19 +165,19 @@ class ProcessPoolConsumer:
         return await within(self._next_record, timeout_ms)
 
     async def getmany(self, *, max_records: int | None = None, timeout_ms: int | None = None) -> list[Record]:
-        """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
+        """Finish the previous batch, and return the queued records as soon as there is at least one.
 
         Args:
-            max_records: ``max_queued_records`` when nothing is said.
-            timeout_ms: how long to wait for the first; by default ``consumer_timeout_ms``, or for ever.
+            max_records: most records to return; by default ``max_queued_records``.
+            timeout_ms: time to wait for the first record; by default ``consumer_timeout_ms``, or forever.
 
         Returns:
-            The records, in order within each partition; an empty list when none came in time.
+            The records, in order within each partition; an empty list if none arrives in time.
 
         Raises:
             ConsumerStateError: not started, stopped, or two tasks read at once.
-            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
-            TailraceError: what ended the reading.
+            ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
+            TailraceError: the readers failed.
         """
         _ = self._started
         count = self._plan.config.max_queued_records if max_records is None else max_records
@@ -192,46 +188,46 @@ class ProcessPoolConsumer:
         return await within(wanted, timeout_ms) or []
 
     def ack(self, record: Record) -> bool:
-        """Say that a record in hand is done, and what came before it in its partition, without asking for the next."""
+        """Acknowledge a record in flight and those before it in its partition, without requesting the next one."""
         _ = self._started
         return self._intake.acknowledge(record)
 
     async def commit(self) -> None:
-        """Commit now what was handed out, including what is in hand.
+        """Finish all delivered records, those in flight included, and commit them.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
-            CommitFailedError: not all of it was committed.
-            TailraceError: it may not be, or what ended the reading.
+            CommitFailedError: not all offsets were committed.
+            TailraceError: the broker refuses the commit, or the readers failed.
         """
         readers = self._started
         if self._plan.config.group_id is None:
-            raise ConsumerStateError("commit() needs a group_id - there is no group to commit for")
+            raise ConsumerStateError("commit() needs a group_id - set it when creating the consumer")
         if readers.failure is not None:
             raise readers.failure
         self._intake.finish()
         await readers.commit(self._plan.config.default_api_timeout_ms / 1000)
 
-    # ---- looking -----------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that are there now."""
+        """Ids of the running processes."""
         kept = [] if self._readers is None else self._readers.kept
         return tuple(one.child.pid for one in kept if one.child is not None)
 
     @property
     def queued_records(self) -> int:
-        """Records that are here and not handed out; with what is on the way at most about ``max_queued_records``."""
+        """Number of received records not yet delivered; with those in transit about ``max_queued_records`` at most."""
         return self._intake.queued_records
 
     def health(self) -> Health:
-        """How the processes are; one that dies again and again is degraded, or still starting if it has never read."""
+        """Return the health of the processes; one that keeps dying is degraded, or starting if it has never read."""
         readers = self._readers
         if readers is not None and readers.failure is not None:
             return Health.of([Check("readers", "failed", str(readers.failure))])
         if self._is_stopped:
-            return Health.of([Check("readers", "stopping", "they read no more")])
+            return Health.of([Check("readers", "stopping", "no more records are read")])
         if readers is None or not readers.kept:
             return Health.of([Check("readers", "starting")])
         return Health.of(readers.checks())
@@ -284,6 +280,6 @@ class ProcessPoolConsumer:
 def _check_options(given: dict[str, Any], *, ack: str) -> None:
     for name in _NOT_OVER:
         if given.get(name) is not None:
-            raise ConfigurationError(f"{name} cannot be called here when another process reads - use Consumer for that")
+            raise ConfigurationError(f"{name} cannot be called, as other processes read - use Consumer")
     if ack == "manual":
-        raise ConfigurationError("ack='manual' is not for several processes - use Consumer, or App")
+        raise ConfigurationError("ack='manual' is not supported with several processes - use Consumer, or App")

@@ -1,8 +1,7 @@
-"""The processes that read for a ProcessPoolConsumer, and what they and it say to each other.
+"""Reader processes of a ProcessPoolConsumer, and the messages exchanged with them.
 
-Rule of this file: it decides nothing about records; that is ``core.processes.merged_stream``'s. Here it is known which
-process has which lease, and who commits: in a group each process for itself, as a member may; where partitions are
-dealt out, this one.
+``core.processes.merged_stream`` decides about records. This module knows which process has which lease, and who
+commits: in a group each process for itself, as only members can; with assigned partitions, the parent.
 """
 
 from __future__ import annotations
@@ -52,34 +51,41 @@ __all__ = ["ReaderPlan", "ReaderPool"]
 
 _MODULE = "tailrace.app.processes.reader_process"
 _MOST_DEATHS = 5
-"""Who has died so often in a row will not read any more."""
+"""Deaths of a reader in a row after which the consumer fails."""
 _DEALT = -1
 _TELL_S = 0.5
-"""How often processes are told what is done, beside the end of each slice."""
+"""Interval of progress messages to the processes, in addition to those at the end of each slice."""
 
 _pools = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderPlan:
-    """What a pool of readers is for."""
+    """Settings of a pool of readers."""
 
     topics: tuple[str, ...]
     options: Mapping[str, Any]
-    """The consumers', without hooks."""
+    """Options of the consumers, without hooks."""
     config: ConsumerConfig
-    """The same, resolved."""
+    """``options``, resolved."""
     workers: int
     partitions_per_worker: int | None
     is_dealt: bool
-    """Whether this process deals the partitions out, rather than the group."""
+    """True if the parent assigns the partitions, and not the group."""
 
 
 class ReaderPool:
-    """Keeps the processes.
+    """Pool of the reader processes of one consumer.
 
     Args:
-        on_news: told when there may be records, or an error.
+        plan: settings of the pool.
+        intake: merged stream that receives the records.
+        observer: receives events.
+        on_news: called when there may be records, or an error.
+
+    Attributes:
+        failure: error that ended the pool.
+        kept: the supervised processes.
     """
 
     def __init__(self, plan: ReaderPlan, intake: MergedStream, observer: Observer, on_news: Callable[[], None]) -> None:
@@ -92,17 +98,17 @@ class ReaderPool:
         self.kept: list[SupervisedProcess] = []
         self._shares: list[dict[TopicPartition, int | None]] = []
         self._overrides: dict[int, dict[TopicPartition, int]] = {}
-        """By worker, what was done when a process of it died, until another process reads on from there."""
+        """Finished offsets of each worker's dead process, until another process reads on from there."""
         self._routes: dict[LeaseKey, tuple[int, int]] = {}
-        """Which start of a process has a lease now, and under which number."""
+        """Start of the process that has each lease, and the lease's number there."""
         self._keys: dict[TopicPartition, LeaseKey] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._topic_ids: dict[LeaseKey, UUID] = {}
-        """By lease, the id of the topic its records were read from."""
+        """Id of the topic from which each lease's records were read."""
         self._logs: dict[TopicPartition, UUID] = {}
-        """Ids of the topics that offsets handed to the next process are of."""
+        """Ids of the topics to which the offsets passed to the next process belong."""
         self._recreated: dict[TopicPartition, UUID] = {}
-        """Ids of deleted topics, of which nothing is committed any more."""
+        """Ids of deleted topics, whose offsets are no longer committed."""
         self._commits: dict[int, asyncio.Future[None]] = {}
         self._commit_numbers = itertools.count()
         self._one_commit = asyncio.Lock()
@@ -110,7 +116,7 @@ class ReaderPool:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def live(self, supervisor: Supervisor) -> None:
-        """Start the processes, keep them until asked to stop, end them."""
+        """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them."""
         self._supervisor = supervisor
         try:
             await self._plan_processes()
@@ -128,22 +134,22 @@ class ReaderPool:
                     for one in self.kept:
                         ends.start_soon(one.ended.wait)
                 tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a clean end
+        except Exception as error:  # noqa: BLE001 - a defect in tailrace must not look like a clean end
             self._fail(raised(error))
         finally:
             self._cluster.close()
             supervisor.stopping.set()
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+            await asyncio.sleep(0)  # the sockets are closed in the loop's next iteration
         if self.failure is not None:
             raise self.failure
 
     @property
     def longest_stop_s(self) -> float:
-        """How long ending all of them may take."""
+        """Most seconds that stopping all processes takes."""
         return self._config.stop_timeout_ms / 1000 + 2 * MARGIN_S
 
     def checks(self) -> list[Check]:
-        """How they are."""
+        """Return the health of each process."""
         return [one.check() for one in self.kept]
 
     async def _plan_processes(self) -> None:
@@ -177,7 +183,7 @@ class ReaderPool:
             {one: self._committed.get(one) for one in share} for share in assign_in_turn(partitions, workers)
         ]
         self._member = {
-            # Set and not left out: there may be variables of theirs in the environment.
+            # Set explicitly, to override variables in the environment.
             "group_id": None,
             "group_instance_id": None,
             "group_protocol": "classic",
@@ -197,12 +203,12 @@ class ReaderPool:
             await one.settled.wait()
         supervisor.ready.set()
 
-    # ---- as the processes' owner -------------------------------------------------------------------------------
+    # ---- owner of the processes --------------------------------------------------------------------------------
 
-    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - as its kind is told
-        """What a reader has to do."""
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
+        """Return the spec of a reader."""
         window = max(1, self._config.max_queued_records // len(self.kept))
-        # What has begun anew once goes on from there.
+        # A reader that was ready has reset its offsets already; its next process continues from there.
         again = {"reset_offset_on_start": False} if self.kept[worker].ready.is_set() else {}
         return {
             "topics": self._plan.topics,
@@ -216,14 +222,14 @@ class ReaderPool:
         }
 
     def _share(self, worker: int) -> dict[TopicPartition, int | None]:
-        """A worker's partitions, and where it has to begin: behind what has come already."""
+        """Return a worker's partitions with their start offsets: after the records received already."""
         came = {lease.partition: lease.received for lease in self._intake.leases()}
         dealt = {one for share in self._shares for one in share}
         later = {one: came[one] for one in came.keys() - dealt if one.partition % len(self.kept) == worker}
         return {**{one: came.get(one, begin) for one, begin in self._shares[worker].items()}, **later}
 
     def take(self, start: int, message: FromChild) -> None:
-        """A process said something."""
+        """Process a message of a reader."""
         match message:
             case SliceMessage():
                 self._take_slice(start, message)
@@ -248,7 +254,7 @@ class ReaderPool:
 
     def _forget(self, key: LeaseKey) -> None:
         if (lease := self._intake.end(key)) is not None:
-            # A recreated topic may come to the very offset.
+            # A recreated topic may reach the same offset.
             self._committed.pop(lease.partition, None)
         self._routes.pop(key, None)
         self._topic_ids.pop(key, None)
@@ -265,10 +271,10 @@ class ReaderPool:
         self._on_news()
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Start it again where it was; one that says why, or dies again and again, ends the reading."""
+        """Restart a reader where it was, or fail if it reported an error or keeps dying."""
         for waiting in self._commits.values():
             if not waiting.done():
-                waiting.set_exception(CommitFailedError(f"reader {death.worker} has died: {death}"))
+                waiting.set_exception(CommitFailedError(f"reader {death.worker} died: {death}"))
         self._commits.clear()
         if (failure := self._failure_of(death)) is not None:
             self._fail(failure)
@@ -278,7 +284,7 @@ class ReaderPool:
         return pause_s
 
     def _drop_leases(self, death: ProcessExit) -> None:
-        """What it had read and nobody has taken is read again, and what was done is known to the next."""
+        """End the leases of a dead process: its undelivered records are read again, from its finished offsets on."""
         done: dict[TopicPartition, int] = {}
         for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
             del self._routes[key]
@@ -286,21 +292,21 @@ class ReaderPool:
                 done[lease.partition] = lease.finished
         self._overrides.setdefault(death.worker, {}).update(done)
 
-    # ---- for its user ------------------------------------------------------------------------------------------
+    # ---- called by the consumer --------------------------------------------------------------------------------
 
     def tell(self, lease: PartitionLease) -> None:
-        """Have a process know what has become of its records."""
+        """Send a process the progress of its records."""
         if (route := self._routes.get(lease.key)) is not None:
             start, number = route
             self._send(start, DoneMessage(number, lease.finished, lease.unreleased))
 
     async def commit(self, timeout_s: float) -> None:
-        """Commit what is done.
+        """Commit the finished records.
 
         Raises:
-            CommitFailedError: not all of it was.
-            BrokerError: it may not be.
-            BrokerConnectionError: nobody answers in time.
+            CommitFailedError: not all offsets were committed.
+            BrokerError: a broker refuses the commit.
+            BrokerConnectionError: no broker answers in time.
         """
         async with self._one_commit:
             if self._plan.is_dealt:
@@ -322,7 +328,7 @@ class ReaderPool:
             for refused in [error for one in asked if (error := one.exception()) is not None]:
                 raise refused
             if away:
-                raise CommitFailedError(f"reader {away[0]} is not started again yet, and commits what is done then")
+                raise CommitFailedError(f"reader {away[0]} is not running - commit again after its restart")
 
     async def _commit_dealt(self, timeout_s: float) -> None:
         group_id = self._config.group_id
@@ -347,7 +353,7 @@ class ReaderPool:
             offset = new[partition].offset
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 raise CommitFailedError(
-                    f"{what}: the group has members, who alone may commit for it - stop them, or say layout='group'"
+                    f"{what}: the group has members, and only they may commit - stop them, or use layout='group'"
                 )
             if code:
                 raise broker_error(code, f"{what}: {partition}")
@@ -356,10 +362,10 @@ class ReaderPool:
     # ---- inside ------------------------------------------------------------------------------------------------
 
     def _failure_of(self, death: ProcessExit) -> TailraceError | None:
-        """Why a death ends the reading; None when it does not."""
+        """Return the error with which the death of a reader ends the pool; None if it is restarted."""
         assert self._supervisor is not None
         if self._supervisor.ready.is_set() and (is_outage(death.error) or death.trouble):
-            # Brokers that are away, and a system without room for a process, are waited for, as a consumer waits.
+            # Unreachable brokers and exhausted system resources are waited for, as by a consumer.
             return None
         deaths = self.kept[death.worker].restarts.deaths(asyncio.get_running_loop().time())
         if death.error is None and (death.trouble or deaths >= _MOST_DEATHS):
@@ -368,7 +374,7 @@ class ReaderPool:
         return death.error
 
     async def _run_tells(self) -> None:
-        """Have the processes, or the broker, know now and then what is done."""
+        """Send progress to the processes at intervals, and commit if auto-commit is due here."""
         loop = asyncio.get_running_loop()
         interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
         interval_s = float("inf") if interval_ms is None else interval_ms / 1000
@@ -383,8 +389,8 @@ class ReaderPool:
                 await self._commit_or_fail(self._config.request_timeout_ms / 1000)
 
     async def _finish(self) -> None:
-        """What is done is known to whoever commits it."""
-        self._intake.report_all()
+        """Send the last progress, and commit the finished records if this process commits."""
+        self._intake.tell_all()
         if self._plan.is_dealt and self._config.commits_automatically:
             await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
 
@@ -409,7 +415,7 @@ class ReaderPool:
                 one.child.send(message)
 
     def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
-        """In a group a lease is one process's; where partitions are dealt out it outlives its processes."""
+        """Return the key of a lease: in a group one per process; otherwise one per partition, across restarts."""
         if not self._plan.is_dealt:
             return start, number
         return self._keys.setdefault(partition, (_DEALT, len(self._keys)))

@@ -1,8 +1,8 @@
-"""A reader in a process of its own: fetches and decodes, and hands slices of records to the process that wants them.
+"""Reader process of a ProcessPoolConsumer: fetches and decodes records, and sends slices of them to its parent.
 
-Rule of this file: it runs in the child. Nothing is done here: what is done, the parent says, and in a group this
-process commits it, as only a member may. A record counts against the window from when it is sent until the parent says
-that it has left the queue there, so a reader whose records nobody takes stops to read.
+This module runs in the child. The parent reports which records are finished; in a group, the child commits them, as
+only a member can. A record counts against the window from when it is sent until it has left the parent's queue, so that
+reading stops while the parent takes no records.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tailrace.records import TopicPartition
 __all__ = ["main"]
 
 _PARTS = 4
-"""A slice takes at most this part of the window, so that one is read while another is on its way."""
+"""Number of slices in a window, so that one is read while another is being sent."""
 
 
 class _Leases:
-    """What the parent has: the reader's sink. Each epoch of a partition has a number that the parent knows it by."""
+    """Sink of the reader: records sent to the parent. Each assignment epoch of a partition has a number, its lease."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.told: list[FromChild] = []
-        """What the parent has to know soon."""
+        """Messages to send to the parent."""
         self.news = asyncio.Event()
         self._numbers: dict[TopicPartition, int] = {}
         self._progress: dict[int, Progress] = {}
@@ -63,14 +63,14 @@ class _Leases:
         self._next_number = 0
 
     def room(self) -> int:
-        """How many records may be sent at once."""
+        """Return how many records may be sent now."""
         return min(self.window - self._outstanding.total(), max(1, self.window // _PARTS))
 
     def sent(self, lease: Lease) -> int:
-        """The records of ``lease`` go to the parent; gives the number of their epoch."""
+        """Mark the records of ``lease`` as sent to the parent; return the number of their epoch."""
         number = self._numbers.get(lease.partition)
         if number is None or self._progress[number] is not lease.progress:
-            # What was read elsewhere before counts for nothing any more.
+            # A new epoch: the parent drops the records of the former one.
             self.drop(lease.partition)
             self._next_number += 1
             number = self._numbers[lease.partition] = self._next_number
@@ -80,25 +80,25 @@ class _Leases:
         return number
 
     def done(self, message: DoneMessage) -> None:
-        """The parent says how far an epoch is done, and how many of its records have left the queue."""
+        """Finish the records that the parent has finished, and free the room of those that have left its queue."""
         if (progress := self._progress.get(message.lease)) is not None:
             progress.finish_through(message.offset)
-            # What a process that has died before us had sent is told to us, too.
+            # The parent also reports records sent by a process that died before this one.
             self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
 
     def left(self, message: LeftMessage) -> None:
-        """The parent hands out nothing more: what it had left is not handed out by anybody."""
+        """Take back the records that the parent had not delivered when it halted the epoch."""
         if message.lease in self._halted:
             self._progress[message.lease].cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
-        """Ask the parent to hand out nothing more; what was left is known when it answers."""
+        """Ask the parent to deliver no more records of a partition; it answers with LeftMessage."""
         if (number := self._numbers.get(partition)) is not None:
             self._halted.add(number)
             self._tell(HaltedMessage(number))
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition, and have the parent forget it."""
+        """Forget a partition, here and in the parent."""
         if (number := self._numbers.pop(partition, None)) is not None:
             del self._progress[number]
             del self._outstanding[number]
@@ -115,14 +115,14 @@ class _ReaderProcess:
         self._parent, self._spec = parent, spec
         self._is_mine: Callable[[TopicPartition], bool] = lambda _partition: True
         self._has_share = asyncio.Event()
-        """In a group: set from the first assignment on."""
+        """Set at the first assignment; used in a group."""
 
     async def run(self) -> int:
-        """Read until the parent says so, is gone, or something fails; gives the exit code."""
+        """Read until the parent stops this process, ends, or an error occurs; return the exit code."""
         reader, self._writer = await self._parent.streams()
         try:
             await self._read(reader)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told, and raises it
+        except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
             await self._say(failed(error))
             return 1
         finally:
@@ -148,14 +148,14 @@ class _ReaderProcess:
     ) -> dict[TopicPartition, int]:
         self._has_share.set()
         found = _ahead(self._spec["overrides"], new)
-        # Of a recreated topic the group's offset counts, or its first record.
+        # For a recreated topic, start from the group's offset or the first record.
         return {
             partition: new[partition] or 0 if self._is_recreated(consumer, partition) else offset
             for partition, offset in found.items()
         }
 
     def _is_recreated(self, consumer: Consumer, partition: TopicPartition) -> bool:
-        """Return True if the offset that the parent has of ``partition`` is of a deleted topic of that name."""
+        """Return True if the parent's offset of ``partition`` belongs to a deleted topic of the same name."""
         return is_other_log(self._spec["topic_ids"].get(partition), partition, topology_of(consumer))
 
     async def _begin(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
@@ -167,14 +167,14 @@ class _ReaderProcess:
             if others := [one for one in consumer.assignment() if not self._is_mine(one)]:
                 consumer.pause(*others)
             for partition in filter(self._is_mine, consumer.assignment()):
-                # One that was added since is read from its beginning.
+                # A partition that was added since is read from its beginning.
                 if (offset := mine.get(partition, 0)) is not None:
                     await consumer.seek(partition, 0 if self._is_recreated(consumer, partition) else offset)
             begins = [(*partition, await consumer.position(partition)) for partition in mine]
         await self._say(ReadyMessage(resolve(options).stop_timeout_ms / 1000, begins, "ok"))
 
     def _falls_to_me(self, partition: TopicPartition) -> bool:
-        """Of partitions that were added later each reader takes those that come to its turn."""
+        """Return True if this reader takes ``partition``, which was added later: they are assigned round robin."""
         number: int
         readers: int
         number, readers = self._spec["turn"]
@@ -189,7 +189,7 @@ class _ReaderProcess:
         while True:
             position, lease = await reader.next_slice(room_of)
             records = lease.records
-            # Nothing is awaited from taking it to writing it: what is said of the lease later has to come later.
+            # No await between taking the slice and writing it: later messages about the lease must follow it.
             number = leases.sent(lease)
             self._write_news()
             await self._say(slice_of(number, lease.partition, lease.end, records, position.topic_id))
@@ -215,7 +215,7 @@ class _ReaderProcess:
                 raise
 
     async def _listen(self, reader: asyncio.StreamReader, tasks: anyio.abc.TaskGroup) -> None:
-        """Do as the parent says; its end is as good as ``StopMessage``."""
+        """Process the messages of the parent; the end of the connection counts as ``StopMessage``."""
         while True:
             try:
                 size = length_of(await reader.readexactly(HEADER))
@@ -239,7 +239,7 @@ class _ReaderProcess:
 
     async def _commit(self, number: int) -> None:
         error: bytes | None = None
-        # Who has just been started has nothing of its own yet, but what the process before it had left to commit.
+        # A reader that has just started may have to commit offsets of the process before it, once it has partitions.
         await self._has_share.wait()
         try:
             await self._consumer.commit()
@@ -249,14 +249,14 @@ class _ReaderProcess:
 
 
 def _ahead(overrides: dict[TopicPartition, int], new: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
-    """Where to go on further than was committed: with what was done when the process before this one died."""
+    """Return the positions after the committed offsets: those finished when the process before this one died."""
     ours = overrides.keys() & new.keys()
     found = {partition: overrides.pop(partition) for partition in ours}
     return {partition: offset for partition, offset in found.items() if offset > (new[partition] or 0)}
 
 
 def main() -> None:
-    """Be a reader; the socket's number is the one argument."""
+    """Run a reader; its only argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
     raise SystemExit(asyncio.run(_ReaderProcess(parent, parent.begin()).run()))
 

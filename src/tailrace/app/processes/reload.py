@@ -1,4 +1,4 @@
-"""Workers that are started anew whenever a source file changes; for development."""
+"""Restart of workers when a source file changes; for development."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STEP_MS = 50
 
 
 async def run_reloading(pool: WorkerPool, folder: Path) -> None:
-    """Run ``pool`` as ``pool.run()`` does, and renew its workers when a Python file in ``folder`` changes.
+    """Run ``pool.run()``, and restart its workers when a Python file in ``folder`` changes.
 
     Raises:
-        TailraceError: what ended the pool.
+        TailraceError: the pool failed.
     """
     ended = anyio.Event()
     async with anyio.create_task_group() as tasks:

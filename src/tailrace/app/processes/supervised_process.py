@@ -1,8 +1,8 @@
-"""A process that is kept running: started again when it dies, ended when it is asked to.
+"""Supervision of one child process: restarted when it dies, ended on request.
 
-Rule of this file: when to start again is ``core.processes.worker_plan``'s to say, and whether at all is the owner's.
-This one does what they say, and sees to it that no child outlives it. A child that has promised to say how it is, and
-does not, hangs: that is seen soon, and after its own word's time it is killed, which is a death like any other.
+``core.processes.worker_plan`` decides when to restart, the owner whether to. A child that has sent a status must keep
+sending it; one that falls silent is reported as hanging after a few seconds, and killed after the time that it named
+itself. No child outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from tailrace.observe.hooks import Observer
 __all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
 
 _UNREAD_S = 1.0
-"""How long is waited for the rest of what a dead child has said."""
+"""Seconds to wait for the remaining messages of a child that has ended."""
 
 _BEAT_S = 1.0
-"""How often it is looked whether a child has said something; it does as often."""
+"""Interval of checks for messages of a child, and of its status messages."""
 _BEATS = 3
-"""After so many looks in vain it counts as hanging. Looks are counted and not seconds: we may have slept ourselves."""
+"""Checks without a message after which a child hangs. Checks are counted, as the supervisor may be suspended itself."""
 
 _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """An end that nobody asked for."""
+    """Unrequested end of a process."""
 
     worker: int
     start: int
     exit_code: int
     error: TailraceError | None
-    """What it said; None when it could not say anything."""
+    """Error reported by the process; None if it reported none."""
     trouble: str = ""
-    """What was seen from outside: why it could not be started, or had to be killed."""
+    """Reason why it could not be started, or was killed."""
 
     @property
     def reason(self) -> str:
-        """Why, as far as it is known."""
+        """Reason, as far as known."""
         return self.trouble if self.error is None else str(self.error)
 
     def __str__(self) -> str:
@@ -63,29 +63,30 @@ class ProcessExit:
 
 
 class ProcessOwner(Protocol):
-    """Whoever keeps processes."""
+    """Owner of supervised processes."""
 
     def spec(self, worker: int, start: int) -> Mapping[str, object]:
-        """What that worker has to do; ``start`` is a number that no other start of any worker has."""
+        """Return the spec of a worker's process; ``start`` is unique among all starts of all workers."""
 
     def take(self, start: int, message: FromChild) -> None:
-        """A process said something."""
+        """Receive a message of a process."""
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """A process has died: the pause before it is started again, or None to leave it until it is asked for."""
+        """Return the pause before a process that died is restarted; None to wait for ``renew`` or ``end``."""
 
 
 class SupervisedProcess:
-    """Keeps one process running.
+    """Process that is kept running.
 
     Attributes:
-        worker: its number among its like, from 0.
-        child: the process, while there is one.
-        start: the number of its last start.
-        settled: set when it has started what it is for, or has died for the first time.
-        ended: set when it will not be started any more.
-        ready: set when it has said, once, that it does its work.
-        stop_timeout_s: how long its end may take.
+        worker: index of the process, from 0.
+        child: running process, or None.
+        start: number of its last start.
+        settled: set when it has started its work, or has died for the first time.
+        ended: set when it will not be started again.
+        ready: set when it has reported once that it works.
+        stop_timeout_s: seconds that its stop may take.
+        restarts: decides about the pause before a restart.
     """
 
     def __init__(
@@ -104,34 +105,34 @@ class SupervisedProcess:
         self._is_ending = False
         self._told: tuple[Status, str] = "starting", ""
         self._error: TailraceError | None = None
-        """What it said of its end."""
+        """Error that it reported before its end."""
         self._trouble = ""
         self._silence_s: float | None = None
-        """How long it may be silent; None while it has promised nothing."""
+        """Seconds without a message after which it is killed; None before its first status."""
         self._silent_looks = 0
 
-    # ---- for its owner -----------------------------------------------------------------------------------------
+    # ---- called by its owner -----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """End it in good order, and do not start it again."""
+        """Stop the process, and do not start it again."""
         self._is_ending = True
         self._asked.set()
 
     def renew(self) -> None:
-        """End it in good order and start it anew."""
+        """Stop the process and start it again."""
         self._asked.set()
 
     def check(self) -> Check:
-        """How it is."""
+        """Return its health."""
         name, now = f"worker {self.worker}", asyncio.get_running_loop().time()
         status, detail = self._told
-        # Of one that dies and has never worked nobody may count on anything.
+        # A process that has never worked must not count as ready.
         unwell: Status = "degraded" if self.ready.is_set() else "starting"
         if status == "degraded":
             status = unwell
         if self._silent_looks >= _BEATS:
-            status, detail = "failed", f"its event loop has not turned for {self._silent_looks * _BEAT_S:.0f} s"
-            return Check(name, status, f"{detail}; after {self._silence_s:g} s it is killed and started again")
+            status, detail = "failed", f"its event loop has been blocked for {self._silent_looks * _BEAT_S:.0f} s"
+            return Check(name, status, f"{detail}; it is killed and restarted after {self._silence_s:g} s")
         if self.restarts.is_unwell(now):
             words = f"has died {self.restarts.deaths(now)} times in a row"
             return Check(name, unwell, f"{words}; {detail}" if detail else words)
@@ -140,10 +141,10 @@ class SupervisedProcess:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep it until it is asked to end.
+        """Keep the process running until ``end`` is called.
 
         Raises:
-            TailraceError: what its owner raises for its death, or it cannot be started at all.
+            TailraceError: raised by the owner, or the process cannot be started at all.
         """
         while not self._is_ending:
             self._asked.clear()
@@ -152,7 +153,7 @@ class SupervisedProcess:
                 continue
             loop = asyncio.get_running_loop()
             pause_s = self._owner.died(death, self.restarts.died(loop.time(), random.random()))  # noqa: S311
-            then = "" if pause_s is None else f", started again after {pause_s:.1f} s"
+            then = "" if pause_s is None else f", restarted after {pause_s:.1f} s"
             self._told = "degraded", f"{death}{then}"
             self._observer.emit(WorkerExited(self.worker, death.exit_code, death.reason, pause_s))
             self.settled.set()
@@ -162,7 +163,7 @@ class SupervisedProcess:
         self.ended.set()
 
     async def _live(self) -> ProcessExit | None:
-        """One life of it; None when its end was asked for."""
+        """Run the process once; return its unrequested end, or None if its end was requested."""
         self.start, self._error, self._trouble = self._next_start(), None, ""
         self._silence_s, self._silent_looks = None, 0
         try:
@@ -170,7 +171,7 @@ class SupervisedProcess:
                 self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
             )
         except OSError as error:
-            # No memory, no more processes, no more files: it may pass.
+            # Out of memory, processes or file descriptors, which may be temporary.
             return ProcessExit(self.worker, self.start, os.EX_OSERR, None, f"its process could not be started: {error}")
         self.child = child
         self._told = "starting", ""
@@ -184,7 +185,7 @@ class SupervisedProcess:
         if not self._asked.is_set():
             return ProcessExit(self.worker, self.start, exit_code, self._error, self._trouble)
         if exit_code:
-            trouble = "it had to be killed" if exit_code == -signal.SIGKILL else ""
+            trouble = "killed, as it did not stop in time" if exit_code == -signal.SIGKILL else ""
             death = ProcessExit(self.worker, self.start, exit_code, self._error, trouble)
             self._observer.emit(WorkerExited(self.worker, exit_code, death.reason, None if self._is_ending else 0.0))
         return None
@@ -195,7 +196,7 @@ class SupervisedProcess:
 
             async def notice_end() -> None:
                 await child.ended()
-                # Whatever it has forked may hold the socket open.
+                # Processes that it has forked may keep the socket open.
                 reading.deadline = anyio.current_time() + _UNREAD_S
 
             async def end_when_asked() -> None:
@@ -214,7 +215,7 @@ class SupervisedProcess:
         return exit_code
 
     async def _run_looks(self, child: Child) -> None:
-        """See whether it says what it has promised to, and end it when it has not for too long."""
+        """Count the checks without a message, and kill the process if there are too many."""
         while True:
             await asyncio.sleep(_BEAT_S)
             if self._silence_s is None:
@@ -222,7 +223,7 @@ class SupervisedProcess:
             self._silent_looks += 1
             silent_s = self._silent_looks * _BEAT_S
             if self._silent_looks > _BEATS and silent_s >= self._silence_s and not self._asked.is_set():
-                self._trouble = f"its event loop had not turned for {silent_s:.0f} s, so it was killed"
+                self._trouble = f"killed, as its event loop was blocked for {silent_s:.0f} s"
                 child.kill()
                 return
 

@@ -1,8 +1,4 @@
-"""WorkerPool: one App in several processes, which share the partitions of its groups.
-
-Rule of this file: what users call, and when the pool ends. How one worker is kept is
-``app.processes.supervised_process``'s.
-"""
+"""WorkerPool: one App in several processes, which share the partitions of its groups."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ __all__ = ["WorkerPool"]
 
 _MODULE = "tailrace.app.processes.worker_process"
 _FINAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
-"""What the next start would run into likewise, or was said to be the end."""
+"""Errors that would recur at the next start, or that are meant to end the app."""
 
 _pools = itertools.count(1)
 
@@ -48,22 +44,22 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class WorkerPool:
-    """Runs an App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
+    """App in several processes: ``async with WorkerPool("shop:billing", workers=4): ...``, or ``run()``.
 
-    Each worker is a member of the app's groups, with a name of its own that it keeps when it is started again, so that
-    a worker that dies has its partitions back before anybody else is given them. One that dies is started again, after
-    pauses that grow while it does not run well. A ConfigurationError in one of them, or what ``on_failure="stop"``
-    stops for, ends the pool. Workers end with the pool, also when it is killed.
+    Each worker is a static member of the app's groups and keeps its group_instance_id, so that a worker that dies and
+    is restarted gets its partitions back before the group reassigns them. Pauses before restarts grow while a worker
+    keeps dying. A ConfigurationError or FencedMemberError of a worker, or a failure with ``on_failure="stop"``, ends
+    the pool. The workers end with the pool, also if it is killed.
 
     Args:
-        app: where the App is, such as ``"shop:billing"``.
-        workers: how many processes.
-        log_level: what workers log to stderr; None leaves logging to the app's module.
-        final_is_final: whether such an error ends the pool; without, the worker waits for ``renew``.
-        options: set for the app in each worker; ``hooks`` are told of the workers, in this process.
+        app: name of the App, such as ``"shop:billing"``.
+        workers: number of processes.
+        log_level: level of the workers' log on stderr; None leaves logging to the app's module.
+        final_is_final: end the pool at such an error; otherwise the worker waits for ``renew``.
+        options: options of the app in each worker; ``hooks`` receive events about the workers, in this process.
 
     Raises:
-        ConfigurationError: an argument will not do.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class WorkerPool:
         self._spec = {"app": app, "workers": workers, "pool": next(_pools), "log_level": log_level, "options": given}
         self._final_is_final, self._given = final_is_final, given
         self._came_to_work: set[int] = set()
-        """Workers that had their partitions, and have died since."""
+        """Workers that had an assignment, and have died since."""
         starts = itertools.count().__next__
         self._kept = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
         self._supervisor: Supervisor | None = None
@@ -97,32 +93,32 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that are there now."""
+        """Ids of the running processes."""
         return tuple(one.child.pid for one in self._kept if one.child is not None)
 
     def health(self) -> Health:
-        """How its workers are; one that dies again and again is degraded, or still starting if it has never worked."""
+        """Return the health of the workers; one that keeps dying is degraded, or starting if it has never worked."""
         if self._failure is not None:
             return Health.of([Check("pool", "failed", str(self._failure))])
         if self._supervisor is None:
             return Health.of([Check("pool", "starting")])
         if self._supervisor.stopping.is_set():
-            return Health.of([Check("pool", "stopping", "its workers end, or have ended")])
+            return Health.of([Check("pool", "stopping", "workers are stopping or have stopped")])
         return Health.of(one.check() for one in self._kept)
 
     @property
     def health_app(self) -> ASGIApp:
-        """An ASGI app that answers ``/livez`` and ``/readyz`` for all workers."""
+        """ASGI app that answers ``/livez`` and ``/readyz`` for all workers."""
         return health_app(self.health)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the workers and wait until each handles records, or has died and waits for its next start.
+        """Start the workers, and wait until each handles records, or has died and waits for its restart.
 
         Raises:
-            ConfigurationError: a worker says that the app cannot run.
-            ConsumerStateError: it was started before.
+            ConfigurationError: the app cannot run in a worker.
+            ConsumerStateError: the pool was started before.
         """
         if self._supervisor is not None:
             raise ConsumerStateError("this pool is started already")
@@ -130,10 +126,10 @@ class WorkerPool:
         await self._supervisor.start()
 
     async def stop(self) -> None:
-        """End all workers in good order; one that takes longer than its ``stop_timeout_ms`` is killed.
+        """Stop all workers; kill those that run on after ``stop_timeout_ms``.
 
         Raises:
-            TailraceError: what ended the pool before.
+            TailraceError: the pool failed before.
         """
         if self._supervisor is None:
             return
@@ -146,8 +142,8 @@ class WorkerPool:
         """Wait until each worker has its first assignment, even an empty one.
 
         Raises:
-            ConsumerStateError: it is not started, or is stopped before that.
-            TailraceError: what ended the pool before that.
+            ConsumerStateError: the pool is not started, or is stopped before that.
+            TailraceError: the pool failed before that.
         """
         if self._supervisor is None:
             raise ConsumerStateError("this pool is not started - use `async with pool`, or await start() first")
@@ -159,16 +155,16 @@ class WorkerPool:
             raise ConsumerStateError("this pool has ended before its workers were ready - make a new one")
 
     def renew(self) -> None:
-        """End all workers in good order and start them anew, with their modules read again."""
+        """Restart all workers, so that they import their modules again."""
         self._came_to_work.clear()
         for one in self._kept:
             one.renew()
 
     async def run(self) -> None:
-        """Keep the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal ends all at once.
+        """Run the workers until SIGTERM, SIGINT, or an error that ends the pool; a second signal kills them.
 
         Raises:
-            TailraceError: what ended the pool.
+            TailraceError: the pool failed.
         """
         with handle_signals((signal.SIGTERM, signal.SIGINT), self._stop_soon, self._kill_workers):
             try:
@@ -187,19 +183,19 @@ class WorkerPool:
     ) -> None:
         await self.stop()
 
-    # ---- as its workers' owner ---------------------------------------------------------------------------------
+    # ---- owner of the processes --------------------------------------------------------------------------------
 
-    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - all are alike
-        """What a worker has to do; one that had its partitions and died goes on from there."""
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
+        """Return the spec of a worker; one that had an assignment does not reset its offsets again."""
         if worker not in self._came_to_work:
             return self._spec
         return {**self._spec, "options": {**self._given, "reset_offset_on_start": False}}
 
     def take(self, start: int, message: FromChild) -> None:
-        """What a worker says is noted already."""
+        """Do nothing: the supervised process has processed the message."""
 
     def died(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Start it again, unless it would die of the same: then the pool ends, the others in good order."""
+        """Restart a worker; if its error would recur, stop the pool instead."""
         if self._kept[death.worker].ready.is_set():
             self._came_to_work.add(death.worker)
         if not isinstance(death.error, _FINAL):

@@ -1,6 +1,6 @@
-"""A worker: an App in a process of its own, for as long as the pool that has started it wants it.
+"""Worker process of a WorkerPool: runs the App until the pool stops it.
 
-Rule of this file: it runs in the child and does what its pool says, but for signals, which App heeds by itself.
+This module runs in the child. Signals are handled by the App itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceErro
 __all__ = ["main"]
 
 _LOOK_S = 1.0
-"""How often it says how it is, and with that that its event loop turns."""
+"""Interval of status messages, which also show that the event loop is not blocked."""
 
 
 class _WorkerProcess:
@@ -48,7 +48,7 @@ class _WorkerProcess:
             app.configure(**self._spec["options"])
             self._name(app)
             asyncio.run(self._work(app))
-        except Exception as error:  # noqa: BLE001 - whatever the app's module or its handlers raise is told
+        except Exception as error:  # noqa: BLE001 - sent to the pool
             told = failed(error)
             self._parent.send(told)
             if told.error is None:
@@ -66,19 +66,19 @@ class _WorkerProcess:
             raise ConfigurationError(f"{self._spec['app']} cannot be imported: {said}") from error
 
     def _name(self, app: App) -> None:
-        """Give it a name of its own in the group, so that it has its partitions back when it is started again."""
-        options = app._options  # noqa: SLF001 - this room's own
+        """Set a group_instance_id of its own, so that the worker gets its partitions back after a restart."""
+        options = app._options  # noqa: SLF001 - same package
         given = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
         if (transactions := settings_of(app).transactions) is not None:
             check_transactional_id(transactions.transactional_id, self._spec["workers"])
         life = f"{os.getppid()}.{self._spec['pool']}"
         app.configure(group_instance_id=member_name(given, self._spec["workers"], life))
         if given is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
-            # The name is of this pool's life, so nobody comes back by it.
+            # The instance id is unique to this pool, so that no later member will use it.
             app.configure(leave_on_stop=True)
         config = resolve(options)
         self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
-        # By then its groups have given its partitions to others, so that nothing is lost with it.
+        # After a session timeout without heartbeats, the group has reassigned its partitions anyway.
         self._silence_s = config.session_timeout_ms / 1000
 
     async def _work(self, app: App) -> None:
@@ -91,7 +91,7 @@ class _WorkerProcess:
             try:
                 await app.run()
             except ConsumerStateError:
-                # Asked to end before it had started, it has ended as it should.
+                # A stop before the end of the start is not an error.
                 if not self._is_asked.is_set():
                     raise
             tasks.cancel_scope.cancel()
@@ -104,7 +104,7 @@ class _WorkerProcess:
             return  # run() raises it as well
 
     async def _tell(self, app: App) -> None:
-        supervisor = app._supervisor  # noqa: SLF001 - this room's own
+        supervisor = app._supervisor  # noqa: SLF001 - same package
         if supervisor is None:
             return
         await first_of(supervisor.ready, supervisor.stopping)
@@ -118,7 +118,7 @@ class _WorkerProcess:
             await asyncio.sleep(_LOOK_S)
 
     def _take(self, message: ToChild) -> None:
-        """In the listening thread."""
+        """Process a message of the pool; called in the listening thread."""
         if isinstance(message, StopMessage):
             self._is_asked.set()
             if self._loop is not None and not self._loop.is_closed():
@@ -126,13 +126,13 @@ class _WorkerProcess:
 
 
 def _summary(health: Health) -> tuple[str, str]:
-    """The worst of it."""
+    """Return the status, and the reasons of the checks that have it."""
     reasons = [f"{one.name}: {one.detail}" for one in health.checks if one.status == health.status and one.detail]
     return health.status, "" if health.status == "ok" else "; ".join(reasons)
 
 
 def main() -> None:
-    """Be a worker; the socket's number is the one argument."""
+    """Run a worker; its only argument is the file descriptor of the socket."""
     parent = Parent(int(sys.argv[1]))
     spec = parent.begin()
     label_output(f"worker {os.environ['TAILRACE_WORKER']} | ")
