@@ -1,4 +1,4 @@
-"""App on the real broker: handlers keep order, survive failure, and lose nothing, whoever comes, goes or stops."""
+"""App on the real broker: order, failures, delivery, members that join and leave, stops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ opened: list[str] = []
 
 
 async def open_bank():
-    """What a handler depends on."""
+    """Dependency of a handler."""
     opened.append("open")
     yield "bank"
     opened.append("closed")
@@ -71,7 +71,7 @@ def new_app(kafka_server, group):
 async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, order_by, suspends
 ):
-    """Each record is handled once and committed; records of a lane neither overlap nor swap; others run beside them."""
+    """Each record is handled once and committed; records of a lane run in order, one at a time, others concurrently."""
     topic, app = new_topic(3), new_app()
     keys = [b"k%d" % (n % 20) for n in range(600)]
     witness.produce(topic, (b"%d" % n for n in range(600)), keys=keys)
@@ -103,8 +103,8 @@ async def test_every_record_once_and_in_the_order_that_was_asked_for(  # noqa: P
     assert most == (at_once if suspends else 1)
 
 
-async def test_values_arrive_as_the_annotation_says(new_app, new_topic, witness):
-    """A Struct, the key, a header, the whole record and what is depended on, each by its annotation."""
+async def test_parameters_are_filled_by_annotation(new_app, new_topic, witness):
+    """A Struct, the key, a header, the whole record and a dependency, each by its annotation."""
     topic, app, got = new_topic(), new_app(), []
     witness.produce(topic, [json.dumps({"customer": "ann", "total": 5}).encode()], keys=[b"ann"])
     opened.clear()
@@ -129,7 +129,7 @@ async def test_values_arrive_as_the_annotation_says(new_app, new_topic, witness)
 async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_keys(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Its own key waits for it, no other does; it arrives once among the dead letters, with what happened to it."""
+    """Only records of its own key wait for it; its dead letter is written once, with the failure."""
     topic = new_topic()
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app = new_app(dead_letter="{topic}.{group}.dead", hooks=[recorder])
@@ -163,7 +163,7 @@ async def test_a_poisoned_record_is_tried_again_buried_and_overtaken_by_other_ke
 
 
 async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_topic, witness, kafka_server, group):
-    """`tailrace dead-letters replay` sends it to the group's own replay topic, which the handler reads too."""
+    """`tailrace dead-letters replay` sends it to the group's replay topic, which the handler reads, too."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     kafka_server.create_topic(dead)
@@ -191,10 +191,10 @@ async def test_a_dead_letter_is_replayed_to_success_after_a_fix(new_app, new_top
 
 
 @pytest.mark.parametrize("broken", ["rejected", "undecodable"])
-async def test_what_will_never_do_is_not_tried_again(  # noqa: PLR0917 - fixtures
+async def test_rejected_and_undecodable_records_are_not_retried(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, broken
 ):
-    """A rejected record, and one that does not decode, go to the dead letters at once, with their raw bytes."""
+    """A rejected record and an undecodable one become dead letters at once, with their raw bytes."""
     topic = new_topic()
     kafka_server.create_topic(f"{topic}.{group}.dead")
     app, calls = new_app(dead_letter="{topic}.{group}.dead"), []
@@ -216,7 +216,7 @@ async def test_what_will_never_do_is_not_tried_again(  # noqa: PLR0917 - fixture
 
 
 async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic, witness, group, recorder):
-    """on_failure="pause": that key is tried again now and then, the others go on, and nothing is passed over."""
+    """on_failure="pause": the record is retried at intervals and blocks its key; other keys go on; none is skipped."""
     topic, app = new_topic(), new_app(hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(50)), keys=[b"k%d" % (n % 2) for n in range(50)])
     handled, is_broken = [], True
@@ -239,7 +239,7 @@ async def test_without_dead_letters_the_lane_waits_and_heals(new_app, new_topic,
 
 
 def declare_failing_at_seven(app, topic) -> list[int]:
-    """A handler of numbers; those that it has handled."""
+    """Declare a handler that fails at 7, and return the list of numbers that it handled."""
     handled = []
 
     @app.handler(topic, retry=QUICK)
@@ -251,20 +251,20 @@ def declare_failing_at_seven(app, topic) -> list[int]:
     return handled
 
 
-async def test_stop_ends_the_app_and_commits_up_to_the_failure(new_app, new_topic, witness, group):
-    """on_failure="stop": the app's exit raises what failed; what was done before is committed, the record is not."""
+async def test_on_failure_stop_ends_the_app_and_commits_up_to_the_failure(new_app, new_topic, witness, group):
+    """The app raises the failure on exit; earlier records are committed, the failed one is not."""
     topic, app = new_topic(), new_app(on_failure="stop")
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
     declare_failing_at_seven(app, topic)
-    with pytest.raises(HandlerFailedError, match=r"offset 7 .*on_failure='stop'"):
+    with pytest.raises(HandlerFailedError, match=r"offset 7: .*on_failure='stop'"):
         await asyncio.wait_for(app.run(), 30)
 
     assert await witness.committed(group, topic, 1) == {0: 7}
 
 
-async def test_skip_goes_on_and_says_so(new_app, new_topic, witness, group, recorder):
-    """on_failure="skip": the record is counted, the next ones are handled."""
+async def test_on_failure_skip_continues_and_emits_an_event(new_app, new_topic, witness, group, recorder):
+    """The skipped record has an event, and the following ones are handled."""
     topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
     witness.produce(topic, (b"%d" % n for n in range(10)))
     handled = declare_failing_at_seven(app, topic)
@@ -276,10 +276,8 @@ async def test_skip_goes_on_and_says_so(new_app, new_topic, witness, group, reco
     assert await witness.committed(group, topic, 1) == {0: 10}
 
 
-async def test_what_a_handler_returns_is_published_before_its_offset_is_committed(
-    new_app, new_topic, witness, kafka_server, group
-):
-    """A value, a Message or several of them; each acknowledged first."""
+async def test_results_are_published_before_the_offset_is_committed(new_app, new_topic, witness, kafka_server, group):
+    """A value, a Message or a list of them; each is acknowledged first."""
     topic, out = new_topic(), new_topic(2)
     app = new_app()
     witness.produce(topic, [b"1", b"2", b"3"])
@@ -300,7 +298,7 @@ async def test_what_a_handler_returns_is_published_before_its_offset_is_committe
 
 
 async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new_topic, witness, group):
-    """stop() begins nothing more, lets what runs end, and commits it: the next start repeats nothing of it."""
+    """stop() starts no more records, waits for running ones and commits them, so that the next start repeats none."""
     topic, app, begun, ended, may_end = new_topic(), new_app(), [], [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"k%d" % n for n in range(100)])
 
@@ -322,7 +320,7 @@ async def test_a_handler_that_runs_is_waited_for_when_the_app_stops(new_app, new
 
 
 async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness, group):
-    """When a second app joins and the first stops, each record is handled once, whatever ran at the time."""
+    """A second app joins and the first one stops: each record is handled once, also those in flight."""
     topic, handled = new_topic(6), Counter()
     options = {"heartbeat_interval_ms": 300}
 
@@ -347,7 +345,7 @@ async def test_two_apps_share_and_hand_over_cleanly(new_app, new_topic, witness,
 
 
 async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
-    """A handler that blocks holds nobody up: it has a thread, and the event loop goes on."""
+    """A handler that blocks does not block the event loop."""
     topic, app, threads = new_topic(), new_app(), []
     witness.produce(topic, [b"0", b"1"])
 
@@ -362,7 +360,7 @@ async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
     assert threading.main_thread() not in threads
 
 
-async def test_what_a_handler_does_to_its_task_touches_nobody_else(new_app, new_topic, witness):
+async def test_what_a_handler_does_to_its_task_affects_no_other_record(new_app, new_topic, witness):
     """Deadlines, task groups and context variables end with the record, whether the handler suspends or not."""
     topic, app, seen = new_topic(), new_app(), []
     variable = contextvars.ContextVar("variable", default=0)
@@ -386,8 +384,8 @@ async def test_what_a_handler_does_to_its_task_touches_nobody_else(new_app, new_
     assert Counter(seen) == {0: 60, 6: 1}
 
 
-async def test_a_handler_that_takes_too_long_has_failed(new_app, new_topic, witness, recorder):
-    """timeout_ms ends it, as a failure like any other."""
+async def test_a_handler_that_exceeds_timeout_ms_has_failed(new_app, new_topic, witness, recorder):
+    """It is canceled, and its record fails like any other."""
     topic, app = new_topic(), new_app(on_failure="skip", hooks=[recorder])
     witness.produce(topic, [b"0"])
 
@@ -402,7 +400,7 @@ async def test_a_handler_that_takes_too_long_has_failed(new_app, new_topic, witn
 
 
 async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witness, group):
-    """Each takes what its `when` says; all of it is committed when both are through."""
+    """Each receives the records that its `when` matches; all are committed when both have finished."""
     topic, handlers, app = new_topic(), Handlers(), new_app()
     even, odd = [], []
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -425,8 +423,8 @@ async def test_several_handlers_share_a_topic_by_when(new_app, new_topic, witnes
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])
-async def test_who_takes_long_holds_up_no_other_handler_of_a_topic(new_app, new_topic, witness, group, order_by):
-    """However the records come: what is for the other is read while one waits, and the one keeps its order."""
+async def test_a_slow_handler_does_not_block_other_handlers_of_its_topic(new_app, new_topic, witness, group, order_by):
+    """In any order of records: those of the other handler are read meanwhile, and the slow one keeps its order."""
     topic, app = new_topic(), new_app()
     let_go, begun, slow, quick = asyncio.Event(), asyncio.Event(), [], []
 
@@ -456,8 +454,8 @@ async def test_who_takes_long_holds_up_no_other_handler_of_a_topic(new_app, new_
 
 
 @pytest.mark.parametrize("unmatched", ["fail", "skip"])
-async def test_a_record_that_nobody_wants_is_no_record_that_is_done(new_app, new_topic, witness, group, unmatched):
-    """It fails as others do unless `unmatched="skip"` says that it may be passed over; so does one `when` raises at."""
+async def test_a_record_without_a_matching_handler_fails(new_app, new_topic, witness, group, unmatched):
+    """It fails like any other unless `unmatched="skip"` is set; so does one at which `when` raises."""
     topic, app, handled = new_topic(), new_app(on_failure="stop"), []
     witness.produce(topic, [b"1", b"nobody's" if unmatched == "skip" else b"x", b"1"])
 
@@ -481,14 +479,14 @@ async def test_a_record_that_nobody_wants_is_no_record_that_is_done(new_app, new
 
 
 async def test_unmatched_fails_by_default(new_app, new_topic, witness, group):
-    """Without a word about it, a record that no handler takes is a failure, and is not committed."""
+    """By default, a record that no handler matches fails and is not committed."""
     topic, app = new_topic(), new_app(on_failure="stop")
     witness.produce(topic, [b"1"])
 
     @app.handler(topic, when=lambda _record: False)
     async def handle(value: bytes) -> None: ...
 
-    with pytest.raises(HandlerFailedError, match="no handler's when= takes this record"):
+    with pytest.raises(HandlerFailedError, match="no handler's when= matches this record"):
         await asyncio.wait_for(app.run(), 30)
 
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
@@ -514,8 +512,8 @@ def without_parameters(app):
     ("declare", "said"),
     [(no_handlers, "no handlers"), (two_of_one_topic, "both receive topic 't'.*when="), (without_parameters, "handle")],
 )
-async def test_what_cannot_be_is_told_before_anything_starts(declare, said):
-    """A handler that cannot work is a ConfigurationError at start, with no broker asked."""
+async def test_invalid_handlers_are_refused_before_the_start(declare, said):
+    """A handler that cannot work raises ConfigurationError at the start, before a broker is contacted."""
     app = App(bootstrap_servers="localhost:1", group_id="g")
     declare(app)
 
@@ -527,7 +525,7 @@ async def test_what_cannot_be_is_told_before_anything_starts(declare, said):
     "options", [{"order_by": "keys"}, {"concurrency": 0}, {"timeout_ms": -1}, {"on_failure": "ignore"}, {"retry": 3}]
 )
 def test_options_of_a_handler_are_checked_when_it_is_declared(options):
-    """Each wrong one is a ConfigurationError that names it."""
+    """An invalid option raises ConfigurationError with its name."""
     (name,) = options
 
     with pytest.raises(ConfigurationError, match=name):

@@ -1,4 +1,4 @@
-"""Stop hooks and app-scoped providers that do not end: the app ends in its time and names them."""
+"""Stop hooks and app-scoped providers that do not end: the app stops in time and names them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def hang() -> None:
 
 
 async def swallow() -> None:
-    """Go on whatever the cancellation."""
+    """Ignore all cancellations."""
     task = asyncio.current_task()
     going_on.add(task)
     task.add_done_callback(going_on.discard)
@@ -40,7 +40,7 @@ let_go = asyncio.Event()
 
 @pytest.fixture(autouse=True)
 async def ending():
-    """Have what swallows its cancellation end with the test, before its event loop."""
+    """End calls of ``swallow`` with the test, before its event loop closes."""
     global let_go  # noqa: PLW0603 - for providers, which are functions of this module
     let_go = asyncio.Event()
     ended.clear()
@@ -65,7 +65,7 @@ async def open_bank():
 
 
 async def open_ledger(bank: Annotated[str, Depends(open_bank, scope="app")]):
-    """A provider whose end hangs."""
+    """A provider whose close hangs."""
     yield bank
     await ways[0]()
 
@@ -86,7 +86,7 @@ def new_app(kafka_server, group, recorder):
 
 @pytest.mark.parametrize("way", [hang, swallow])
 async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(new_app, new_topic, recorder, way):
-    """stop() ends within stop_timeout_ms and raises; hooks and providers after it are closed all the same."""
+    """stop() ends within stop_timeout_ms and raises; later hooks and providers are closed all the same."""
     app = new_app(new_topic())
 
     @app.handler(new_topic())
@@ -111,8 +111,8 @@ async def test_a_stop_hook_that_does_not_end_is_named_and_the_others_are_called(
 
 
 @pytest.mark.parametrize("way", [hang, swallow])
-async def test_a_provider_whose_end_hangs_is_named(new_app, new_topic, recorder, way):
-    """stop() ends within stop_timeout_ms and raises; one that lets its cancellation through stands in nobody's way."""
+async def test_a_provider_whose_close_hangs_is_named(new_app, new_topic, recorder, way):
+    """stop() ends within stop_timeout_ms and raises; a provider that lets its cancellation through blocks no other."""
     ways[:] = [way]
     app = new_app(new_topic())
 
@@ -166,8 +166,10 @@ asyncio.run(app.run())
 
 
 @pytest.mark.parametrize(("what", "named"), [("hook", "flush"), ("provider", "open_ledger")])
-async def test_a_process_ends_without_what_swallows_its_cancellation(kafka_server, new_topic, witness, what, named):
-    """After SIGTERM it ends in time, names the hook or the provider, and exits non-zero."""
+async def test_a_process_ends_without_a_hook_or_provider_that_swallows_its_cancellation(
+    kafka_server, new_topic, witness, what, named
+):
+    """After SIGTERM it ends in time, names the hook or the provider, and exits with a nonzero code."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
     command = [sys.executable, "-c", PROGRAM, kafka_server.bootstrap_servers, topic, what]

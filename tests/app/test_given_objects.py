@@ -1,4 +1,4 @@
-"""Objects that a user hands over: each wrong one is refused when it is given, with its value and advice."""
+"""Checks of objects that users pass: a wrong one is refused at once, with its value and advice."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tailrace.app.declare.codecs import JsonCodec
 
 
 class Listener:
-    """A listener, as an instance is one."""
+    """A valid listener."""
 
     def on_partitions_revoked(self, partitions) -> None: ...
 
 
 class AsyncHook:
-    """A hook whose coroutines nothing would await."""
+    """A hook whose coroutine would never be awaited."""
 
     async def on_event(self, event) -> None: ...
 
 
 class AsyncCodec(JsonCodec):
-    """A codec whose coroutines nothing would await."""
+    """A codec whose coroutines would never be awaited."""
 
     async def encode(self, value, /):
         return super().encode(value)
@@ -61,7 +61,7 @@ def generator(call):
         ({"rebalance_listener": Listener}, "rebalance_listener"),
     ],
 )
-def test_an_app_refuses_what_would_fail_at_its_first_record(options, said):
+def test_an_app_checks_its_arguments(options, said):
     """Retry, codec, middleware, templates and hooks are checked by App(...)."""
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         App(group_id="g", **options)
@@ -85,8 +85,8 @@ def test_an_app_refuses_what_would_fail_at_its_first_record(options, said):
         ([], {"pattern": re.compile(b"orders")}, "pattern must be a regular expression"),
     ],
 )
-def test_a_handler_refuses_what_would_fail_at_its_first_record(topics, options, said):
-    """Topics, patterns, conditions, codecs and middleware are checked by @app.handler(...)."""
+def test_a_handler_checks_its_arguments(topics, options, said):
+    """Topics, patterns, predicates, codecs and middleware are checked by @app.handler(...)."""
     app = App(group_id="g")
     for declare in (app.handler, app.batch_handler):
         with pytest.raises(ConfigurationError, match=re.escape(said)):
@@ -95,7 +95,7 @@ def test_a_handler_refuses_what_would_fail_at_its_first_record(topics, options, 
 
 @pytest.mark.parametrize("given", [3, "hook", Listener().on_partitions_revoked, print])
 def test_hooks_of_start_and_stop_are_checked(given):
-    """Only functions that can be called without arguments are hooks; functions of C show no signature."""
+    """A hook must be callable without arguments; C functions, which have no signature, are accepted."""
     app = App(group_id="g")
     if given is print:
         assert app.on_start(given) is given
@@ -104,7 +104,7 @@ def test_hooks_of_start_and_stop_are_checked(given):
         app.on_start(given)
 
 
-def test_what_is_included_and_overridden_is_checked():
+def test_include_and_override_check_their_arguments():
     """include() takes handlers, override() two functions."""
     app = App(group_id="g")
 
@@ -127,7 +127,7 @@ def test_what_is_included_and_overridden_is_checked():
         ({"partition": -1}, "partition must be a whole number, 0 or more, not -1"),
     ],
 )
-async def test_publish_refuses_keys_headers_and_partitions_that_are_none(kafka_server, new_topic, message, said):
+async def test_publish_refuses_invalid_keys_headers_and_partitions(kafka_server, new_topic, message, said):
     """app.publish() and a Message raise PublishError with the value, and publish nothing."""
     topic = new_topic()
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=topic)
@@ -151,8 +151,8 @@ async def test_publish_refuses_keys_headers_and_partitions_that_are_none(kafka_s
         (OffsetAndMetadata(0, "", "1"), "leader_epoch of OffsetAndMetadata must be a whole number"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_commit_refuses_metadata_that_is_no_text(kafka_server, new_topic, group, given, said):
-    """commit() raises with the value, and the consumer goes on."""
+async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_topic, group, given, said):
+    """commit() raises with the value, and the consumer continues."""
     topic = new_topic()
     async with Consumer(topic, bootstrap_servers=kafka_server.bootstrap_servers, group_id=group) as consumer:
         await consumer.getone(timeout_ms=5_000)

@@ -1,6 +1,6 @@
-"""A process that is killed repeats what it had not finished, and what no commit had said yet; nothing else.
+"""A killed process repeats only the records that it had not finished or not committed.
 
-The witness is a ledger that the handlers write themselves: a line for each record that begins, and for each that ends.
+Handlers write the reference themselves: a line for the start of each record, and one for its end.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ KEYS = [b"key %d" % number for number in range(10)]
 
 
 class Ledger:
-    """What the handlers of a process have written."""
+    """Lines that the handlers of a process have written."""
 
     def __init__(self, path) -> None:
         self.path = path
 
     def of(self, word: str) -> Counter[tuple[int, int]]:
-        """How often each record began, or ended."""
+        """Count the starts, or the ends, of each record."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         parts = [line.split() for line in lines]
         return Counter((int(partition), int(offset)) for said, partition, offset in parts if said == word)
 
 
 class Process:
-    """One that handles records until it is killed."""
+    """Process that handles records until it is killed."""
 
     def __init__(self, kafka_server: KafkaServer, program: str, group: str, topic: str, ledger: Ledger) -> None:
         self._arguments = kafka_server.bootstrap_servers, group, topic, str(ledger.path)
@@ -95,7 +95,7 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, stuck: str = "", *, session_ms: int = 45_000) -> None:
-        """Run; records of the key ``stuck`` never end. It takes the place of one before it that was killed, at once."""
+        """Start the process, replacing a killed one of the same name; records with the key ``stuck`` never end."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", self._program, *self._arguments, stuck, str(session_ms)),
             stdin=asyncio.subprocess.PIPE,
@@ -103,7 +103,7 @@ class Process:
         )
 
     async def kill(self) -> None:
-        """As the kernel does."""
+        """Send SIGKILL."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -112,7 +112,7 @@ class Process:
 
 
 async def finished(witness, group, topic, partitions):
-    """All records that the group's commits say are finished, as they stand at the broker."""
+    """Return the records that are finished according to the group's commits on the broker."""
     done = set()
     for partition, offset in (await witness.committed(group, topic, partitions)).items():
         done |= {(partition, one) for one in range(offset)}
@@ -123,7 +123,7 @@ async def finished(witness, group, topic, partitions):
 
 
 async def wait_for_a_map(witness, group, topic, count):
-    """Wait until commits say of so many records behind a stuck one that they are finished."""
+    """Wait until the commits list a number of finished records after a stuck one."""
     async with asyncio.timeout(60):
         while len(await finished(witness, group, topic, 2)) < count:  # noqa: ASYNC110 - a broker tells nobody
             await asyncio.sleep(0.05)
@@ -131,7 +131,7 @@ async def wait_for_a_map(witness, group, topic, count):
 
 @pytest.fixture(params=[APP, BY_HAND], ids=["app", "by hand"])
 async def process(request, kafka_server, new_topic, *, witness, group, tmp_path):
-    """A process that handles 600 records of ten keys in two partitions."""
+    """Process that handles 600 records of ten keys in two partitions."""
     topic = new_topic(2)
     for partition in range(2):
         keys = [KEYS[number % 10] for number in range(300)]
@@ -142,8 +142,8 @@ async def process(request, kafka_server, new_topic, *, witness, group, tmp_path)
     await made.kill()
 
 
-async def test_a_process_that_is_killed_repeats_only_what_was_not_committed(process, witness, group):
-    """Killed with one key stuck: what a commit said is finished does not run again, all else does."""
+async def test_a_killed_process_repeats_only_uncommitted_records(process, witness, group):
+    """Killed with one key stuck: committed records do not run again, all others do."""
     ledger = process.ledger
     await process.start(stuck="key 3")
     await until(lambda: len(ledger.of("end")) > 150, 60)
@@ -163,8 +163,8 @@ async def test_a_process_that_is_killed_repeats_only_what_was_not_committed(proc
     assert set(again.values()) == {1}
 
 
-async def test_what_a_map_says_survives_any_number_of_kills(process, witness, group):
-    """Behind a stuck record all others are finished and committed: a restart runs the stuck ones and no other."""
+async def test_an_offset_map_survives_several_kills(process, witness, group):
+    """All records after a stuck one are finished and committed: a restart runs only the stuck ones."""
     ledger = process.ledger
     await process.start(stuck="key 3")
     await wait_for_a_map(witness, group, process.topic, 540)
@@ -179,7 +179,7 @@ async def test_what_a_map_says_survives_any_number_of_kills(process, witness, gr
 
 
 async def test_the_next_owner_may_be_another_live_member(process, witness, group, kafka_server, recorder):
-    """A member that was there before takes over what the killed one had, and runs what that had not finished."""
+    """A live member takes over the partitions of the killed one, and runs the records that it had not finished."""
     handled: Counter[tuple[int, int]] = Counter()
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, hooks=[recorder])
     app.configure(heartbeat_interval_ms=300, auto_commit_interval_ms=40)

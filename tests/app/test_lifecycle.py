@@ -1,4 +1,4 @@
-"""An app's life: hooks at both ends, wrappers of its handlers, brokers that come later, and two ways to end it."""
+"""Lifecycle of an app: hooks, middleware, brokers that become reachable later, stop and second signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ done: list[str] = []
 
 
 async def open_bank():
-    """What a handler depends on."""
+    """Dependency of a handler."""
     done.append("bank opens")
     try:
         yield "bank"
@@ -48,8 +48,8 @@ def new_app(kafka_server, group):
     return make
 
 
-async def test_hooks_stand_at_both_ends(new_app, new_topic, witness):
-    """What starts is through before the first record, what stops comes after the last, while dependencies are open."""
+async def test_start_hooks_run_before_the_first_record_and_stop_hooks_after_the_last(new_app, new_topic, witness):
+    """Dependencies are open during all of them."""
     topic, out, app, module = new_topic(), new_topic(), new_app(), Handlers()
     done.clear()
     witness.produce(topic, [b"0"])
@@ -80,8 +80,8 @@ async def test_hooks_stand_at_both_ends(new_app, new_topic, witness):
     assert (await witness.ends(out, 1)) == {0: 2}
 
 
-async def test_a_start_hook_that_raises_ends_the_start(new_app, new_topic):
-    """No record is handled when what has to come before has failed, and everything is closed again."""
+async def test_a_start_hook_that_raises_fails_the_start(new_app, new_topic):
+    """No record is handled, and everything is closed again."""
     app = new_app()
     done.clear()
 
@@ -98,8 +98,8 @@ async def test_a_start_hook_that_raises_ends_the_start(new_app, new_topic):
     assert done == ["bank opens", "bank closes"]
 
 
-async def test_a_stop_hook_that_raises_is_told_and_the_others_are_called(new_app, new_topic):
-    """An error at the end is not swallowed, and keeps nobody from closing."""
+async def test_an_error_of_a_stop_hook_is_raised_after_the_others_were_called(new_app, new_topic):
+    """The error is not swallowed, and everything is closed."""
     app, called = new_app(), []
     app.on_stop(lambda: called.append(True))
 
@@ -118,7 +118,7 @@ async def test_a_stop_hook_that_raises_is_told_and_the_others_are_called(new_app
 
 
 async def test_middleware_wraps_handlers(new_app, new_topic, witness):
-    """The app's wraps the handler's; each sees the record, the result, and the handler's own failure, which goes on."""
+    """The app's wraps the handler's; each sees the record, the result and the handler's error, which propagates."""
     topic, said = new_topic(), []
 
     def saying(name):
@@ -161,16 +161,16 @@ async def test_middleware_wraps_handlers(new_app, new_topic, witness):
     ]
 
 
-async def test_what_is_no_middleware_is_told():
-    """A single function where a list is wanted, or no function at all, is refused when it is given."""
+async def test_invalid_middleware_is_refused():
+    """A function in place of a list, or an object that is not a function, is refused at once."""
     with pytest.raises(ConfigurationError, match="list of functions"):
         App(group_id="g", middleware=lambda call: call)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="list of functions"):
         App(group_id="g").handler("t", middleware=["timed"])  # type: ignore[list-item]
 
 
-async def test_a_trace_goes_on_with_what_is_published(new_app, new_topic, witness, kafka_server):
-    """Headers of a trace are carried from a record to what came of it; other headers stay where they were."""
+async def test_trace_headers_are_copied_to_published_messages(new_app, new_topic, witness, kafka_server):
+    """Trace headers of a record are copied to its results; other headers are not."""
     topic, out = new_topic(), new_topic()
     app = new_app()
     trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -193,7 +193,7 @@ async def test_a_trace_goes_on_with_what_is_published(new_app, new_topic, witnes
 
 @contextlib.asynccontextmanager
 async def door_to(bootstrap_servers: str, door: socket.socket):
-    """What is bound to ``door`` and refused leads to the broker, from now on."""
+    """Return a function that makes ``door``, so far bound and refusing, forward to the broker."""
     host, _, behind = bootstrap_servers.partition(":")
 
     async def carry(reader, writer):
@@ -211,8 +211,8 @@ async def door_to(bootstrap_servers: str, door: socket.socket):
         yield
 
 
-async def test_an_app_may_start_before_kafka_does(new_app, new_topic, witness, kafka_server, recorder):
-    """With require_broker=False it starts, is ready, says why it cannot publish, and begins when a broker answers."""
+async def test_an_app_may_start_before_kafka(new_app, new_topic, witness, kafka_server, recorder):
+    """With require_broker=False it starts, is ready, refuses to publish, and begins when a broker answers."""
     topic, handled, hooked, door = new_topic(), [], [], socket.socket()
     # Nobody else gets this port, and who connects is refused until somebody listens.
     door.bind(("127.0.0.1", 0))
@@ -243,7 +243,7 @@ async def test_an_app_may_start_before_kafka_does(new_app, new_topic, witness, k
 
 
 async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
-    """An app that needs brokers tries for `start_timeout_ms`, as a consumer does: both may come up together."""
+    """By default it tries for `start_timeout_ms`, like a consumer, so that both may start together."""
     door = socket.socket()
     door.bind(("127.0.0.1", 0))
     app = new_app(bootstrap_servers="{}:{}".format(*door.getsockname()))
@@ -260,10 +260,10 @@ async def test_a_start_waits_for_its_brokers(new_app, new_topic, kafka_server):
             await app.stop()
 
 
-async def test_a_start_that_is_tried_again_has_not_ended(  # noqa: PLR0917 - fixtures
+async def test_a_retried_start_keeps_the_whole_stop_timeout(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, group, recorder
 ):
-    """Brokers that go away amid the start are waited for; then it is well, and has its time to commit at the end."""
+    """Brokers that fail during the start are waited for; later the app is healthy, and can commit at its stop."""
     host, port = kafka_server.bootstrap_servers.split(":")
     topic, handled = new_topic(), []
     witness.produce(topic, [b"0"])
@@ -292,8 +292,8 @@ async def test_a_start_that_is_tried_again_has_not_ended(  # noqa: PLR0917 - fix
     assert await witness.committed(group, topic, 1) == {0: 1}
 
 
-async def test_one_that_never_meets_a_broker_can_be_stopped(group):
-    """Stopping does not wait for a broker that is not there."""
+async def test_an_app_that_never_reaches_a_broker_can_be_stopped(group):
+    """Stopping does not wait for an unreachable broker."""
     app = App(bootstrap_servers="127.0.0.1:1", group_id=group, require_broker=False, start_timeout_ms=100)
 
     @app.handler("orders")
@@ -309,8 +309,8 @@ async def test_one_that_never_meets_a_broker_can_be_stopped(group):
         await app.publish("orders", b"too late")
 
 
-async def test_who_waits_for_an_app_that_ends_is_told():
-    """wait_ready() raises what the app ended of, or that it was stopped before; it does not return."""
+async def test_wait_ready_raises_when_the_app_ends():
+    """It raises the error that ended the app, or that it was stopped before; it does not return."""
     options = {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "start_timeout_ms": 100}
     broken, stopped = App(**options), App(**options, require_broker=False)
     for app in (broken, stopped):
@@ -347,7 +347,7 @@ async def open_slowly():
 
 @contextlib.asynccontextmanager
 async def silence(is_asked: asyncio.Event):
-    """A port that takes connections and never answers."""
+    """A port that accepts connections and never answers."""
     gone = asyncio.Event()
 
     async def opened(_reader, writer):
@@ -362,8 +362,8 @@ async def silence(is_asked: asyncio.Event):
 
 @pytest.mark.parametrize("how", ["SIGTERM", "stop()"])
 @pytest.mark.parametrize("at", ["a dependency", "a start hook", "the brokers"])
-async def test_a_start_that_hangs_is_ended_at_once(new_app, new_topic, at, how):
-    """Whatever it waits for, a signal and a stop() from elsewhere end it, and what was opened is closed."""
+async def test_a_hanging_start_can_be_stopped_at_once(new_app, new_topic, at, how):
+    """Whatever it waits for, a signal or a stop() from another task ends it, and what was opened is closed."""
     hangs = asyncio.Event()
     waiting[:], done[:] = [hangs], []
     async with silence(hangs) as address:
@@ -432,8 +432,8 @@ asyncio.run(app.run())
 @pytest.mark.parametrize(
     ("how", "number"), [("time.sleep(300)", signal.SIGTERM), ("await asyncio.sleep(300)", signal.SIGINT)]
 )
-def test_a_second_signal_ends_it_now(kafka_server, topic_with_one, how, number):
-    """Whoever asks twice does not wait for handlers, nor for a loop that is blocked."""
+def test_a_second_signal_ends_the_process_at_once(kafka_server, topic_with_one, how, number):
+    """It waits neither for handlers nor for a blocked event loop."""
     topic = topic_with_one
     program = [sys.executable, "-c", STUCK.format(how=how), kafka_server.bootstrap_servers, topic, topic]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment()) as process:

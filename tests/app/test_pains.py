@@ -1,6 +1,6 @@
-"""What users of other clients suffer, on the real broker: it cannot happen here.
+"""Problems that users of other clients have, on the real broker.
 
-The whole list, with the tests in other files that hold the rest of it, is docs/explanation/fifteen-pains.md.
+The whole list, with the tests in other files, is docs/explanation/fifteen-pains.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SESSION_S = 3
 
 @pytest.fixture
 def options(kafka_server, group):
-    """Of a consumer or an app in this test's group."""
+    """Return options of a consumer or an app in this test's group."""
     return {"bootstrap_servers": kafka_server.bootstrap_servers, "group_id": group}
 
 
@@ -38,7 +38,7 @@ def options(kafka_server, group):
 
 
 async def test_a_rebalance_does_not_break_a_commit_loop(options, new_topic, witness, group):
-    """getmany, process, commit, again: members come and go meanwhile, no commit fails, and each record comes once."""
+    """getmany, process, commit in a loop: members join and leave, no commit fails, each record is delivered once."""
     topic, handled, waiting = new_topic(6), Counter(), asyncio.Event()
 
     async def loop(consumer: Consumer) -> None:
@@ -72,7 +72,7 @@ async def test_a_rebalance_does_not_break_a_commit_loop(options, new_topic, witn
 
 
 async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new_topic, witness):
-    """A lock that is held around getmany and wanted by the listener, too: rebalances go through all the same."""
+    """A lock is held around getmany and needed by the listener: rebalances complete all the same."""
     topic, lock, handled, told = new_topic(4), asyncio.Lock(), Counter(), []
 
     class Listener:
@@ -102,7 +102,7 @@ async def test_a_listener_may_wait_for_the_lock_of_the_reading_loop(options, new
 
 
 async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness, group, recorder):
-    """Its partitions are lost in the midst of work, its commits refused: it joins again, and handles all there is."""
+    """Its partitions are lost during work and its commits refused: it joins again, and handles all records."""
     topic, handled, is_free = new_topic(2), Counter(), asyncio.Event()
     app = App(**options, hooks=[recorder], heartbeat_interval_ms=200, auto_commit_interval_ms=100)
     for partition in range(2):
@@ -129,7 +129,7 @@ async def test_an_app_that_is_thrown_out_comes_back(options, new_topic, witness,
 
 
 async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, new_topic, witness, group, recorder):
-    """A plain function that waits holds no heartbeat up, past a session: nobody rebalances, its record comes once."""
+    """A plain function blocks for longer than a session: heartbeats go on, no rebalance, its record is handled once."""
     topic, handled, begun, is_free = new_topic(), [], [], threading.Event()
     app = App(**options, hooks=[recorder], session_timeout_ms=SESSION_S * 1_000, heartbeat_interval_ms=200)
     witness.produce(topic, [b"0", b"1"])
@@ -161,7 +161,7 @@ async def test_a_handler_that_blocks_its_thread_keeps_the_membership(options, ne
 async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps(  # noqa: PLR0917 - fixtures
     options, new_topic, witness, kafka_server, group, recorder
 ):
-    """A record in flight holds the commit however many gaps are beside it; gaps alone, of markers and aborts, none."""
+    """A record in flight holds the commit whatever gaps are beside it; gaps of markers and aborts hold none."""
     topic, handled, is_free = new_topic(), [], asyncio.Event()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -193,9 +193,9 @@ async def test_b15_gaps_are_no_unfinished_records_and_unfinished_records_no_gaps
 
 @pytest.mark.parametrize("raises", [asyncio.CancelledError, ConnectionError])
 async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_topic, witness, group, raises):
-    """It does not come back in time and is cancelled: its record is not committed, and the next start handles it.
+    """It does not return in time and is canceled: its record is not committed, and the next start handles it.
 
-    Nor is it buried, where the handler makes another error of it.
+    Nor does it become a dead letter if the handler turns the cancellation into another error.
     """
     topic, dead, begun, cancelled, handled = new_topic(), new_topic(), [], [], []
     witness.produce(topic, (b"%d" % n for n in range(10)))
@@ -233,7 +233,7 @@ async def test_a_handler_that_is_cancelled_by_the_end_is_not_done(options, new_t
 
 
 async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, group):
-    """One that always fails is tried a few times a second, not as often as the processor can, and is not skipped."""
+    """A record that always fails is retried a few times a second, without using a whole CPU, and is not skipped."""
     topic, attempts, good = new_topic(), [], []
     app = App(**options, retry=Retry(attempts=2, backoff_ms=100, max_backoff_ms=300, jitter=False))
     witness.produce(topic, [b"poison", b"good"], keys=[b"a", b"b"])
@@ -260,7 +260,7 @@ async def test_a_record_that_fails_is_no_hot_loop(options, new_topic, witness, g
 
 
 async def test_many_consumers_stop_at_once(options, new_topic):
-    """Twenty members of one group, stopped in the same moment in the midst of their heartbeats: none hangs."""
+    """Twenty members of one group stop at the same moment, between heartbeats: none hangs."""
     topic = new_topic(20)
     quick = {**options, "heartbeat_interval_ms": 100, "stop_timeout_ms": 60_000}
     members = [Consumer(topic, **quick) for _ in range(20)]
@@ -275,7 +275,7 @@ async def test_many_consumers_stop_at_once(options, new_topic):
 
 
 async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, witness):
-    """However often consumers and apps come and go: no objects, tasks, threads or open files are left of them."""
+    """However often consumers and apps start and stop, no objects, tasks, threads or open files remain."""
     topic = new_topic()
     witness.produce(topic, [b"0"] * 40)
 
@@ -314,7 +314,7 @@ async def test_starting_and_stopping_leaves_nothing_behind(options, new_topic, w
 
 
 async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
-    """Thousands of calls that are cancelled or give up waiting: the memory in use stays what it was."""
+    """Thousands of calls that are canceled or time out: memory does not grow."""
 
     async def wait_in_vain(consumer: Consumer, times: int) -> None:
         for _ in range(times):
@@ -337,7 +337,7 @@ async def test_waiting_for_long_leaves_nothing_behind(options, new_topic):
 
 
 async def test_a_handler_of_nothing_is_quick(options, new_topic, witness):
-    """A hundred thousand records go through a handler in seconds, also where others run at the time."""
+    """A hundred thousand records go through a handler in seconds, also under other load."""
     topic, app, handled = new_topic(2), App(**options), 0
     witness.produce(topic, (b"." * 100 for _ in range(100_000)))
     everything = asyncio.Event()

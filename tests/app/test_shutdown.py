@@ -1,4 +1,4 @@
-"""How handlers end with their app: what is cut short is not done, and has what it stands on until it is through."""
+"""How handlers end with their app: canceled records are not finished, and dependencies stay open until cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ said: list[str] = []
 
 
 async def open_bank():
-    """What a handler depends on."""
+    """Dependency of a handler."""
     try:
         yield "bank"
     finally:
@@ -30,7 +30,7 @@ KINDS = pytest.mark.parametrize("kind", ["handler", "batch_handler"])
 
 
 def declare(app: App, kind: str, handle, topic: str = "orders") -> None:
-    """``handle`` takes nothing; as a handler of records, or of batches of one."""
+    """Declare ``handle``, which takes no arguments, as a handler of records or of batches of one."""
 
     async def on_record(value: bytes) -> None:
         await handle()
@@ -47,8 +47,8 @@ def declare(app: App, kind: str, handle, topic: str = "orders") -> None:
 @KINDS
 @pytest.mark.parametrize("becomes", ["failure", "rejection", "failure of a second attempt"])
 @pytest.mark.parametrize("dead_letter", ["{topic}.dead", None], ids=["dead letters", "skip"])
-async def test_what_is_cut_short_has_not_failed(kind, becomes, dead_letter):
-    """Whatever a handler makes of its cancellation, its record is not buried, skipped or committed: it comes again."""
+async def test_a_canceled_record_has_not_failed(kind, becomes, dead_letter):
+    """Whatever a handler makes of its cancellation, its record is neither dead-lettered, skipped nor committed."""
     events, begun, attempts = EventRecorder(), asyncio.Event(), 0
     retry = Retry(attempts=2 if "second" in becomes else 1, backoff_ms=1)
     app = App(group_id="g", dead_letter=dead_letter, on_failure="skip", retry=retry, hooks=[events])
@@ -77,8 +77,8 @@ async def test_what_is_cut_short_has_not_failed(kind, becomes, dead_letter):
 
 @KINDS
 @pytest.mark.parametrize("end", ["stopped", "failed"])
-async def test_handlers_have_what_they_stand_on_until_they_have_cleaned_up(kind, end):
-    """A handler that is cut short cleans up before stop hooks, before the publisher and before dependencies close."""
+async def test_dependencies_stay_open_until_canceled_handlers_have_cleaned_up(kind, end):
+    """A canceled handler cleans up before stop hooks run and before the publisher and dependencies close."""
     begun = asyncio.Event()
     said.clear()
     app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
@@ -112,8 +112,8 @@ async def test_handlers_have_what_they_stand_on_until_they_have_cleaned_up(kind,
 
 
 @KINDS
-async def test_one_that_swallows_its_end_begins_nothing_more(kind):
-    """It returns in spite of its cancellation, so that its record is done; no other is begun and no task is left."""
+async def test_a_handler_that_swallows_its_cancellation_starts_no_more_records(kind):
+    """It returns in spite of its cancellation, so its record is finished; no other starts, and no task remains."""
     begun, count = asyncio.Event(), 0
     app = App(group_id="g")
 
@@ -138,8 +138,8 @@ async def test_one_that_swallows_its_end_begins_nothing_more(kind):
 
 
 @KINDS
-async def test_one_that_does_not_end_is_left_behind_and_told(kind):
-    """The app ends in the time that it has, whatever its handlers do, and says which of them goes on."""
+async def test_a_handler_that_does_not_end_is_abandoned_with_an_event(kind):
+    """The app ends in time whatever its handlers do, and names the one that still runs."""
     begun, let_go, events = asyncio.Event(), asyncio.Event(), EventRecorder()
     app = App(group_id="g", hooks=[events], stop_timeout_ms=20_000)
     tasks = []
@@ -173,7 +173,7 @@ async def test_one_that_does_not_end_is_left_behind_and_told(kind):
 
 @KINDS
 async def test_a_handler_does_not_stop_its_own_app(kind):
-    """It would wait for itself; another task does not."""
+    """A handler that stops its own app would wait for itself; stopping it from another task works."""
     raised, app = [], App(group_id="g")
 
     async def handle() -> None:
@@ -192,7 +192,7 @@ async def test_a_handler_does_not_stop_its_own_app(kind):
 
 @pytest.mark.slow
 async def test_several_groups_are_left_in_time_while_no_broker_answers():
-    """All of them at once, with something to commit, a handler that waits and a record that nobody acknowledges."""
+    """All at once, with uncommitted records, a waiting handler and an unacknowledged publish."""
     groups = [f"g{n}" for n in range(4)]
     with KafkaServer(proxied=True) as server:
         witness, events, handled = Witness(server.bootstrap_servers), EventRecorder(), []

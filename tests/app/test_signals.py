@@ -1,4 +1,4 @@
-"""One signal ends all that runs in a process; a second one ends the process."""
+"""A first signal stops everything in a process; a second one ends the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.commands import environment
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_one_signal_ends_every_app_of_a_process(kafka_server, new_topic, group, number):
-    """Apps that run side by side all stop, and the handlers that were installed before are there again."""
+    """Apps that run concurrently all stop, and the previous signal handlers are restored."""
     before, apps = signal.getsignal(number), []
     for index in range(3):
         app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=f"{group}-{index}")
@@ -45,7 +45,7 @@ async def test_one_signal_ends_every_app_of_a_process(kafka_server, new_topic, g
 
 
 async def test_every_listener_is_called_and_the_second_signal_is_left_to_the_system():
-    """Nested listeners are all called; then the default action stands, which works while a loop is blocked."""
+    """Nested listeners are all called; then the default action is restored, which works while a loop is blocked."""
     heard: list[str] = []
     with (
         handle_signals([signal.SIGTERM], lambda: heard.append("outer")),
@@ -59,7 +59,7 @@ async def test_every_listener_is_called_and_the_second_signal_is_left_to_the_sys
 
 
 async def test_an_app_that_starts_after_a_signal_is_ended_by_the_next_one():
-    """A listener that begins while others stop has heard nothing: the next signal is its first."""
+    """A listener that is added while others stop has received no signal: the next one is its first."""
     heard: list[str] = []
     with handle_signals([signal.SIGTERM], lambda: heard.append("first")):
         signal.raise_signal(signal.SIGTERM)
@@ -97,7 +97,7 @@ tailrace.run(main())
 
 
 def test_a_signal_ends_loops_in_other_threads():
-    """A run in another thread cannot install handlers; it is ended with those of the main thread."""
+    """A run in another thread cannot install signal handlers; it ends with those of the main thread."""
     with subprocess.Popen(
         [sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, text=True, env=environment()
     ) as process:
@@ -115,8 +115,8 @@ def test_a_signal_ends_loops_in_other_threads():
     assert process.returncode == 0
 
 
-def test_run_returns_none_after_a_signal_though_another_listener_was_there():
-    """A nested listener that has come and gone leaves the outer one's handler installed."""
+def test_run_returns_none_after_a_signal_although_a_nested_listener_was_removed():
+    """A nested listener that was added and removed leaves the outer one's handler installed."""
 
     async def main() -> str:
         with handle_signals([signal.SIGTERM], lambda: None):
@@ -129,7 +129,7 @@ def test_run_returns_none_after_a_signal_though_another_listener_was_there():
 
 
 def test_without_an_event_loop_listeners_are_called_by_the_signal_and_older_handlers_come_back():
-    """A command that runs no event loop is ended like one that does, and so is a listener beside it."""
+    """A command without an event loop stops like one with a loop, and so does a listener beside it."""
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("program"))
     try:
@@ -146,7 +146,7 @@ def test_without_an_event_loop_listeners_are_called_by_the_signal_and_older_hand
 
 
 class Query:
-    """A query on Spark that a signal reaches while it is waited for."""
+    """Query on Spark that a signal stops while it is awaited."""
 
     counted = argparse.Namespace(records=0, dead_letters=0)
 
@@ -163,7 +163,7 @@ class Query:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stream_on_spark_leaves_other_listeners_and_handlers_alone(number, code):
-    """The command stops its query at a signal, others of the process hear it, and older handlers come back."""
+    """The command stops its query at a signal, other listeners are called, too, and previous handlers are restored."""
     query, heard, before = Query(number), [], signal.getsignal(number)
     pipeline: Any = types.SimpleNamespace(
         start=lambda _handler, **_: query, standing=lambda _handler: argparse.Namespace(group_id="g")

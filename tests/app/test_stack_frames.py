@@ -1,4 +1,4 @@
-"""A failure is told with the line of the user's own code that it came from."""
+"""Failures name the line of the user's own code that raised them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.event_recorder import EventRecorder
 
 
 def line_of(text: str) -> int:
-    """Where it stands in this file for the first time."""
+    """Return the first line of this file that contains the text."""
     return inspect.getsource(inspect.getmodule(line_of)).split(text)[0].count("\n") + 1
 
 
@@ -54,7 +54,7 @@ async def of_another_kind(value: dict[str, int]) -> None: ...
     ],
 )
 async def test_a_failure_says_where_it_came_from(recorder, function, text):
-    """At each attempt, from coroutines, threads and batches; what did not decode came from no line of his."""
+    """In every attempt, from coroutines, threads and batches; a DecodeError of tailrace has no line of the user's."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=2), hooks=[recorder])
     declare = app.batch_handler if function is of_a_batch else app.handler
     declare("t")(function)
@@ -68,8 +68,8 @@ async def test_a_failure_says_where_it_came_from(recorder, function, text):
     assert len(told) == (1 if text is None else 2)
 
 
-async def test_a_letter_has_the_last_failure_alone():
-    """The one before it, in whose wake it was raised, is no part of it; what the handler had caught itself is."""
+async def test_a_dead_letter_has_only_the_last_failure():
+    """The previous failure is not part of its traceback; an error that the handler itself caught is."""
     app, attempts = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=3)), []
 
     @app.handler("t")
@@ -91,7 +91,7 @@ async def test_a_letter_has_the_last_failure_alone():
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
 async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder, caplog, kind):
-    """The last attempt is an error with the user's frames, whose renderers are the log's own; others are warnings."""
+    """The last attempt is logged as an error with the user's frames, the others as warnings."""
     app = App(group_id="g", on_failure="skip", retry=Retry(attempts=3, backoff_ms=1), hooks=[recorder])
     if kind == "batch":
         app.batch_handler("t")(of_a_batch)
@@ -123,7 +123,7 @@ async def test_the_log_has_the_traceback_once_and_hooks_have_the_error(recorder,
 
 
 class OrderRefusedError(Exception):
-    """Cannot be made of its arguments alone."""
+    """Cannot be constructed from its arguments alone."""
 
     def __init__(self, order: int, *, reason: str) -> None:
         self.order, self.reason = order, reason
@@ -150,10 +150,10 @@ async def in_a_group(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("function", [with_a_cause, with_a_context, in_a_group])
-async def test_causes_are_logged_with_the_users_frames_alone(kafka_server, group, new_topic, witness, function):
-    """Causes, contexts and members of groups are as short as the error, in either rendering; hooks get it whole.
+async def test_causes_are_logged_with_only_the_users_frames(kafka_server, group, new_topic, witness, function):
+    """Causes, contexts and members of groups are shortened like the error, in either renderer; hooks get it whole.
 
-    On the real broker, from which records come by tailrace's own frames.
+    On the real broker, whose records pass through tailrace's own frames.
     """
     recorder, topic = EventRecorder(), new_topic()
     witness.produce(topic, [b"no JSON"])
@@ -180,7 +180,7 @@ async def test_causes_are_logged_with_the_users_frames_alone(kafka_server, group
 
 
 def around(call):
-    """Middleware, through whose lines each record goes."""
+    """Middleware through whose lines each record passes."""
 
     async def called(record):
         return await call(record)
@@ -193,7 +193,7 @@ def validate(value: bytes) -> object:
 
 
 class Codec:
-    """Decodes by the user's own function."""
+    """Codec that decodes with the user's own function."""
 
     def decode(self, data, _annotation, _record):
         return validate(data)
@@ -204,7 +204,7 @@ class Codec:
 
 @pytest.mark.parametrize(("codec", "where"), [(None, None), (Codec(), "validate")])
 async def test_a_value_that_does_not_decode_does_not_name_the_middleware(recorder, codec, where):
-    """A DecodeError comes from the user's decoder or from no line of his, whatever its record passes through."""
+    """A DecodeError names the user's decoder or no line at all, whatever middleware its record passes through."""
     app = App(group_id="g", on_failure="skip", middleware=[around], codec=codec, hooks=[recorder])
     app.handler("t")(of_another_kind)
 

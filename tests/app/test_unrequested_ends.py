@@ -1,4 +1,4 @@
-"""Each end of an app or a consumer that nobody asked for is one event at ERROR, and health reports it."""
+"""Each unrequested end of an app or a consumer is one event at level ERROR, and health reports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.commands import environment
 
 
 class Abort(BaseException):
-    """Not an Exception, as the Exit of a server framework."""
+    """BaseException that is not an Exception, like the Exit of a server framework."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def new_app(kafka_server, group, recorder):
 
 
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """The event and the type of the exception of each log entry that has a traceback."""
+    """Return the event and the exception type of each log entry with a traceback."""
     return [
         (record.tailrace["event"], type(record.exc_info[1]).__name__)
         for record in caplog.records
@@ -41,7 +41,7 @@ def tracebacks(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 async def test_a_handler_that_raises_a_base_exception_ends_the_app_with_an_event(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, caplog, is_batch
 ):
-    """The event comes before stop() is called and has the exception, the log has its traceback, health has failed."""
+    """The event comes before stop() and has the exception; the log has its traceback; health is failed."""
     topic, app = new_topic(), new_app()
     witness.produce(topic, [b"0"])
 
@@ -86,8 +86,8 @@ asyncio.run(app.run())
 """
 
 
-def test_a_handler_that_exits_the_process_leaves_an_event(kafka_server, new_topic, witness, group):
-    """The log says which handler called sys.exit(), with its traceback, and the process has its exit code."""
+def test_a_handler_that_calls_sys_exit_leaves_an_event(kafka_server, new_topic, witness, group):
+    """The log names the handler, with its traceback, and the process has its exit code."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
 
@@ -106,7 +106,7 @@ def test_a_handler_that_exits_the_process_leaves_an_event(kafka_server, new_topi
     assert "in handle" in ended.stdout
 
 
-async def test_a_consumer_that_cannot_go_on_logs_the_traceback(kafka_server, new_topic, group, recorder, caplog):
+async def test_a_consumer_that_fails_logs_the_traceback(kafka_server, new_topic, group, recorder, caplog):
     """A rebalance callback that raises ends the consumer: one event with the exception."""
 
     async def refuse(*_: object) -> None:
@@ -132,8 +132,8 @@ async def test_a_consumer_that_cannot_go_on_logs_the_traceback(kafka_server, new
     assert [message for message, _ in tracebacks(caplog)] == ["consumer failed"]
 
 
-async def test_a_start_that_fails_is_raised_and_is_no_event(new_app, caplog, recorder):
-    """start() raises the error, so that the log needs no traceback of it."""
+async def test_a_failed_start_raises_and_emits_no_event(new_app, caplog, recorder):
+    """start() raises the error, so that the log needs no traceback."""
     app = new_app(bootstrap_servers="127.0.0.1:1", start_timeout_ms=100)
 
     @app.handler("orders")

@@ -1,4 +1,4 @@
-"""One record that fails takes nothing down: neither other keys, nor the app, nor its group; and it is never lost."""
+"""A failing record affects neither other keys, nor the app, nor the group, and is never lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_app(kafka_server, group, recorder):
 
 
 def set_limit(witness, topic: str, max_message_bytes: int) -> None:
-    """How large a record of a topic may be."""
+    """Set max.message.bytes of a topic."""
     entry = ConfigEntry("max.message.bytes", str(max_message_bytes), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     witness.admin.incremental_alter_configs([resource])[resource].result(20)
@@ -56,7 +56,7 @@ def check_of(app: App, name: str = "records") -> Check:
 
 
 def poison_all(app: App, topic: str) -> None:
-    """Have it fail with every record of a topic."""
+    """Declare a handler that fails with every record of a topic."""
 
     @app.handler(topic, retry=ONCE)
     async def handle(value: bytes) -> None:
@@ -67,7 +67,7 @@ def poison_all(app: App, topic: str) -> None:
 
 
 async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group):
-    """One key of twenty fails again and again: the others are through before it goes on, and it is buried once."""
+    """One key of twenty keeps failing: the others are finished before its next attempt, and it has one dead letter."""
     topic, app, handled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     handled_before, others_are_through = [], asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(4_000)), keys=[b"k%d" % (n % 20) for n in range(4_000)])
@@ -94,8 +94,8 @@ async def test_a_poisoned_key_delays_no_other(new_app, new_topic, witness, group
     assert await witness.committed(group, topic, 1) == {0: 4_000}
 
 
-async def test_a_lane_that_is_full_is_told_and_holds_its_partition_alone(new_app, new_topic, witness, recorder):
-    """When half the window waits behind one record, its partition is read no further, and an event says so."""
+async def test_a_full_lane_emits_an_event_and_blocks_only_its_partition(new_app, new_topic, witness, recorder):
+    """When half the window waits after one record, its partition is read no further, and an event is emitted."""
     topic, app, handled, is_fixed = new_topic(2), new_app(max_queued_records=40), [], False
     witness.produce(topic, (b"%d" % n for n in range(100)), keys=[b"same"] * 100, partition=0)
     witness.produce(topic, (b"%d" % n for n in range(300)), keys=[b"k%d" % (n % 7) for n in range(300)], partition=1)
@@ -121,7 +121,7 @@ async def test_a_lane_that_is_full_is_told_and_holds_its_partition_alone(new_app
 
 
 class Outage:
-    """What handlers do while records of partition 0 cannot be handled, and those of partition 1 can."""
+    """Handlers during an outage: records of partition 0 fail, those of partition 1 succeed."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -129,12 +129,12 @@ class Outage:
         self.handled: list[tuple[int, int]] = []
 
     def fails(self, record: Record) -> bool:
-        """Note that it is tried; whether that is in vain."""
+        """Record an attempt; return True if it must fail."""
         self.tried[record.partition, record.offset] += 1
         return record.partition == 0 and not self.is_over
 
     async def run(self, recorder, topic: str, records: int) -> int:
-        """See it through; how many different records failed while the other partition was handled, and for longer."""
+        """Run the outage; return how many different records failed while the other partition was handled, and later."""
         full = await recorder.wait_for(LaneFull)
         await until(lambda: len(self.handled) == 300)
         # Whoever reads on and on has long done so when what waits has been tried some times.
@@ -154,7 +154,7 @@ class Outage:
 async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by, is_in_place
 ):
-    """What waits for its next attempt takes up the window; other partitions go on, and after it all is handled."""
+    """Records that wait for another attempt fill the window; other partitions go on, and in the end all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     witness.produce(topic, (b"" for _ in range(600)), keys=[b"k%d" % n for n in range(600)], partition=0)
     witness.produce(topic, (b"" for _ in range(300)), keys=[b"k%d" % n for n in range(300)], partition=1)
@@ -183,7 +183,7 @@ async def test_an_outage_reads_no_further_than_the_window(  # noqa: PLR0917 - fi
 async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, order_by
 ):
-    """What batches that failed hold takes up the window; other partitions go on, and after it all is handled."""
+    """Records of failed batches fill the window; other partitions go on, and in the end all are handled."""
     topic, app, outage = new_topic(2), new_app(max_queued_records=60), Outage()
     for partition in range(2):
         witness.produce(topic, [b""] * 300, keys=[b"k%d" % n for n in range(300)], partition=partition)
@@ -202,10 +202,10 @@ async def test_an_outage_gathers_no_more_batches_than_the_window_holds(  # noqa:
     assert await witness.committed(group, topic, 2) == {0: 300, 1: 300}
 
 
-async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixtures
+async def test_dead_letters_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """After a fix `tailrace dead-letters replay` brings each once, and a handler sees it where it was read first."""
+    """After a fix `tailrace dead-letters replay` sends each once, and the handler sees its original position."""
     topic, app, handled, is_fixed = new_topic(2), new_app(dead_letter="{topic}.{group}.dead"), [], False
     app.configure(metadata_max_age_ms=300)
     witness.produce(topic, [b"1", b"bad", b"2"], keys=[b"a", b"b", b"c"], partition=1)
@@ -239,7 +239,7 @@ async def test_what_is_buried_is_replayed_to_success(  # noqa: PLR0917 - fixture
 async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """Every process of the group lives on, other keys go on, health says so; with its topic it arrives, once."""
+    """No process of the group ends, other keys go on, health is degraded; once the topic exists, it arrives, once."""
     topic, handled = new_topic(), []
     dead = f"{topic}.{group}.dead"
 
@@ -274,12 +274,12 @@ async def test_without_its_topic_a_dead_letter_waits(  # noqa: PLR0917 - fixture
     assert await witness.committed(group, topic, 1) == {0: 3}
 
 
-async def test_a_letter_that_is_too_large_is_cut(  # noqa: PLR0917 - fixtures
+async def test_a_dead_letter_that_is_too_large_is_shortened(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """A record that its dead-letter topic only just takes goes without the traceback; its own bytes are all there.
+    """If a record only just fits into its dead-letter topic, the traceback is omitted, and no byte of the record.
 
-    The letters before it and behind it in the same partition are whole.
+    Earlier and later dead letters of the same partition are complete.
     """
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     dead, value = f"{topic}.{group}.dead", b"x" * 2_000
@@ -303,10 +303,10 @@ async def test_a_letter_that_is_too_large_is_cut(  # noqa: PLR0917 - fixtures
     assert headers["tailrace-error-message"].startswith(b"poison poison")
 
 
-async def test_what_is_too_large_altogether_waits_for_room(  # noqa: PLR0917 - fixtures
+async def test_a_record_too_large_for_its_dead_letter_topic_waits(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """Not even a brief letter fits: the record waits, the event says what to raise, and then it arrives."""
+    """Not even a brief dead letter fits: the record waits, the event names the setting to raise, then it arrives."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     dead, value = f"{topic}.{group}.dead", b"x" * 2_000
     kafka_server.create_topic(dead, config={"max.message.bytes": 1_000})
@@ -325,10 +325,10 @@ async def test_what_is_too_large_altogether_waits_for_room(  # noqa: PLR0917 - f
     assert [letter.value() for letter in await contents_of(witness, dead)] == [value]
 
 
-async def test_a_large_record_is_buried_whole(  # noqa: PLR0917 - fixtures
+async def test_a_large_record_has_a_complete_dead_letter(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, kafka_server, recorder, group
 ):
-    """How large a letter may be is its topic's to say: one of three megabytes arrives where that is allowed."""
+    """The topic's limit decides: a dead letter of three megabytes arrives where that is allowed."""
     topic, app, value = f"{new_topic()}-large", new_app(dead_letter="{topic}.{group}.dead"), bytes(3_000_000)
     dead = f"{topic}.{group}.dead"
     for name in (topic, dead):
@@ -343,8 +343,8 @@ async def test_a_large_record_is_buried_whole(  # noqa: PLR0917 - fixtures
     assert letter.value() == value
 
 
-async def test_nothing_at_all_is_buried_too(new_app, new_topic, witness, recorder, group):
-    """A record with neither key nor value becomes a letter with neither, and headers that say what happened."""
+async def test_an_empty_record_has_a_dead_letter(new_app, new_topic, witness, recorder, group):
+    """A record with neither key nor value has a dead letter with neither, and with headers about the failure."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     witness.produce(topic, [None])
 
@@ -359,8 +359,10 @@ async def test_nothing_at_all_is_buried_too(new_app, new_topic, witness, recorde
     assert dict(letter.headers())["tailrace-error-type"] == b"tailrace.errors.DecodeError"
 
 
-async def test_who_asks_to_stop_is_stopped(new_app, new_topic, witness, kafka_server, group):
-    """With `on_failure="stop"` a letter that is refused ends the app, and the record is not committed."""
+async def test_on_failure_stop_ends_the_app_if_a_dead_letter_is_refused(
+    new_app, new_topic, witness, kafka_server, group
+):
+    """With `on_failure="stop"` the app ends, and the record is not committed."""
     topic = new_topic()
     dead = f"{topic}.{group}.dead"
     app = new_app(dead_letter=dead, on_failure="stop", **IMPATIENT)
@@ -383,7 +385,7 @@ async def test_who_asks_to_stop_is_stopped(new_app, new_topic, witness, kafka_se
 async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, recorder, group, what
 ):
-    """It is tried as often as `Retry` says and buried; the next record is handled."""
+    """It is retried as `Retry` says and dead-lettered; the next record is handled."""
     topic, results = new_topic(), new_topic()
     app, calls = new_app(dead_letter="{topic}.{group}.dead", **IMPATIENT), []
     witness.produce(topic, [b"bad", b"good"])
@@ -409,8 +411,8 @@ async def test_a_result_that_cannot_be_published_is_a_failure(  # noqa: PLR0917 
     assert [one.value() for one in await contents_of(witness, results)] == [b"fine"]
 
 
-async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_topic, witness, recorder, group):
-    """`timeout_ms` cancels it, once for each attempt, and the next record is handled."""
+async def test_a_handler_that_does_not_end_fails_after_timeout_ms(new_app, new_topic, witness, recorder, group):
+    """`timeout_ms` cancels each attempt, and the next record is handled."""
     topic, app, cancelled = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"endless", b"good"])
 
@@ -431,8 +433,8 @@ async def test_one_that_does_not_end_is_a_failure_after_its_time(new_app, new_to
     assert len(cancelled) == 2
 
 
-async def test_a_thread_is_waited_for_and_has_failed_then(new_app, new_topic, witness, recorder):
-    """A plain function cannot be cancelled: after its time it is a failure when it returns, and none runs beside it."""
+async def test_a_thread_that_exceeds_timeout_ms_fails_when_it_returns(new_app, new_topic, witness, recorder):
+    """A plain function cannot be canceled: it fails when it returns, and no other attempt runs concurrently."""
     topic, app, running, most = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), [], []
     witness.produce(topic, [b"1", b"2"])
 
@@ -446,12 +448,12 @@ async def test_a_thread_is_waited_for_and_has_failed_then(new_app, new_topic, wi
     async with app:
         buried = await recorder.wait_for(RecordDeadLettered, 2)
 
-    assert "a thread cannot be cut short" in buried.error
+    assert "a thread cannot be canceled" in buried.error
     assert most == [1, 1, 1, 1]
 
 
-async def test_one_that_never_ends_is_told_by_health(new_app, new_topic, witness):
-    """Without `timeout_ms` it runs for ever; after `max_poll_interval_ms` the app is not live, and says which it is."""
+async def test_health_names_a_handler_that_never_ends(new_app, new_topic, witness):
+    """Without `timeout_ms`, the app is not live after `max_poll_interval_ms`, and names the handler."""
     topic, app = new_topic(), new_app(stop_timeout_ms=1_000, max_poll_interval_ms=1_500)
     witness.produce(topic, [b"endless"])
 
@@ -468,8 +470,8 @@ async def test_one_that_never_ends_is_told_by_health(new_app, new_topic, witness
 
 
 @pytest.mark.parametrize("is_retried", [True, False])
-async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, witness, recorder, is_retried):
-    """`on=` looks into the group that a TaskGroup raises: all of it has to be worth another attempt."""
+async def test_retry_on_looks_into_exception_groups(new_app, new_topic, witness, recorder, is_retried):
+    """`on=` applies to the members of the group that a TaskGroup raises: all of them must be retryable."""
     topic, app, calls = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"x"])
 
@@ -491,15 +493,15 @@ async def test_errors_of_a_task_group_are_what_they_hold(new_app, new_topic, wit
 
 
 class WordlessError(Exception):
-    """One of a user's own."""
+    """Error of the user's whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
-async def test_an_error_without_words_ends_no_app(kind, recorder):
-    """Whatever it does when it is asked for its text, its record is tried again and buried, and others are handled."""
+async def test_an_error_whose_str_raises_is_handled(kind, recorder):
+    """Its record is retried and dead-lettered, and other records are handled."""
     app = App(group_id="g", dead_letter="{topic}.dead", retry=Retry(attempts=2), hooks=[recorder])
 
     async def on_record(value: bytes) -> None:
@@ -515,17 +517,17 @@ async def test_an_error_without_words_ends_no_app(kind, recorder):
         await kafka.send("t", b"good")
 
         assert [(one.reason, one.attempts) for one in kafka.dead_letters("t")] == [
-            ("(its text cannot be made: RuntimeError)", 2)
+            ("(no message: __str__ raised RuntimeError)", 2)
         ]
         assert kafka.committed("t") == 2
 
 
 class Catastrophe(BaseException):
-    """No failure of a record."""
+    """BaseException, which is no failure of a record."""
 
 
-async def test_what_is_no_exception_ends_the_app(new_app, new_topic, witness, group):
-    """A BaseException is nobody's to try again: the app ends with it, and the record is not committed."""
+async def test_a_base_exception_ends_the_app(new_app, new_topic, witness, group):
+    """A BaseException is not retried: the app ends with it, and the record is not committed."""
     topic, app = new_topic(), new_app()
     witness.produce(topic, [b"x"])
 
@@ -557,7 +559,7 @@ asyncio.run(app.run())
 async def test_a_handler_may_end_the_process(  # noqa: PLR0917 - fixtures
     new_topic, witness, kafka_server, group, error, code
 ):
-    """SystemExit and KeyboardInterrupt do what they always do, and the record is not committed."""
+    """SystemExit and KeyboardInterrupt end the process, and the record is not committed."""
     topic = new_topic()
     witness.produce(topic, [b"x"])
 
@@ -573,8 +575,8 @@ async def test_a_handler_may_end_the_process(  # noqa: PLR0917 - fixtures
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
 
 
-async def test_headers_that_a_producer_has_forged_are_not_believed(new_app, new_topic, witness, recorder, group):
-    """A record that claims its own topic as its origin has the letter of its own place, its first death, no replay."""
+async def test_forged_headers_are_ignored(new_app, new_topic, witness, recorder, group):
+    """A record with tailrace headers in a user's topic has a dead letter of its own origin, first death, no replay."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     forged = {
         **{f"tailrace-origin-{part}": b"7" for part in ("partition", "offset", "timestamp")},

@@ -1,4 +1,4 @@
-"""Delayed retries through topics: no record is handled before it is due, nothing waits for it, and nothing is lost."""
+"""Retry topics: no record is handled before it is due, no other record waits for it, and none is lost."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def new_app(kafka_server, group, recorder):
     return make
 
 
-async def test_a_record_is_tried_again_after_its_delay(new_app, new_topic, witness, group, recorder):
-    """Not before, by the same handler, with what it had at first; the retry topic is made like the topic it is for."""
+async def test_a_record_is_retried_after_its_delay(new_app, new_topic, witness, group, recorder):
+    """By the same handler, with the original record; the retry topic is created like the topic that it belongs to."""
     topic, app, seen = new_topic(3), new_app(), []
     witness.produce(topic, [b"7"], keys=[b"ann"], partition=2)
 
@@ -65,8 +65,8 @@ async def test_a_record_is_tried_again_after_its_delay(new_app, new_topic, witne
     assert (await witness.committed(group, topic, 3))[2] == 1
 
 
-async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witness, group, recorder):
-    """From one retry topic to the next, tried as often in each; the letter has the first origin and all attempts."""
+async def test_a_record_passes_all_retry_topics_and_is_dead_lettered(new_app, new_topic, witness, group, recorder):
+    """It is tried as often in each; its dead letter has the origin and the number of all attempts."""
     topic, app, tried = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"poison"])
 
@@ -92,10 +92,10 @@ async def test_through_all_delays_to_the_dead_letters(new_app, new_topic, witnes
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-async def test_what_failed_of_a_batch_comes_back_in_batches(  # noqa: PLR0917 - fixtures
+async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, delivery
 ):
-    """Records that a batch handler could not do wait one by one, and are in a batch again when they are due."""
+    """Failed records of a batch wait one by one, and are in a batch again when they are due."""
     topic, batches = new_topic(), []
     app = new_app(dead_letter="{topic}.{group}.dead", delivery=delivery)
     witness.produce(topic, (b"%d" % n for n in range(10)))
@@ -127,8 +127,8 @@ async def test_what_failed_of_a_batch_comes_back_in_batches(  # noqa: PLR0917 - 
         assert [int(one["tailrace-origin-offset"]) for one in headers] == [1, 3, 5, 7, 9]
 
 
-async def test_what_waits_is_in_nobodys_way(new_app, new_topic, witness, group, recorder):
-    """While records wait, all others of the topic are handled and committed, and the app has next to nothing to do."""
+async def test_waiting_records_block_no_others(new_app, new_topic, witness, group, recorder):
+    """While records wait, all others of the topic are handled and committed, and the app is almost idle."""
     topic, app, good = new_topic(), new_app(), []
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
 
@@ -157,11 +157,11 @@ async def test_what_waits_is_in_nobodys_way(new_app, new_topic, witness, group, 
 
 
 class SecondTries:
-    """Those of numbers that fail for the first time, by several apps of a group.
+    """Second attempts at numbers that failed once, by several apps of a group.
 
     Attributes:
-        of: which numbers they were, and by which app.
-        soonest_s: the least time between the first try of a number and the second.
+        of: numbers, with the app that handled each.
+        soonest_s: shortest time between the first attempt at a number and the second.
     """
 
     def __init__(self, new_app, topic: str, delay_ms: int) -> None:
@@ -184,10 +184,10 @@ class SecondTries:
         return app
 
 
-async def test_who_takes_over_goes_on_waiting(  # noqa: PLR0917 - fixtures
+async def test_the_next_owner_continues_the_delay(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, monkeypatch
 ):
-    """A member that leaves hands its waiting records on uncommitted; the next handles each once, when it is due."""
+    """A member that leaves does not commit its waiting records; the next one handles each once, when it is due."""
     topic, ahead_s = new_topic(), 57
     second_tries = SecondTries(new_app, topic, 60_000)
     witness.produce(topic, (b"%d" % n for n in range(50)))
@@ -208,8 +208,8 @@ async def test_who_takes_over_goes_on_waiting(  # noqa: PLR0917 - fixtures
     assert await witness.ends(retries, 1) == {0: 50}
 
 
-async def test_a_rebalance_in_the_middle_loses_nothing(new_app, new_topic, witness, group, recorder):
-    """A second member takes some of the waiting partitions; each record is handled once, by whoever has it when due."""
+async def test_a_rebalance_loses_no_waiting_record(new_app, new_topic, witness, group, recorder):
+    """A second member takes over some of the waiting partitions; each record is handled once, by its owner when due."""
     topic = new_topic(4)
     second_tries = SecondTries(new_app, topic, 6_000)
     for partition in range(4):
@@ -227,8 +227,8 @@ async def test_a_rebalance_in_the_middle_loses_nothing(new_app, new_topic, witne
     assert sum((await witness.committed(group, f"{topic}.{group}.retry.6s", 4)).values()) == 80
 
 
-async def test_the_handler_that_failed_has_it_again(new_app, new_topic, witness):
-    """Of several handlers of one topic it is the one that failed, though another would take the record by now."""
+async def test_a_record_returns_to_the_handler_that_failed(new_app, new_topic, witness):
+    """Of several handlers of one topic it is the one that failed, even if another one matches the record by now."""
     topic, app, greedy_ones, seen = new_topic(), new_app(), [], []
     witness.produce(topic, [b"a", b"b"])
 
@@ -249,8 +249,8 @@ async def test_the_handler_that_failed_has_it_again(new_app, new_topic, witness)
     assert b"a" not in greedy_ones
 
 
-async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic, witness, group, recorder):
-    """A rejected record, and one that does not decode, are dead at once; so is what `Retry(on=...)` does not have."""
+async def test_records_that_are_not_retryable_skip_the_retry_topics(new_app, new_topic, witness, group, recorder):
+    """Rejected and undecodable records are dead-lettered at once; so are failures that `Retry(on=...)` excludes."""
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     witness.produce(topic, [b"1", b"no number", b"2"])
 
@@ -268,10 +268,10 @@ async def test_what_will_never_do_goes_through_no_retry_topic(new_app, new_topic
 
 
 @pytest.mark.parametrize("begins_at", ["latest", "none", dt.timedelta(0)])
-async def test_letters_of_the_group_are_never_passed_over(  # noqa: PLR0917 - fixtures
+async def test_retry_and_replay_topics_are_read_from_their_beginning(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, begins_at
 ):
-    """What waits in its retry and replay topics before it first reads them is handled, wherever other topics begin."""
+    """Records that were there before the first read are handled, whatever auto_offset_reset is for other topics."""
     topic, app, seen = new_topic(), new_app(auto_offset_reset=begins_at), []
     await witness.commit(group, topic, 0, "")
     for own in (f"{topic}.{group}.retry.100ms", f"{topic}.{group}.replay"):
@@ -289,7 +289,7 @@ async def test_letters_of_the_group_are_never_passed_over(  # noqa: PLR0917 - fi
 
 
 async def test_delays_take_no_time_in_a_test():
-    """TestApp goes the same ways: through each delay, in virtual time, until the record is handled or dead."""
+    """TestApp uses the same retry topics in virtual time, until the record is handled or dead-lettered."""
     app, tried = App(group_id="billing", dead_letter="{topic}.{group}.dead"), []
 
     @app.handler("orders", retry=ONCE, retry_topics=[60_000, 3_600_000])
@@ -310,8 +310,8 @@ async def test_delays_take_no_time_in_a_test():
 
 
 @pytest.mark.parametrize("comes_by", ["headers", "letters"])
-async def test_what_a_record_was_to_another_group_is_over(comes_by):
-    """Its headers passed on, or its dead letters read: here it is tried again and buried as of the topic it is in."""
+async def test_headers_of_another_group_are_ignored(comes_by):
+    """Headers that were copied, or dead letters that are read as records: this group counts and names its own."""
     app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=ONCE), []
     topic = "invoices" if comes_by == "headers" else "orders.billing.dead"
 
@@ -337,7 +337,7 @@ async def test_what_a_record_was_to_another_group_is_over(comes_by):
 
 
 class TopicNames:
-    """Codec that reads the topic of a record."""
+    """Codec that decodes a record to the name of its topic."""
 
     def decode(self, _data: bytes, _annotation: object, record: Record) -> str:
         return record.topic
@@ -347,8 +347,8 @@ class TopicNames:
 
 
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
-async def test_a_codec_is_given_the_first_topic_of_a_record(kind):
-    """Also when the record comes from a retry topic, alone or in a batch."""
+async def test_a_codec_sees_the_origin_topic_of_a_record(kind):
+    """Also if the record comes from a retry topic, alone or in a batch."""
     app, decoded = App(group_id="billing", codec=TopicNames()), []
 
     async def handle(values: str) -> None:
@@ -365,8 +365,8 @@ async def test_a_codec_is_given_the_first_topic_of_a_record(kind):
     assert decoded == (["orders"] * 2 if kind == "handler" else [["orders"]] * 2)
 
 
-async def test_a_batch_is_gathered_anew_of_what_is_due():
-    """What was one batch when it failed may be several when it is due, and the other way round."""
+async def test_due_records_form_new_batches():
+    """Records of one failed batch may be in several batches when they are due, and vice versa."""
     app, batches = App(group_id="billing"), []
 
     @app.batch_handler("orders", max_records=2, order_by="none", retry=ONCE, retry_topics=[60_000])
@@ -394,15 +394,15 @@ async def test_a_batch_is_gathered_anew_of_what_is_due():
         ({"retry_topics": [5, 5]}, "none may come twice"),
     ],
 )
-def test_delays_that_make_no_sense_are_refused(options, said):
-    """Where they are declared, and with a way out."""
+def test_invalid_delays_are_refused(options, said):
+    """At the declaration, with advice."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match=said):
             declare("orders", **options)
 
 
 def test_retry_topics_need_topics_by_name():
-    """With a pattern nobody knows what to read before there is a first failure."""
+    """With a pattern, the retry topics to read would be unknown before the first failure."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match="topics by name"):
             declare(pattern="orders.*", retry_topics=[5_000])

@@ -1,4 +1,4 @@
-"""A blocked event loop is seen while it is blocked, by the line that blocks it; one that turns is left alone."""
+"""Watchdog: a blocked event loop is reported while it is blocked, with the line; a running one is not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LIMIT_S = 0.25
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def new_loop(request) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Makes a loop of each kind; whether it stands still, and what stands below its frames, is its own affair."""
+    """Return a factory of event loops of one kind; each kind has its own frames below the callbacks."""
     return request.param
 
 
 class Watched:
-    """Runs a coroutine in a loop that is watched."""
+    """Runs a coroutine in a watched event loop."""
 
     def __init__(self, new_loop=asyncio.new_event_loop, *, tell=None) -> None:
         self._new_loop = new_loop
@@ -47,7 +47,7 @@ class Watched:
             self.is_blocked.set()
 
     def run(self, main: Callable[[], Coroutine]) -> list[LoopBlocked | LoopUnblocked]:
-        """What was told meanwhile."""
+        """Run a coroutine, and return the events meanwhile."""
 
         async def watched() -> None:
             loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Watched:
 
 
 def line_of(function: Callable[..., object], text: str) -> int:
-    """The line of the function that has the text."""
+    """Return the line of the function that contains the text."""
     import inspect  # noqa: PLC0415
 
     lines, first = inspect.getsourcelines(function)
@@ -83,8 +83,8 @@ def line_of(function: Callable[..., object], text: str) -> int:
 # ---- blocked -------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_is_told_while_it_lasts(new_loop):
-    """A coroutine that sleeps the loop away is named with its handler, function and line before it wakes up."""
+def test_a_block_is_reported_while_it_lasts(new_loop):
+    """A coroutine that blocks the loop is reported with its handler, function and line before it returns."""
     watched = Watched(new_loop)
     seen = []
 
@@ -114,8 +114,8 @@ def test_a_block_is_told_while_it_lasts(new_loop):
     assert freed_s == 0.0
 
 
-def test_each_block_is_told_once():
-    """However long it lasts, a block is one event, and its end another; the next block is told again."""
+def test_each_block_is_reported_once():
+    """However long it lasts, a block is one event, and its end another; so is the next block."""
     watched = Watched()
 
     async def main() -> None:
@@ -129,8 +129,8 @@ def test_each_block_is_told_once():
     assert watched.run(main) == []
 
 
-def test_a_blocked_callback_is_told():
-    """What the loop calls itself may block it as well as a coroutine."""
+def test_a_blocking_callback_is_reported():
+    """A callback of the loop may block it as well as a coroutine."""
     watched = Watched()
 
     def callback() -> None:
@@ -145,7 +145,7 @@ def test_a_blocked_callback_is_told():
 
 
 def test_the_line_is_the_users_and_not_a_librarys():
-    """Of a call into the standard library, the line that made it is told; the stack has the rest."""
+    """For a call into the standard library, the line that made it is reported; the stack has the rest."""
     reading, writing = os.pipe()
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
@@ -167,7 +167,7 @@ def test_the_line_is_the_users_and_not_a_librarys():
 
 
 def test_an_installed_program_is_named_by_its_own_line(tmp_path, monkeypatch):
-    """Where the user's code is installed, too, it is told, and not the innermost package that it calls."""
+    """If the user's code is installed, too, its line is reported, and not the innermost package's."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "watched_shop.py").write_text(
@@ -187,8 +187,8 @@ def test_an_installed_program_is_named_by_its_own_line(tmp_path, monkeypatch):
     assert watched.run(main) == []
 
 
-def test_what_keeps_the_interpreter_to_itself_is_told(new_loop):
-    """C code that lets no thread run is told as soon as it lets go, with how long it was, and where."""
+def test_c_code_that_holds_the_gil_is_reported(new_loop):
+    """C code that lets no thread run is reported as soon as it releases the GIL, with its duration and line."""
     watched, sample = Watched(new_loop), 3_000_000
     sample_s = min(timeit.repeat(lambda: sum(range(sample)), number=1, repeat=3))
     enough = round(sample * 4 * LIMIT_S / sample_s)
@@ -216,8 +216,8 @@ def test_what_keeps_the_interpreter_to_itself_is_told(new_loop):
 # ---- not blocked ---------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_with_nothing_to_do_is_left_alone(new_loop):
-    """It is never told, for five times the limit."""
+def test_an_idle_loop_is_not_reported(new_loop):
+    """Not within five times the limit."""
     watched = Watched(new_loop)
 
     async def idle() -> None:
@@ -226,12 +226,12 @@ def test_a_loop_with_nothing_to_do_is_left_alone(new_loop):
     assert watched.run(idle) == []
 
 
-def test_a_loop_that_is_busy_and_yields_is_left_alone(new_loop):
-    """It is never told, for five times the limit, unless the machine lets it stand still."""
+def test_a_busy_loop_that_yields_is_not_reported(new_loop):
+    """Not within five times the limit, unless the machine itself suspends it."""
     watched, turned_at = Watched(new_loop), [time.monotonic()]
 
     async def busy() -> None:
-        """Work in small pieces, by several tasks."""
+        """Work in small pieces, in several tasks."""
         ends_at = time.monotonic() + 5 * LIMIT_S
 
         async def work() -> None:
@@ -251,8 +251,8 @@ def test_a_loop_that_is_busy_and_yields_is_left_alone(new_loop):
     assert told == [] or stood_still_s >= LIMIT_S
 
 
-def test_a_loop_that_waits_is_not_blocked_however_late(new_loop):
-    """After the whole process was suspended its tick is overdue; but it waits for something to do."""
+def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
+    """After the whole process was suspended its tick is overdue, but the loop is idle."""
     watched = Watched(new_loop)
 
     def look(loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
@@ -268,8 +268,8 @@ def test_a_loop_that_waits_is_not_blocked_however_late(new_loop):
     assert watched.run(main) == []
 
 
-def test_a_loop_that_nobody_runs_is_not_blocked(new_loop):
-    """Between two runs of one loop it does not turn, whatever else its thread does, and that is no block."""
+def test_a_loop_that_is_not_running_is_not_reported(new_loop):
+    """Between two runs of one loop it does not iterate, whatever else its thread does; that is not a block."""
 
     def work(depth: int) -> None:
         if depth:
@@ -302,7 +302,7 @@ def thread_of(watchdog: Watchdog) -> threading.Thread:
 
 
 def test_stop_waits_for_the_thread():
-    """After stop its thread is gone; it may be stopped twice, and started again."""
+    """After stop() its thread has ended; it may be stopped twice, and started again."""
     with asyncio.Runner() as runner:
         watchdog = Watchdog(runner.get_loop(), LIMIT_S, what_runs=lambda: None, tell=lambda _event: None)
 
@@ -321,8 +321,8 @@ def test_stop_waits_for_the_thread():
     assert not second.is_alive()
 
 
-def test_it_ends_with_its_loop(new_loop):
-    """When the loop is closed under it, its thread ends by itself, without a word."""
+def test_the_thread_ends_with_its_loop(new_loop):
+    """If the loop is closed first, the thread ends by itself, without an event."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         watchdog = Watchdog(runner.get_loop(), 0.05, what_runs=lambda: None, tell=lambda _event: None)
 
@@ -339,7 +339,7 @@ def test_it_ends_with_its_loop(new_loop):
 
 
 def test_it_keeps_no_program_alive():
-    """A program that never stops its watchdog ends all the same, at once."""
+    """A program that never stops its watchdog exits at once."""
     program = """
 import asyncio
 from tailrace.app.health.event_loop_watchdog import Watchdog
@@ -352,8 +352,8 @@ asyncio.run(main())
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_who_cannot_be_told_is_told_of_the_next(caplog):
-    """A hook that raises is logged, and the watchdog goes on."""
+def test_a_hook_that_raises_receives_the_next_event(caplog):
+    """The error is logged, and the watchdog continues."""
 
     def tell(event: LoopBlocked | LoopUnblocked) -> None:
         watched._take(event)
@@ -371,8 +371,8 @@ def test_who_cannot_be_told_is_told_of_the_next(caplog):
     assert [record.exc_info[1].args for record in caplog.records] == [("no ear",), ("no ear",)]
 
 
-def test_it_tells_from_its_own_thread():
-    """The loop cannot tell that it is blocked: whoever is told is called by the watchdog's thread."""
+def test_events_are_emitted_from_the_watchdogs_thread():
+    """The blocked loop cannot emit them."""
     watched = Watched()
 
     async def main() -> None:

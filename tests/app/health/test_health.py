@@ -1,4 +1,4 @@
-"""Health says to restart only where that heals, and to count on an app only once it works; over HTTP as in words."""
+"""Health fails only where a restart helps, and is ready only while the app works; as an object and over HTTP."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def vitals(**what: object) -> Vitals:
     ],
     ids=lambda value: ", ".join(value) or "all is well" if isinstance(value, dict) else "",
 )
-def test_what_each_sign_comes_to(what, status, is_live, is_ready):
-    """A fatal error, a blocked loop and a handler that does not come back fail; all else degrades at most."""
+def test_the_status_of_each_condition(what, status, is_live, is_ready):
+    """A fatal error, a blocked loop and a handler that does not return fail; anything else degrades at most."""
     health = examine(vitals(**what))
 
     assert (health.status, health.is_live, health.is_ready) == (status, is_live, is_ready)
@@ -59,15 +59,15 @@ def test_what_each_sign_comes_to(what, status, is_live, is_ready):
 
 @pytest.mark.parametrize("what", [{"is_started": False, "was_assigned": False}, {"was_assigned": False}])
 def test_an_app_that_needs_no_broker_is_ready_at_once(what):
-    """With require_broker=False it is ready before it has met a broker or has partitions, and says so."""
+    """With require_broker=False it is ready before it reaches a broker or has an assignment, with the details."""
     health = examine(vitals(**what), require_broker=False)
 
     assert (health.status, health.is_ready) == ("ok", True)
     assert "waits for its first assignment" in {check.detail for check in health.checks}
 
 
-def test_what_is_wrong_is_told():
-    """Each check says in words what it saw: who reads a probe's answer at night needs no other page."""
+def test_failing_checks_have_details():
+    """Each check describes its reason, so that a probe's answer suffices."""
     health = examine(
         vitals(
             fatal_error="FencedMemberError: another took its place",
@@ -102,8 +102,8 @@ HEALS_ITSELF = {
 
 
 @given(st.fixed_dictionaries(HEALS_ITSELF), st.booleans())
-def test_no_outage_asks_for_a_restart(what, require_broker):
-    """Whatever the brokers, the group and the records do, together or alone, the app stays live."""
+def test_no_outage_makes_the_app_not_live(what, require_broker):
+    """Whatever the brokers, the group and the records do, alone or combined, the app stays live."""
     assert examine(vitals(**what), require_broker=require_broker).is_live
 
 
@@ -117,8 +117,8 @@ def test_no_outage_asks_for_a_restart(what, require_broker):
         (["starting", "failed", "stopping", "ok"], "failed"),
     ],
 )
-def test_health_is_as_its_worst_check(statuses, status):
-    """Failed is worse than stopping, that than starting, and starting than degraded."""
+def test_the_status_is_that_of_the_worst_check(statuses, status):
+    """In the order failed, stopping, starting, degraded."""
     assert Health.of(Check(str(n), one) for n, one in enumerate(statuses)).status == status
 
 
@@ -126,7 +126,7 @@ def test_health_is_as_its_worst_check(statuses, status):
 
 
 async def called(app, method: str, path: str, **scope: object) -> tuple[int, dict[str, str], bytes]:
-    """What the app sends for one request."""
+    """Return the messages that the ASGI app sends for one request."""
     sent = []
 
     async def send(message) -> None:
@@ -152,15 +152,15 @@ async def called(app, method: str, path: str, **scope: object) -> tuple[int, dic
     ],
     ids=lambda value: value.status if isinstance(value, Health) else "",
 )
-async def test_each_question_has_its_code(health, live, ready):
-    """200 or 503, for each question by itself."""
+async def test_each_path_has_its_status_code(health, live, ready):
+    """200 or 503, for each path."""
     app = health_app(lambda: health)
 
     assert [(await called(app, "GET", path))[0] for path in ("/livez", "/readyz")] == [live, ready]
 
 
 async def test_the_answer_has_every_check():
-    """The body is JSON with the status and all checks, never kept by anybody on the way."""
+    """The body is JSON with the status and all checks, and must not be cached."""
     health = examine(vitals(broker_error="no broker answers"))
 
     status, headers, body = await called(health_app(lambda: health), "GET", "/readyz")
@@ -177,7 +177,7 @@ async def test_the_answer_has_every_check():
 
 
 async def test_head_is_get_without_its_body():
-    """Who asks for the code alone gets the same code and headers."""
+    """HEAD has the same status code and headers as GET."""
     app = health_app(lambda: Health("failed", (Check("app", "failed", "gone"),)))
 
     status, headers, body = await called(app, "GET", "/livez")
@@ -187,15 +187,15 @@ async def test_head_is_get_without_its_body():
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_refused(method):
-    """Health is asked for and not told."""
+    """Only GET and HEAD are allowed."""
     status, headers, _ = await called(health_app(lambda: Health("ok")), method, "/livez")
 
     assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("path", ["/", "/livez/", "/healthz", ""])
-async def test_other_paths_are_not_there(path):
-    """The answer names the two that are."""
+async def test_other_paths_are_not_found(path):
+    """The answer names the two valid paths."""
     status, _, body = await called(health_app(lambda: Health("ok")), "GET", path)
 
     assert status == 404
@@ -204,14 +204,14 @@ async def test_other_paths_are_not_there(path):
 
 @pytest.mark.parametrize("path", ["/health/livez", "/livez"])
 async def test_it_may_be_mounted(path):
-    """Below a path of another app it answers, whether that app leaves the path as it is or cuts it."""
+    """Mounted below a path of another app it answers, whether that app strips the path or not."""
     status, _, _ = await called(health_app(lambda: Health("ok")), "GET", path, root_path="/health")
 
     assert status == 200
 
 
-async def test_it_takes_part_in_a_servers_life():
-    """Startup and shutdown are answered, in a row and then no more."""
+async def test_it_supports_the_lifespan_protocol():
+    """Startup and shutdown are acknowledged, in this order."""
     asked = iter(["lifespan.startup", "lifespan.shutdown"])
     sent = []
 
@@ -226,8 +226,8 @@ async def test_it_takes_part_in_a_servers_life():
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-async def test_websockets_are_declined():
-    """Who wants to be connected is sent away, and anything else is an error of ours."""
+async def test_websockets_are_closed():
+    """A websocket is closed, and any other scope raises."""
     sent = []
 
     async def receive():
@@ -248,7 +248,7 @@ async def test_websockets_are_declined():
 
 @asynccontextmanager
 async def served(app) -> AsyncIterator[httpx.AsyncClient]:
-    """The app behind uvicorn, and a client of it."""
+    """The app behind uvicorn, and a client for it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
         async with asyncio.TaskGroup() as tasks:
@@ -261,7 +261,7 @@ async def served(app) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_a_real_server_serves_it():
-    """Served by uvicorn, a client sees it change from starting to ready to failed; it ends with the server."""
+    """Served by uvicorn, a client sees starting, ready and failed; it ends with the server."""
     state = Health("starting", (Check("group", "starting", "waits for its first assignment"),))
     async with served(health_app(lambda: state)) as client:
         starting = await client.get("/readyz")
@@ -278,7 +278,7 @@ async def test_a_real_server_serves_it():
 
 @pytest.mark.parametrize("way", ["routes", "mount"])
 async def test_a_service_keeps_its_own_404s_and_redirects(way):
-    """With a route for each question, or a mount under a path of its own, all other paths are the service's."""
+    """With a route for each path, or a mount below a path of its own, all other paths are the service's."""
     web = fastapi.FastAPI()
 
     @web.get("/orders/")

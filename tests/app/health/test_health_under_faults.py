@@ -1,4 +1,4 @@
-"""How an app is, while things go wrong around it."""
+"""Health of an app during faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_app(kafka_server, group):
 
 
 async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
-    """Before the start it is not ready and alive all the same; from the first assignment on it is both."""
+    """Before the start it is live and not ready; from the first assignment on it is both."""
     app = new_app()
 
     @app.handler(new_topic())
@@ -36,8 +36,8 @@ async def test_it_is_ready_from_its_first_assignment_on(new_app, new_topic):
         assert app.health().status == "ok"
 
 
-async def test_a_lane_that_waits_degrades_and_does_not_kill(new_app, new_topic, witness):
-    """A record that nobody takes is told of; a restart would not heal it, so the app stays live and ready."""
+async def test_a_waiting_lane_degrades_health_and_stays_live(new_app, new_topic, witness):
+    """A record that no topic accepts is reported; a restart would not help, so the app stays live and ready."""
     topic, app = new_topic(), new_app(retry=Retry(attempts=1, max_backoff_ms=60_000))
     witness.produce(topic, [b"poison"])
 
@@ -55,8 +55,8 @@ async def test_a_lane_that_waits_degrades_and_does_not_kill(new_app, new_topic, 
 
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["given up", "tried again"])
-async def test_what_waits_does_not_run(attempts):
-    """Only a handler that is at work counts as too slow: not one that failed and waits, for however long."""
+async def test_pauses_between_attempts_do_not_count_as_running(attempts):
+    """Only a running handler counts as too slow, and not one that failed and waits, however long."""
     retry = Retry(attempts=attempts, backoff_ms=400_000, max_backoff_ms=400_000, jitter=False)
     app = App(group_id="g", max_poll_interval_ms=300_000, retry=retry, on_failure="pause")
     begun = 0
@@ -81,7 +81,7 @@ async def test_what_waits_does_not_run(attempts):
 
 @pytest.mark.parametrize("kind", ["at once", "after an await", "in a batch, after an await"])
 async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, witness, recorder, kind):
-    """A handler that blocks the loop is told of by name and line, from outside, before the loop is free again."""
+    """A handler that blocks the loop is reported by name and line before the loop is free again."""
     topic, app = new_topic(), new_app(heartbeat_interval_ms=100, hooks=[recorder])
     witness.produce(topic, [b"0"])
     told, begun, over = [], threading.Event(), threading.Event()
@@ -126,7 +126,7 @@ async def test_a_blocked_loop_is_named_while_it_is_blocked(new_app, new_topic, w
 
 
 async def test_it_is_not_ready_while_it_stops_nor_afterwards():
-    """From being told to stop on nobody should count on it; a restart would heal nothing, so it stays live."""
+    """A stopping app is not ready; a restart would not help, so it stays live."""
     app, begun, let_go, said = App(group_id="g"), asyncio.Event(), asyncio.Event(), []
 
     def look() -> None:
@@ -157,7 +157,7 @@ watched: list[App] = []
 
 
 async def open_bank():
-    """It sees how its app is while it closes."""
+    """Dependency that reads the app's health while it closes."""
     try:
         yield "bank"
     finally:
@@ -165,8 +165,8 @@ async def open_bank():
         looks.append((health.is_live, health.is_ready))
 
 
-async def test_it_has_failed_before_all_is_closed():
-    """What is closed takes its time, in which an orchestrator is not told that all is well."""
+async def test_it_is_failed_before_dependencies_are_closed():
+    """Closing may take long; health must not be ok meanwhile."""
     app = App(group_id="g", retry=Retry(attempts=1), on_failure="stop")
     looks.clear()
     watched[:] = [app]
@@ -184,7 +184,7 @@ async def test_it_has_failed_before_all_is_closed():
 
 
 async def test_health_is_served(new_app, new_topic):
-    """`health_app` answers /readyz with what health() says."""
+    """`health_app` answers /readyz with the result of health()."""
     app, sent = new_app(), []
 
     @app.handler(new_topic())

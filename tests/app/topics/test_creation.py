@@ -1,4 +1,4 @@
-"""Topics of a group's own exist when its app is ready, and one that a handler publishes to is looked for."""
+"""A group's own topics exist when its app is ready, and a missing topic of publish= is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_app(kafka_server, group, recorder):
 async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
     new_app, new_topic, witness, group, recorder, is_pattern
 ):
-    """Dead-letter and replay topics are created at the start, as large as the topic, so a replay needs no refresh."""
+    """Dead-letter and replay topics are created at the start, like the topic itself, so a replay needs no refresh."""
     topic, seen, is_fixed, app = new_topic(2), [], False, new_app(metadata_max_age_ms=300_000)
     dead, replay = f"{topic}.{group}.dead", f"{topic}.{group}.replay"
 
@@ -52,7 +52,7 @@ async def test_a_replay_is_read_at_once(  # noqa: PLR0917 - fixtures
 async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_record(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder
 ):
-    """A pattern matches a topic that is created while the app runs: a replay of it is read without a new start."""
+    """A pattern matches a topic that is created while the app runs: its replay is read without a restart."""
     first, seen, is_fixed = new_topic(), [], False
     app = new_app(metadata_max_age_ms=1_000)
     later = f"{first}-later"
@@ -87,7 +87,7 @@ async def test_a_topic_that_appears_later_has_its_own_topics_before_its_first_re
 
 
 async def test_a_handler_without_dead_letters_has_no_replay_topic(new_app, new_topic, recorder):
-    """Nothing can be replayed where nothing is buried."""
+    """Without dead letters there is nothing to replay."""
     app = new_app(dead_letter=None)
 
     @app.handler(new_topic())
@@ -99,7 +99,7 @@ async def test_a_handler_without_dead_letters_has_no_replay_topic(new_app, new_t
     assert not recorder.of(TopicCreated)
 
 
-async def test_a_missing_publish_topic_is_told_at_the_start(new_app, new_topic, recorder, name):
+async def test_a_missing_publish_topic_is_reported_at_the_start(new_app, new_topic, recorder, name):
     """An event names the topic and the handler before the first record is handled; the app starts all the same."""
     app, there = new_app(dead_letter=None), new_topic()
 

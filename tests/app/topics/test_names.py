@@ -1,4 +1,4 @@
-"""A group's own topics have names that no other group's have, and whose topics can be read back."""
+"""Names of a group's own topics are unique to the group, and can be parsed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NAMES = st.text("ab.-_", min_size=1, max_size=8)
         ("{group}_dlq", {}, "billing_dlq"),
     ],
 )
-def test_topics_are_the_groups_own(template, options, name):
-    """A template is filled in with the topic, the group and the delay; one of the user's own will do."""
+def test_a_template_is_filled_in(template, options, name):
+    """With the topic, the group and the delay; also a template of the user's."""
     assert topic_name(template, topic="orders", group="billing", **options) == name
 
 
 def test_dead_letters_are_the_default():
-    """Without a template it is the topic of dead letters."""
+    """The default template is that of the dead-letter topic."""
     assert topic_name(topic="orders", group="billing") == "orders.billing.dead"
 
 
@@ -55,8 +55,8 @@ def test_dead_letters_are_the_default():
         (DEAD, {"delay": "30s"}, "it lacks {delay}"),
     ],
 )
-def test_a_template_that_will_not_do_is_refused(template, options, hint):
-    """What gives no legal name, or that of the topic itself, is told before anything is started, with a way out."""
+def test_an_invalid_template_is_refused(template, options, hint):
+    """A template that yields an illegal name, or the topic itself, is refused before the start, with advice."""
     with pytest.raises(ConfigurationError, match=re.escape(hint)) as told:
         topic_name(template, topic="orders", group="billing", **options)
 
@@ -64,7 +64,7 @@ def test_a_template_that_will_not_do_is_refused(template, options, hint):
 
 
 def test_groups_of_any_name_have_topics():
-    """A group id with other characters is replaced, and those that then look alike stay apart."""
+    """Illegal characters of a group id are replaced, and group ids that then look alike stay distinct."""
     groups = ["a/b", "a b", "a:b", "a-b", "ä-b", "日本", "a/b ", "\ud800"]
     names = [topic_name(topic="orders", group=group) for group in groups]
 
@@ -76,15 +76,15 @@ def test_groups_of_any_name_have_topics():
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_two_groups_have_two_names(one, other):
-    """Whatever two groups are called, their dead letters do not meet."""
+    """The dead-letter topics of two groups differ, whatever their ids."""
     same = topic_name(topic="t", group=one) == topic_name(topic="t", group=other)
 
     assert same is (one == other)
 
 
 @given(NAMES, NAMES, st.sampled_from([DEAD, REPLAY, RETRY, "{topic}-{topic}", "dead-{group}.{topic}"]))
-def test_a_name_is_read_back(topic, group, template):
-    """Whoever knows the group finds the topic that a name was made for, and in no other way."""
+def test_a_name_is_parsed(topic, group, template):
+    """With the group, the topic of a name is found; with another group it is not."""
     name = topic_name(template, topic=topic, group=group, delay="5s" if template == RETRY else None)
 
     assert set(NameForm(template, group=group).topics_of(name)) == {topic}
@@ -130,16 +130,16 @@ def handlers_of(*topics: str, **options: object) -> Handlers:
         (r"(o)rd\1", None, "ordo", True),
     ],
 )
-def test_a_pattern_takes_no_letters(pattern, template, topic, is_read):
-    """Neither what this group writes for topics that it matches nor what others do; its own replays it reads."""
+def test_a_pattern_matches_no_retry_replay_or_dead_letter_topic(pattern, template, topic, is_read):
+    """Neither of this group nor of others; replay topics of this group are read by name."""
     routes = routes_of(handlers_of(pattern=pattern), dead_letter=template)
 
     assert routes.reads(topic) is is_read
     assert (routes.receivers(topic) == [0]) is is_read
 
 
-def test_replays_go_to_whoever_takes_their_topic():
-    """By its name a replay topic leads to the topic that it is for, also where that is known by a pattern alone."""
+def test_replays_go_to_the_handler_of_their_topic():
+    """The name of a replay topic leads to its topic, also if that is matched by a pattern only."""
     routes = routes_of(handlers_of("clicks"), handlers_of(pattern="ord.*"), handlers_of(pattern="ord.*s"))
 
     assert [routes.receivers(topic) for topic in ("clicks.g.replay", "orders.g.replay", "order.g.replay")] == [
@@ -157,8 +157,8 @@ def test_replays_go_to_whoever_takes_their_topic():
     assert "flights.g.replay" not in routes
 
 
-def test_what_a_pattern_is_called_is_read_by_name():
-    """A handler that names a topic has it, whatever it is called."""
+def test_a_handler_that_names_a_topic_receives_it():
+    """Whatever the topic's name looks like."""
     routes = routes_of(handlers_of("orders.g.dead", "orders.other.replay"))
 
     assert routes.receivers("orders.g.dead") == routes.receivers("orders.other.replay") == [0]
@@ -166,8 +166,8 @@ def test_what_a_pattern_is_called_is_read_by_name():
 
 @pytest.mark.parametrize("one", [{"pattern": "ord.*"}, {"topics": ["orders", "clicks"]}])
 @pytest.mark.parametrize("other", [{"topics": ["orders"]}])
-def test_a_topic_that_two_handlers_take_is_refused(one, other):
-    """By name or by pattern, in whichever order they are declared; with when= for both they share it."""
+def test_two_handlers_of_one_topic_are_refused(one, other):
+    """By name or by pattern, in either order; with when= for both they share it."""
     both = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern")) for said in (one, other)]
     sharing = [handlers_of(*said.get("topics", ()), pattern=said.get("pattern"), when=bool) for said in (one, other)]
 
@@ -177,8 +177,8 @@ def test_a_topic_that_two_handlers_take_is_refused(one, other):
     assert routes_of(*sharing).contested("orders") is None
 
 
-def test_patterns_that_meet_are_known_when_a_topic_is():
-    """Two patterns may never meet; where they do, the two handlers are named."""
+def test_overlapping_patterns_are_found_with_their_topic():
+    """Two patterns may never match the same topic; when they do, the two handlers are named."""
     first, second = handlers_of(pattern="ord.*"), handlers_of(pattern=".*ers")
     routes = routes_of(first, second)
 

@@ -1,4 +1,4 @@
-"""Handlers with ``pattern=``, on the real broker: what they read, and what becomes of what fails."""
+"""Handlers with ``pattern=``, on the real broker: topics that they read, and their failed records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def new_app(kafka_server, group, recorder):
     return make
 
 
-async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR0917 - fixtures
+async def test_dead_letters_of_matched_topics_are_replayed_to_success(  # noqa: PLR0917 - fixtures
     new_app, new_topic, kafka_server, witness, group, recorder
 ):
-    """Topics that come later are read too; letters of whatever group are not; the replay looks like the record."""
+    """Later topics are read, too; dead-letter topics of any group are not; a replay looks like its record."""
     first, is_fixed, seen = new_topic(), False, []
     later, letters, replays = f"{first}-later", f"{first}.{group}.dead", f"{first}.{group}.replay"
     app = new_app(dead_letter="{topic}.{group}.dead")
@@ -62,7 +62,7 @@ async def test_what_dies_is_buried_once_and_replayed_to_success(  # noqa: PLR091
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_pattern_may_match_nothing_yet(new_app, kafka_server, witness, protocol):
-    """The app is ready, a member of its group, and reads what it matches from when that is there."""
+    """The app is ready and a member of its group, and reads the first matching topic once it exists."""
     prefix, seen = f"t-{uuid.uuid4().hex}", []
     app = new_app(group_protocol=protocol)
 
@@ -80,8 +80,8 @@ async def test_a_pattern_may_match_nothing_yet(new_app, kafka_server, witness, p
     assert seen == [b"0"]
 
 
-async def test_replays_that_came_before_are_not_passed_over(new_app, new_topic, kafka_server, witness, group):
-    """What waits in the replay topic is handled, wherever other topics begin."""
+async def test_replays_from_before_the_start_are_handled(new_app, new_topic, kafka_server, witness, group):
+    """Records of the replay topic are handled, whatever auto_offset_reset is for other topics."""
     topic, app, seen = new_topic(), new_app(auto_offset_reset="latest"), []
     kafka_server.create_topic(f"{topic}.{group}.replay")
     witness.produce(f"{topic}.{group}.replay", [b"once more"])
@@ -96,8 +96,8 @@ async def test_replays_that_came_before_are_not_passed_over(new_app, new_topic, 
     assert seen == [b"once more"]
 
 
-async def test_two_patterns_that_match_one_topic_are_told(new_app, new_topic, witness, recorder):
-    """Nobody knows before a topic is there; the handler that was declared first has its records, and that is said."""
+async def test_two_patterns_that_match_one_topic_emit_an_event(new_app, new_topic, witness, recorder):
+    """Known only once the topic exists; the handler that was declared first receives its records."""
     topic, app, seen = new_topic(), new_app(), []
     witness.produce(topic, [b"0", b"1"])
 
@@ -117,7 +117,7 @@ async def test_two_patterns_that_match_one_topic_are_told(new_app, new_topic, wi
 
 
 async def test_patterns_share_topics_by_when(new_app, new_topic, kafka_server, witness, recorder):
-    """Where each says which records it takes, they may match the same topics."""
+    """With `when=` for each, they may match the same topics."""
     topic, app, seen = new_topic(), new_app(), []
     witness.produce(topic, [b"1", b"2"])
 
@@ -136,8 +136,8 @@ async def test_patterns_share_topics_by_when(new_app, new_topic, kafka_server, w
     assert not recorder.of(HandlersOverlap)
 
 
-async def test_dead_letters_of_others_are_read_where_they_are_meant(new_app, new_topic, kafka_server, witness, group):
-    """A pattern that matches letters and not their topics reads them; never its own, or it would bury them for ever."""
+async def test_dead_letter_topics_can_be_matched_on_purpose(new_app, new_topic, kafka_server, witness, group):
+    """A pattern that matches dead-letter topics, and not their topics, reads them; never its own, an endless loop."""
     topic, app, seen = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     billing, own = f"{topic}.billing.dead", f"{topic}.billing.dead.{group}.dead"
     for name in (billing, own):

@@ -1,4 +1,4 @@
-"""What an app may not do with topics of its own is told, with what to do about it, and costs no record."""
+"""Missing permissions for a group's own topics are reported, with advice, and no record is lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def acl(of: tuple[ResourceType, str], operation: AclOperation, permission: AclPe
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[KafkaServer]:
-    """Nobody may make topics on it."""
+    """Broker on which topics cannot be created."""
     with KafkaServer(security="PLAIN", config=CONFIG) as server:
         for name in ("orders", "orders.dead"):
             server.create_topic(name, 2)
@@ -57,7 +57,7 @@ def server() -> Iterator[KafkaServer]:
 
 
 def forbid(admin: AdminClient, rules: list[AclBinding]) -> None:
-    """Make rules, and wait until the broker goes by them, which it does not before it answers."""
+    """Create ACLs, and wait until the broker applies them, which may be after its response."""
     for done in admin.create_acls(rules).values():
         done.result(20)
     until = time.monotonic() + 30
@@ -79,8 +79,8 @@ def admin_of(server: KafkaServer) -> AdminClient:
     )
 
 
-async def test_a_retry_topic_that_may_not_be_made_is_told_at_the_start(server, group):
-    """The app does not start, and says which topic to make, and with how many partitions."""
+async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, group):
+    """The error names the topic to create, and its number of partitions."""
     app = App(group_id=group, **server.client_options)
 
     @app.handler("orders", retry_topics=[1_000])
@@ -90,8 +90,8 @@ async def test_a_retry_topic_that_may_not_be_made_is_told_at_the_start(server, g
         await app.start()
 
 
-async def test_dead_letters_that_may_not_be_made_are_told(server, group):
-    """The app starts, as nothing has failed yet, and an event says what is missing."""
+async def test_a_dead_letter_topic_that_cannot_be_created_is_reported(server, group):
+    """The app starts, as nothing has failed yet, and an event names the missing topic."""
     recorder = EventRecorder()
     app = App(group_id=group, dead_letter="{topic}.missing", hooks=[recorder], **server.client_options)
 
@@ -106,8 +106,8 @@ async def test_dead_letters_that_may_not_be_made_are_told(server, group):
     assert "2 partitions" in missing.advice
 
 
-async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, group):
-    """The record's key waits, others go on; when the right is granted, it is buried."""
+async def test_a_record_waits_until_its_dead_letter_may_be_written(server, group):
+    """Its key waits, others go on; once the permission is granted, the dead letter is written."""
     recorder, handled = EventRecorder(), []
     app = App(group_id=group, dead_letter="{topic}.dead", hooks=[recorder], **server.client_options)
     admin, dead = admin_of(server), (ResourceType.TOPIC, "orders.dead")
@@ -135,8 +135,8 @@ async def test_dead_letters_that_may_not_be_written_wait_for_the_right(server, g
 
 
 @pytest.mark.parametrize("denied", ["commit", "fetch"])
-async def test_a_right_that_is_withdrawn_ends_the_app_with_an_event(server, group, name, denied):
-    """A commit or a fetch that an ACL denies is an AppFailed event when it happens, and health has failed."""
+async def test_a_revoked_permission_ends_the_app_with_an_event(server, group, name, denied):
+    """A commit or a fetch that an ACL denies is an AppFailed event when it happens, and health is failed."""
     recorder, handled = EventRecorder(), []
     server.create_topic(name)
     app = App(group_id=group, hooks=[recorder], auto_commit_interval_ms=100, **server.client_options)
