@@ -15,11 +15,11 @@ from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
+from tailrace.app.argument_checks import check_codec, check_middleware
 from tailrace.app.declare.codecs import AnyCodec, JsonCodec
 from tailrace.app.declare.plan import planned
 from tailrace.app.declare.resolved_options import ResolvedOptions
 from tailrace.app.dispatch.executor import Executor
-from tailrace.app.given_objects import check_codec, check_middleware
 from tailrace.app.handlers import Handlers, Middleware
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents

@@ -23,18 +23,18 @@ class Closing:
     """Current step of an app's shutdown, and the first step that was cut short.
 
     Args:
-        tell: called with each event.
+        emit: called with each event.
 
     Attributes:
         failure: error of the first step that did not end in time.
     """
 
-    def __init__(self, tell: Callable[[ShutdownTimedOut], None]) -> None:
-        self._tell = tell
+    def __init__(self, emit: Callable[[ShutdownTimedOut], None]) -> None:
+        self._emit = emit
         self._step, self._began_at = "", 0.0
         self.failure: TailraceError | None = None
 
-    def began(self, step: str) -> None:
+    def start_step(self, step: str) -> None:
         """Record that a step has started."""
         self._step, self._began_at = step, asyncio.get_running_loop().time()
 
@@ -48,7 +48,7 @@ class Closing:
             return
         step, waited_s = self._step, asyncio.get_running_loop().time() - self._began_at
         self.ended()
-        self._tell(ShutdownTimedOut(step, waited_s, is_abandoned))
+        self._emit(ShutdownTimedOut(step, waited_s, is_abandoned))
         self.failure = self.failure or TailraceError(
             f"{step} did not end within {waited_s:.1f} s and was {'abandoned' if is_abandoned else 'canceled'}"
             " - bound its waits, or raise stop_timeout_ms"
@@ -61,7 +61,7 @@ class Closing:
             Exception: raised by the hook.
         """
         name = f"on_stop hook {name_of(hook)}"
-        self.began(name)
+        self.start_step(name)
         task = asyncio.ensure_future(call_hook(hook))
         try:
             await asyncio.wait({task}, timeout=max(0.0, deadline - self._began_at))
@@ -101,7 +101,7 @@ class BoundedStack(AsyncExitStack):
         task = asyncio.current_task()
         assert task is not None
         canceled_before, deadline = task.cancelling(), asyncio.timeout_at(self._deadline())
-        self._closing.began(f"provider {self._name}")
+        self._closing.start_step(f"provider {self._name}")
         try:
             async with deadline:
                 return bool(await super().__aexit__(kind, error, trace))

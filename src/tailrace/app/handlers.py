@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from tailrace.app.argument_checks import check_codec, check_condition, check_middleware, check_text, compiled
 from tailrace.app.function_kinds import check_hook, handler_kind
-from tailrace.app.given_objects import check_codec, check_condition, check_middleware, check_text, compiled
 from tailrace.core.dispatch.batching import BatchLimits
 from tailrace.core.dispatch.lanes import OrderBy
 from tailrace.core.failures.retry import OnFailure, Retry

@@ -84,8 +84,8 @@ class AppRun:
         self._plan, self._config, self._connect, self._open_publisher = plan, config, connect, open_publisher
         self._observer, self._require_broker = observer, require_broker
         self._stop_s = config.stop_timeout_ms / 1000
-        self._ends_since: float | None = None
-        self._has_begun = self._is_ready = False
+        self._ending_since: float | None = None
+        self._has_started = self._is_ready = False
         self.is_ending = False
         self.signs = signs
         self.failure: TailraceError | None = None
@@ -105,10 +105,10 @@ class AppRun:
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    await self._work(stack, supervisor)
+                    await self._run_until_stopped(stack, supervisor)
                 except BaseException as error:
                     # Set before everything is closed, which may take long.
-                    self._note_end(error)
+                    self._emit_end(error)
                     raise
                 finally:
                     self._end()
@@ -128,7 +128,7 @@ class AppRun:
     def time_to_stop(self) -> tuple[float, float]:
         """Seconds for an orderly stop, and the further seconds after which the rest is cut short."""
         # Before the first record there is nothing to finish.
-        orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_begun else 0.0
+        orderly_s = self._stop_s * _ORDERLY_UNTIL if self._has_started else 0.0
         return orderly_s, self._stop_s - orderly_s
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> str | None:
@@ -140,7 +140,7 @@ class AppRun:
         """Current state for health checks."""
         slowest_s, slowest = max((group.slowest for group in self.groups), default=(0.0, ""))
         return Vitals(
-            is_started=self._has_begun,
+            is_started=self._has_started,
             is_ending=self.is_ending,
             was_assigned=self.signs.assigned.is_set(),
             max_poll_interval_s=self._config.max_poll_interval_ms / 1000,
@@ -157,7 +157,7 @@ class AppRun:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    async def _work(self, stack: AsyncExitStack, supervisor: Supervisor) -> None:
+    async def _run_until_stopped(self, stack: AsyncExitStack, supervisor: Supervisor) -> None:
         opened: Opened = {}
         for one in self._plan.dependencies:
             bounded = BoundedStack(self.closing, one.name, self._provider_deadline)
@@ -165,7 +165,7 @@ class AppRun:
         self._watch(stack)
         if not self._require_broker:
             self._set_ready(supervisor)
-        await self._begin(stack, opened, supervisor.stopping)
+        await self._start_groups(stack, opened, supervisor.stopping)
         self._set_ready(supervisor)
         await self._handle_until(supervisor.stopping)
 
@@ -173,7 +173,7 @@ class AppRun:
         self._is_ready = True
         supervisor.ready.set()
 
-    def _note_end(self, error: BaseException) -> None:
+    def _emit_end(self, error: BaseException) -> None:
         """Emit the event of an unrequested end; before the start has finished, ``start()`` raises the error instead."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
@@ -187,15 +187,15 @@ class AppRun:
             self._observer.emit(AppFailed(str(failure), failure))
 
     def _fail(self, error: BaseException) -> TailraceError:
-        self.failure = self.failure or _told(error)
+        self.failure = self.failure or _as_tailrace_error(error)
         return self.failure
 
     def _end(self) -> None:
         """Record that no more records are handled, and since when."""
         if not self.is_ending:
-            self.is_ending, self._ends_since = True, asyncio.get_running_loop().time()
+            self.is_ending, self._ending_since = True, asyncio.get_running_loop().time()
 
-    async def _begin(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
+    async def _start_groups(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
         async def publish(into: AsyncExitStack) -> None:
             self.publisher = await into.enter_async_context(self._open_publisher())
 
@@ -212,23 +212,23 @@ class AppRun:
                 )
                 for group_id, ready in self._plan.by_group.items()
             ]
-            begun: list[GroupRuntime] = []
-            into.push_async_callback(self._leave, begun)
+            started: list[GroupRuntime] = []
+            into.push_async_callback(self._leave, started)
             for group in groups:
-                begun.append(group)
+                started.append(group)
                 await group.start()
-            self.groups, self._has_begun = groups, True
+            self.groups, self._has_started = groups, True
 
-        if not await self._reached(publish, stack, stopping):
+        if not await self._open_when_reachable(publish, stack, stopping):
             return
         stack.push_async_callback(self._call_ending)
         for hook in self._plan.starting:
             await call_hook(hook)
-        await self._reached(read, stack, stopping)
+        await self._open_when_reachable(read, stack, stopping)
 
-    async def _reached(
+    async def _open_when_reachable(
         self,
-        open_into_stack: Callable[[AsyncExitStack], Awaitable[None]],
+        open_part: Callable[[AsyncExitStack], Awaitable[None]],
         stack: AsyncExitStack,
         stopping: asyncio.Event,
     ) -> bool:
@@ -238,7 +238,7 @@ class AppRun:
         while not stopping.is_set():
             try:
                 async with AsyncExitStack() as attempt:
-                    await open_into_stack(attempt)
+                    await open_part(attempt)
                     stack.push_async_exit(attempt.pop_all())
                     return True
             except BrokerConnectionError as error:
@@ -257,8 +257,8 @@ class AppRun:
         self._watchdog = Watchdog(
             loop,
             self._config.heartbeat_interval_ms / 1000,
-            what_runs=lambda: self.handler_in(asyncio.current_task(loop)),
-            tell=self._observer.emit,
+            running_handler=lambda: self.handler_in(asyncio.current_task(loop)),
+            on_event=self._observer.emit,
         )
         self._watchdog.start()
         stack.callback(self._watchdog.stop)
@@ -289,12 +289,12 @@ class AppRun:
                 self._observer.emit(LeaveGroupTimedOut(group.group_id))
                 raise
 
-        left: list[BaseException | None] = []
+        results: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._at(_LEFT_BY)):
                 # Unlike a task group, gather passes on each cancellation, not only the first.
-                left = await asyncio.gather(*map(leave, groups), return_exceptions=True)
-        for error in left:
+                results = await asyncio.gather(*map(leave, groups), return_exceptions=True)
+        for error in results:
             if error is not None:
                 raise error
 
@@ -320,12 +320,12 @@ class AppRun:
 
     def _at(self, share: float) -> float:
         """Return the event loop time at which ``share`` of ``stop_timeout_ms`` has passed."""
-        # While the start is being retried, no stop has begun: its time is still complete.
-        since = asyncio.get_running_loop().time() if self._ends_since is None else self._ends_since
+        # While the start is being retried, no stop is under way: its time is still complete.
+        since = asyncio.get_running_loop().time() if self._ending_since is None else self._ending_since
         return since + self._stop_s * share
 
 
-def _told(error: BaseException) -> TailraceError:
+def _as_tailrace_error(error: BaseException) -> TailraceError:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TailraceError):

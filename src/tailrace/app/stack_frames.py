@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from tailrace.errors import DecodeError
 
-__all__ = ["StackFrame", "culprit", "seen", "where_raised", "with_short_tracebacks"]
+__all__ = ["StackFrame", "frame_position", "innermost_user_frame", "where_raised", "with_short_tracebacks"]
 
-_NOT_THEIRS = sys.stdlib_module_names | {"tailrace"}
+_LIBRARY_PACKAGES = sys.stdlib_module_names | {"tailrace"}
 
 
 class StackFrame(NamedTuple):
@@ -43,7 +43,7 @@ class StackFrame(NamedTuple):
         return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(self.file).parts)
 
 
-def seen(frame: FrameType, line: int | None = None) -> StackFrame:
+def frame_position(frame: FrameType, line: int | None = None) -> StackFrame:
     """Return the position of a frame, at ``line`` if that is given, else at its current line."""
     code = frame.f_code
     function = code.co_qualname.rpartition("<locals>.")[2]
@@ -51,23 +51,23 @@ def seen(frame: FrameType, line: int | None = None) -> StackFrame:
     return StackFrame(str(frame.f_globals.get("__name__", "")), code.co_filename, at or 0, function)
 
 
-def culprit(stack: Sequence[StackFrame]) -> StackFrame | None:
+def innermost_user_frame(stack: Sequence[StackFrame]) -> StackFrame | None:
     """Return the innermost frame of the user's own code, or None; ``stack`` begins with its innermost frame.
 
     That is the innermost frame outside the standard library, tailrace and installed packages. If only installed
     packages are left, the program is installed itself: then it is the innermost frame of the outermost package.
     """
-    theirs = [frame for frame in stack if frame.package not in _NOT_THEIRS]
-    if not theirs:
+    candidates = [frame for frame in stack if frame.package not in _LIBRARY_PACKAGES]
+    if not candidates:
         return None
-    own = [frame for frame in theirs if not frame.is_installed]
-    return own[0] if own else next(frame for frame in theirs if frame.package == theirs[-1].package)
+    own = [frame for frame in candidates if not frame.is_installed]
+    return own[0] if own else next(frame for frame in candidates if frame.package == candidates[-1].package)
 
 
 def where_raised(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code in an error's traceback, or None."""
-    stack = [seen(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
-    found = culprit(stack[::-1])
+    stack = [frame_position(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
+    found = innermost_user_frame(stack[::-1])
     return None if found is None else str(found)
 
 
@@ -125,14 +125,16 @@ def _short_traceback(error: BaseException) -> TracebackType | None:
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    frames = [seen(one.tb_frame, one.tb_lineno) for one in entries]
-    blamed = culprit(frames[::-1])
-    if blamed is None:
+    frames = [frame_position(one.tb_frame, one.tb_lineno) for one in entries]
+    user_frame = innermost_user_frame(frames[::-1])
+    if user_frame is None:
         return None
     found: TracebackType | None = None
     for one, frame in zip(reversed(entries), reversed(frames), strict=True):
-        is_theirs = frame.package == blamed.package or (frame.package not in _NOT_THEIRS and not frame.is_installed)
-        if is_theirs or (one is entries[-1] and frame.package != "tailrace"):
+        is_users = frame.package == user_frame.package or (
+            frame.package not in _LIBRARY_PACKAGES and not frame.is_installed
+        )
+        if is_users or (one is entries[-1] and frame.package != "tailrace"):
             found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return found
 
@@ -146,4 +148,4 @@ def _raised(error: BaseException) -> BaseException:
     if not isinstance(error, DecodeError) or error.__cause__ is None:
         return error
     last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
-    return error.__cause__ if last and seen(last[0]).package == "tailrace" else error
+    return error.__cause__ if last and frame_position(last[0]).package == "tailrace" else error

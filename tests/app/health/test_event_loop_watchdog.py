@@ -51,7 +51,7 @@ class Watched:
 
         async def watched() -> None:
             loop = asyncio.get_running_loop()
-            self.watchdog = Watchdog(loop, LIMIT_S, what_runs=lambda: "shop.charge", tell=self._tell)
+            self.watchdog = Watchdog(loop, LIMIT_S, running_handler=lambda: "shop.charge", on_event=self._tell)
             self.watchdog.start()
             try:
                 await main()
@@ -260,7 +260,7 @@ def test_an_idle_loop_with_an_overdue_tick_is_not_reported(new_loop):
         # is not Python's, and whoever runs it is seen instead.
         while sys._current_frames()[thread_id].f_code.co_name not in {"select", "run"}:
             time.sleep(0.001)
-        watched.watchdog._look(loop.time() + 3_600)
+        watched.watchdog._check(loop.time() + 3_600)
 
     async def main() -> None:
         await asyncio.to_thread(look, asyncio.get_running_loop(), threading.get_ident())
@@ -281,7 +281,7 @@ def test_a_loop_that_is_not_running_is_not_reported(new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner:
 
         async def start() -> Watchdog:
-            watchdog = Watchdog(asyncio.get_running_loop(), LIMIT_S, what_runs=lambda: None, tell=told.append)
+            watchdog = Watchdog(asyncio.get_running_loop(), LIMIT_S, running_handler=lambda: None, on_event=told.append)
             watchdog.start()
             return watchdog
 
@@ -304,7 +304,7 @@ def thread_of(watchdog: Watchdog) -> threading.Thread:
 def test_stop_waits_for_the_thread():
     """After stop() its thread has ended; it may be stopped twice, and started again."""
     with asyncio.Runner() as runner:
-        watchdog = Watchdog(runner.get_loop(), LIMIT_S, what_runs=lambda: None, tell=lambda _event: None)
+        watchdog = Watchdog(runner.get_loop(), LIMIT_S, running_handler=lambda: None, on_event=lambda _event: None)
 
         async def once() -> threading.Thread:
             watchdog.start()
@@ -324,7 +324,7 @@ def test_stop_waits_for_the_thread():
 def test_the_thread_ends_with_its_loop(new_loop):
     """If the loop is closed first, the thread ends by itself, without an event."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        watchdog = Watchdog(runner.get_loop(), 0.05, what_runs=lambda: None, tell=lambda _event: None)
+        watchdog = Watchdog(runner.get_loop(), 0.05, running_handler=lambda: None, on_event=lambda _event: None)
 
         async def start() -> None:
             watchdog.start()
@@ -344,7 +344,7 @@ def test_it_keeps_no_program_alive():
 import asyncio
 from tailrace.app.health.event_loop_watchdog import Watchdog
 async def main():
-    Watchdog(asyncio.get_running_loop(), 3600, what_runs=lambda: None, tell=print).start()
+    Watchdog(asyncio.get_running_loop(), 3600, running_handler=lambda: None, on_event=print).start()
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)

@@ -174,7 +174,7 @@ def test_two_handlers_of_one_topic_are_refused(one, other):
     for order in (both, both[::-1], [both[0], sharing[1]]):
         with pytest.raises(ConfigurationError, match=r"both receive topic 'orders' in group 'g'.*when="):
             routes_of(*order)
-    assert routes_of(*sharing).contested("orders") is None
+    assert routes_of(*sharing).overlapping_handlers("orders") is None
 
 
 def test_overlapping_patterns_are_found_with_their_topic():
@@ -182,5 +182,5 @@ def test_overlapping_patterns_are_found_with_their_topic():
     first, second = handlers_of(pattern="ord.*"), handlers_of(pattern=".*ers")
     routes = routes_of(first, second)
 
-    assert routes.contested("orderlies") is None
-    assert routes.contested("orders") == (first.declared[0], second.declared[0])
+    assert routes.overlapping_handlers("orderlies") is None
+    assert routes.overlapping_handlers("orders") == (first.declared[0], second.declared[0])

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
+from tailrace.app.argument_checks import check_codec
 from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
 from tailrace.app.declare.codecs import AnyCodec
@@ -18,7 +19,6 @@ from tailrace.app.declare.parameters import Parameter, Value, WholeRecord
 from tailrace.app.declare.prefetch import Prefetch, ahead_of, ahead_of_each
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
-from tailrace.app.given_objects import check_codec
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 

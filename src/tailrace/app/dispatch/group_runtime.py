@@ -284,7 +284,7 @@ class GroupRuntime:
         found = self._of_topic.get(topic)
         if found is None:
             found = self._of_topic[topic] = [self._runtimes[number] for number in self._routes.receivers(topic)]
-            if (pair := self._routes.contested(topic)) is not None:
+            if (pair := self._routes.overlapping_handlers(topic)) is not None:
                 self._observer.emit(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
         return found
 

@@ -20,34 +20,34 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_QUESTIONS: dict[str, Callable[[Health], bool]] = {
+_PATHS: dict[str, Callable[[Health], bool]] = {
     "/livez": lambda health: health.is_live,
     "/readyz": lambda health: health.is_ready,
 }
 
 
-def health_app(ask: Callable[[], Health]) -> ASGIApp:
+def health_app(get_health: Callable[[], Health]) -> ASGIApp:
     """Return an ASGI app that answers 200 if the app is live (ready), else 503, always with the checks as JSON.
 
     The ASGI app raises ConfigurationError for a scope other than HTTP, lifespan and websocket.
 
     Args:
-        ask: returns the current health; called in the event loop for each request, so it must be quick.
+        get_health: returns the current health; called in the event loop for each request, so it must be quick.
     """
-    return _HealthApp(ask)
+    return _HealthApp(get_health)
 
 
 class _HealthApp:
     """ASGI app; an object, since Starlette's ``add_route`` takes a function as a request handler."""
 
-    def __init__(self, ask: Callable[[], Health]) -> None:
-        self._ask = ask
+    def __init__(self, get_health: Callable[[], Health]) -> None:
+        self._get_health = get_health
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         match scope["type"]:
             case "http":
-                await _answer(self._ask, scope, send)
+                await _answer(self._get_health, scope, send)
             case "lifespan":
                 await _live(receive, send)
             case "websocket":
@@ -60,25 +60,25 @@ class _HealthApp:
 async def _live(receive: Receive, send: Send) -> None:
     """Acknowledge startup and shutdown; neither has anything to do."""
     while True:
-        asked = (await receive())["type"]
-        await send({"type": f"{asked}.complete"})
-        if asked == "lifespan.shutdown":
+        event = (await receive())["type"]
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
             return
 
 
-async def _answer(ask: Callable[[], Health], scope: Message, send: Send) -> None:
+async def _answer(get_health: Callable[[], Health], scope: Message, send: Send) -> None:
     path: str = scope["path"]
-    is_good = _QUESTIONS.get(path.removeprefix(scope.get("root_path", "")) or path)
+    is_passing = _PATHS.get(path.removeprefix(scope.get("root_path", "")) or path)
     body: Health | dict[str, str]
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    if is_good is None:
-        status, body = 404, {"error": f"{path} not found - request {' or '.join(_QUESTIONS)}"}
+    if is_passing is None:
+        status, body = 404, {"error": f"{path} not found - request {' or '.join(_PATHS)}"}
     elif scope["method"] not in {"GET", "HEAD"}:
         status, body = 405, {"error": f"method {scope['method']} not allowed - use GET or HEAD"}
         headers.append((b"allow", b"GET, HEAD"))
     else:
-        health = ask()
-        status, body = (200 if is_good(health) else 503), health
+        health = get_health()
+        status, body = (200 if is_passing(health) else 503), health
     content = msgspec.json.encode(body)
     headers.append((b"content-length", b"%d" % len(content)))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tailrace.app.stack_frames import StackFrame, culprit, seen
+from tailrace.app.stack_frames import StackFrame, frame_position, innermost_user_frame
 from tailrace.observe.events import LoopBlocked, LoopUnblocked
 
 __all__ = ["Watchdog"]
 
-_LOOKS = 4
+_CHECKS = 4
 """Number of ticks, and of checks by the thread, within the limit."""
 _ENDING_S = 1.0
 _MOST_FRAMES = 40
@@ -45,8 +45,8 @@ class Watchdog:
     Args:
         loop: event loop to watch.
         limit_s: longest time for which it may be blocked.
-        what_runs: returns the name of the handler that runs in the loop now, or None; called in the watchdog's thread.
-        tell: called once for each block while it lasts, and at its end; called in the watchdog's thread.
+        running_handler: returns the name of the handler that runs now, or None; called in the watchdog's thread.
+        on_event: called once for each block while it lasts, and at its end; called in the watchdog's thread.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Watchdog:
         loop: asyncio.AbstractEventLoop,
         limit_s: float,
         *,
-        what_runs: Callable[[], str | None],
-        tell: Callable[[LoopBlocked | LoopUnblocked], None],
+        running_handler: Callable[[], str | None],
+        on_event: Callable[[LoopBlocked | LoopUnblocked], None],
     ) -> None:
-        self._loop, self._limit_s, self._what_runs, self._tell = loop, limit_s, what_runs, tell
-        self._pause_s = limit_s / _LOOKS
-        self._last: _Tick | None = None
+        self._loop, self._limit_s, self._running_handler, self._on_event = loop, limit_s, running_handler, on_event
+        self._pause_s = limit_s / _CHECKS
+        self._last_tick: _Tick | None = None
         self._blocked_since: float | None = None
-        self._freed_at: float | None = None
+        self._unblocked_at: float | None = None
         self._stopping = threading.Event()
         self._next: asyncio.Handle | None = None
         self._thread: threading.Thread | None = None
@@ -74,22 +74,22 @@ class Watchdog:
     def blocked_s(self) -> float:
         """Seconds since the loop was blocked; 0 if it is not. Thread-safe."""
         since = self._blocked_since
-        return 0.0 if since is None or self._freed_at is not None else self._loop.time() - since
+        return 0.0 if since is None or self._unblocked_at is not None else self._loop.time() - since
 
     def start(self) -> None:
         """Start watching; must be called in the loop."""
         if self._thread is not None:
             return
         stopping = self._stopping = threading.Event()
-        self._blocked_since = self._freed_at = None
-        self._last = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
+        self._blocked_since = self._unblocked_at = None
+        self._last_tick = _Tick(self._loop.time() + self._pause_s, threading.get_ident(), 0)
         self._next = self._loop.call_soon(self._tick, stopping)
         # A daemon thread, so that a program that does not stop the watchdog can exit.
         self._thread = threading.Thread(target=self._watch, args=(stopping,), name="tailrace watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait for it; ``tell`` is not called afterwards. Must be called in the loop."""
+        """Stop the thread and wait for it; ``on_event`` is not called afterwards. Must be called in the loop."""
         self._stopping.set()
         if self._next is not None:
             self._next.cancel()
@@ -106,9 +106,9 @@ class Watchdog:
         now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - documented, for all its name
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
-        self._last = _Tick(now + self._pause_s, threading.get_ident(), depth)
-        if self._blocked_since is not None and self._freed_at is None:
-            self._freed_at = now
+        self._last_tick = _Tick(now + self._pause_s, threading.get_ident(), depth)
+        if self._blocked_since is not None and self._unblocked_at is None:
+            self._unblocked_at = now
         self._next = self._loop.call_later(self._pause_s, self._tick, stopping)
 
     # ---- in the thread -----------------------------------------------------------------------------------------
@@ -118,39 +118,39 @@ class Watchdog:
             if self._loop.is_closed():
                 self._blocked_since = None
                 return
-            self._look(self._loop.time())
+            self._check(self._loop.time())
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         if not self._loop.is_running():
             # A loop that is not running is not blocked; it ticks again when it runs.
-            self._last, self._freed_at = None, self._freed_at or now
-        last = self._last
+            self._last_tick, self._unblocked_at = None, self._unblocked_at or now
+        last = self._last_tick
         if self._blocked_since is not None:
-            if self._freed_at is not None:
-                self._say(LoopUnblocked(self._freed_at - self._blocked_since))
-                self._blocked_since = self._freed_at = None
+            if self._unblocked_at is not None:
+                self._emit(LoopUnblocked(self._unblocked_at - self._blocked_since))
+                self._blocked_since = self._unblocked_at = None
         elif last is not None and now - last.due_at >= self._limit_s:
             self._report(last, now)
 
     def _report(self, last: _Tick, now: float) -> None:
         stack = _stack(last)
-        if not stack or self._last is not last:
+        if not stack or self._last_tick is not last:
             return  # the loop is idle, or has ticked meanwhile
-        self._freed_at, self._blocked_since = None, last.due_at
-        where = str(culprit(stack) or stack[0])
+        self._unblocked_at, self._blocked_since = None, last.due_at
+        where = str(innermost_user_frame(stack) or stack[0])
         lines = (f"{frame.file}:{frame.line} in {frame.function}" for frame in reversed(stack[:_MOST_FRAMES]))
-        self._say(LoopBlocked(now - last.due_at, self._running(), where, tuple(lines)))
+        self._emit(LoopBlocked(now - last.due_at, self._running_handler_name(), where, tuple(lines)))
 
-    def _running(self) -> str | None:
+    def _running_handler_name(self) -> str | None:
         try:
-            return self._what_runs()
+            return self._running_handler()
         except Exception:  # noqa: BLE001 - logged; the watchdog goes on
             _log.exception("the watchdog could not determine the running handler")
             return None
 
-    def _say(self, event: LoopBlocked | LoopUnblocked) -> None:
+    def _emit(self, event: LoopBlocked | LoopUnblocked) -> None:
         try:
-            self._tell(event)
+            self._on_event(event)
         except Exception:  # noqa: BLE001 - logged; the watchdog goes on
             _log.exception("the watchdog could not emit %s", event)
 
@@ -163,6 +163,6 @@ def _stack(last: _Tick) -> list[StackFrame]:
     frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - documented, for all its name
     frames = []
     while frame is not None:
-        frames.append(seen(frame))
+        frames.append(frame_position(frame))
         frame = frame.f_back
     return frames[: max(len(frames) - last.depth, 0)]

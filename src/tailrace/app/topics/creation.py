@@ -25,9 +25,9 @@ __all__ = ["create_group_topics", "create_topics_of"]
 
 _GRACE_S = 5.0
 """Time for the handlers' topics to appear, which may have been created just now."""
-_KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": -1}
+_RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _CREATE = "create it, or correct publish=, unless the brokers create topics automatically"
-_KEPT = {"cleanup.policy": "delete"}
+_RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
 
 
 async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
@@ -57,18 +57,20 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         await cluster.reach(config.start_timeout_ms / 1000)
         with contextlib.suppress(UnknownTopicError):
             # The consumer reports topics that stay unknown.
-            await cluster.retrying(lambda: _see(cluster, origins), timeout_s=_GRACE_S, what="looking for the topics")
+            await cluster.retrying(
+                lambda: _find_topics(cluster, origins), timeout_s=_GRACE_S, what="looking for the topics"
+            )
         if routes.matches_dead_letters:
             dead, replays = routes.dead_letters(cluster.topology.topics)
             # A broker reports a topic as unknown only if the request names it.
             cluster.watch(routes, {origin for of in dead.values() for origin in of} | origins)
             cluster.watch(observer, {*retries, *dead, *replays, *published})
             await cluster.retrying(cluster.refresh, timeout_s=_GRACE_S, what="looking for the dead-letter topics")
-        for name, of in _missing(cluster, retries):
-            if refused := await _made(cluster, name, of, _KEPT, observer):
-                raise broker_error(refused.code, f"retry topic {name!r} does not exist: {_advice(of)}") from refused
+        for name, of in _missing_topics(cluster, retries):
+            if error := await _create(cluster, name, of, _RETAINED_BY_DEFAULT, observer):
+                raise broker_error(error.code, f"retry topic {name!r} does not exist: {_advice(of)}") from error
         await _create_missing(cluster, dead, replays, observer)
-        for name in _unknown(cluster, published):
+        for name in _unknown_topics(cluster, published):
             observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _CREATE))
         return frozenset(origin for wanted in (retries, dead) for of in wanted.values() for origin in of).intersection(
             cluster.topology.topics
@@ -91,22 +93,25 @@ async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Colle
     with closing(Cluster(config, observer)) as cluster:
         cluster.watch(observer, {*retries, *dead, *replays, *topics})
         await cluster.reach(_GRACE_S)
-        for name, of in _missing(cluster, retries):
-            if refused := await _made(cluster, name, of, _KEPT, observer):
-                observer.emit(TopicMissing(name, str(refused), _advice(of)))
+        for name, of in _missing_topics(cluster, retries):
+            if error := await _create(cluster, name, of, _RETAINED_BY_DEFAULT, observer):
+                observer.emit(TopicMissing(name, str(error), _advice(of)))
         await _create_missing(cluster, dead, replays, observer)
 
 
 async def _create_missing(
     cluster: Cluster, dead: Mapping[str, set[str]], replays: Mapping[str, set[str]], observer: Observer
 ) -> None:
-    for wanted, topic_config, event in ((dead, _KEPT_FOR_EVER, TopicMissing), (replays, _KEPT, ReplayTopicMissing)):
-        for name, of in _missing(cluster, wanted):
-            if refused := await _made(cluster, name, of, topic_config, observer):
-                observer.emit(event(name, str(refused), _advice(of)))
+    for wanted, topic_config, event in (
+        (dead, _RETAINED_FOREVER, TopicMissing),
+        (replays, _RETAINED_BY_DEFAULT, ReplayTopicMissing),
+    ):
+        for name, of in _missing_topics(cluster, wanted):
+            if error := await _create(cluster, name, of, topic_config, observer):
+                observer.emit(event(name, str(error), _advice(of)))
 
 
-async def _see(cluster: Cluster, topics: Iterable[str]) -> None:
+async def _find_topics(cluster: Cluster, topics: Iterable[str]) -> None:
     for topic in topics:
         if topic not in cluster.topology.topics:
             await cluster.refresh()
@@ -114,19 +119,21 @@ async def _see(cluster: Cluster, topics: Iterable[str]) -> None:
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r}")
 
 
-def _unknown(cluster: Cluster, topics: Iterable[str]) -> list[str]:
+def _unknown_topics(cluster: Cluster, topics: Iterable[str]) -> list[str]:
     """Return the topics that the brokers report as unknown."""
     return [one for one in topics if cluster.topology.errors.get(one) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def _missing(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
+def _missing_topics(cluster: Cluster, wanted: Mapping[str, Iterable[str]]) -> list[tuple[str, list[TopicInfo]]]:
     """Return the unknown topics, each with the existing topics that it belongs to."""
     topics = cluster.topology.topics
-    found = [(name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown(cluster, wanted)]
+    found = [
+        (name, [topics[one] for one in wanted[name] if one in topics]) for name in _unknown_topics(cluster, wanted)
+    ]
     return [(name, of) for name, of in found if of]
 
 
-async def _made(
+async def _create(
     cluster: Cluster, name: str, of: Sequence[TopicInfo], config: Mapping[str, object], observer: Observer
 ) -> BrokerError | None:
     """Create a topic; return the error if the brokers refuse. Another member may create it at the same time."""

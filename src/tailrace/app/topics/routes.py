@@ -32,17 +32,17 @@ class Routes:
     """
 
     def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, str | None]]) -> None:
-        given = list(handlers)
-        self.group_id, self.handlers = group_id, [handler for handler, _ in given]
+        declared = list(handlers)
+        self.group_id, self.handlers = group_id, [handler for handler, _ in declared]
         self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
-        self._takings = [HandlerTopics(handler, group_id, template) for handler, template in given]
+        self._handler_topics = [HandlerTopics(handler, group_id, template) for handler, template in declared]
         self._replay = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}
         self._known: dict[str, str | None] = {}
-        for number, taking in enumerate(self._takings):
-            for other in self._takings[:number]:
-                _check(other, taking, group_id)
+        for number, handler_topics in enumerate(self._handler_topics):
+            for other in self._handler_topics[:number]:
+                _check(other, handler_topics, group_id)
         self.dead_letters(())
 
     @property
@@ -63,7 +63,7 @@ class Routes:
     @property
     def matches_dead_letters(self) -> bool:
         """True if a handler has a pattern and dead letters, so that their topics depend on the cluster's topics."""
-        return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._takings)
+        return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._handler_topics)
 
     @property
     def publish_topics(self) -> Mapping[str, str]:
@@ -81,15 +81,15 @@ class Routes:
         """
         dead: dict[str, set[str]] = {}
         replays: dict[str, set[str]] = {}
-        for taking in self._takings:
-            if taking.dead_letter is None:
+        for handler_topics in self._handler_topics:
+            if handler_topics.dead_letter is None:
                 continue
-            for topic in taking.handler.topics or [one for one in existing if one in taking]:
+            for topic in handler_topics.handler.topics or [one for one in existing if one in handler_topics]:
                 # A topic matched by a pattern may be too long for a suffix; sending its dead letters raises then.
                 with contextlib.ExitStack() as stack:
-                    if not taking.handler.topics:
+                    if not handler_topics.handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
-                    name = topic_name(taking.dead_letter, topic=topic, group=self.group_id)
+                    name = topic_name(handler_topics.dead_letter, topic=topic, group=self.group_id)
                     replay = topic_name(REPLAY, topic=topic, group=self.group_id)
                     dead.setdefault(name, set()).add(topic)
                     replays.setdefault(replay, set()).add(topic)
@@ -100,7 +100,7 @@ class Routes:
 
     def reads(self, topic: str) -> bool:
         """Return True if a handler receives records of ``topic``."""
-        return any(topic in one for one in self._takings) or topic in self
+        return any(topic in one for one in self._handler_topics) or topic in self
 
     def origin(self, topic: str) -> str:
         """Return the topic from which records of one of the group's own topics came; any other topic is its own."""
@@ -109,19 +109,23 @@ class Routes:
     def receivers(self, topic: str) -> list[int]:
         """Return the indices of the handlers that may receive records of ``topic``."""
         origin = self.origin(topic)
-        return [number for number, one in enumerate(self._takings) if origin in one]
+        return [number for number, one in enumerate(self._handler_topics) if origin in one]
 
-    def contested(self, topic: str) -> tuple[Handler, Handler] | None:
+    def overlapping_handlers(self, topic: str) -> tuple[Handler, Handler] | None:
         """Return two handlers that receive ``topic`` and do not both have ``when=``; None if there are none."""
         receivers = [self.handlers[number] for number in self.receivers(topic)]
         pairs = ((one, other) for at, other in enumerate(receivers) for one in receivers[:at])
-        return next((pair for pair in pairs if not _share(*pair)), None)
+        return next((pair for pair in pairs if not _both_have_when(*pair)), None)
 
     def _origin(self, topic: str) -> str | None:
         try:
             return self._known[topic]
         except KeyError:
-            replayed = (one for one in self._replay.topics_of(topic) if any(one in taking for taking in self._takings))
+            replayed = (
+                one
+                for one in self._replay.topics_of(topic)
+                if any(one in handler_topics for handler_topics in self._handler_topics)
+            )
             found = self._known[topic] = self._origins.get(topic) or next(replayed, None)
             return found
 
@@ -138,7 +142,7 @@ class HandlerTopics:
     def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
         self.handler, self.dead_letter = handler, dead_letter or None
         templates = {REPLAY, RETRY, DEAD, *(() if dead_letter is None else (dead_letter,))}
-        self._letters = [form for one in templates for form in (NameForm(one), NameForm(one, group=group_id))]
+        self._own_topic_forms = [form for one in templates for form in (NameForm(one), NameForm(one, group=group_id))]
 
     def __contains__(self, topic: str) -> bool:
         pattern = self.handler.pattern
@@ -148,7 +152,7 @@ class HandlerTopics:
             return False
         return not any(
             form.is_of_all(topic) or any(pattern.fullmatch(origin) for origin in form.topics_of(topic))
-            for form in self._letters
+            for form in self._own_topic_forms
         )
 
     def fullmatch(self, topic: str) -> bool:
@@ -158,7 +162,7 @@ class HandlerTopics:
 
 def _check(one: HandlerTopics, other: HandlerTopics, group_id: str) -> None:
     """Check that two handlers of one topic and group both have ``when=``, which chooses between them."""
-    if _share(one.handler, other.handler):
+    if _both_have_when(one.handler, other.handler):
         return
     for topic in (*one.handler.topics, *other.handler.topics):
         if topic in one and topic in other:
@@ -168,5 +172,5 @@ def _check(one: HandlerTopics, other: HandlerTopics, group_id: str) -> None:
             )
 
 
-def _share(one: Handler, other: Handler) -> bool:
+def _both_have_when(one: Handler, other: Handler) -> bool:
     return one.when is not None and other.when is not None

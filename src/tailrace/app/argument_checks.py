@@ -10,7 +10,7 @@ from typing import Any
 from tailrace.app.function_kinds import FunctionKind, called_by, kind_of, name_of
 from tailrace.errors import ConfigurationError
 
-__all__ = ["check_codec", "check_condition", "check_middleware", "check_text", "compiled", "takes"]
+__all__ = ["accepts", "check_codec", "check_condition", "check_middleware", "check_text", "compiled"]
 
 
 def check_codec(codec: object, where: str) -> None:
@@ -22,7 +22,7 @@ def check_codec(codec: object, where: str) -> None:
     name, count = ("decoder", 1) if hasattr(codec, "decoder") else ("decode", 3)
     methods = {name: count, "encode": 1}
     if isinstance(codec, type) or not all(
-        callable(method := getattr(codec, one, None)) and takes(method, number) for one, number in methods.items()
+        callable(method := getattr(codec, one, None)) and accepts(method, number) for one, number in methods.items()
     ):
         raise ConfigurationError(
             f"{where}: codec must be an object with decode(data, annotation, record) and encode(value), not {codec!r}"
@@ -35,19 +35,19 @@ def check_codec(codec: object, where: str) -> None:
             )
 
 
-def check_middleware(given: object) -> None:
-    """Check that ``given`` is a list or tuple of plain functions of one parameter.
+def check_middleware(middleware: object) -> None:
+    """Check that ``middleware`` is a list or tuple of plain functions of one parameter.
 
     Raises:
         ConfigurationError: it is not; the message names the first wrong function.
     """
-    if not isinstance(given, list | tuple) or not all(map(callable, given)):
+    if not isinstance(middleware, list | tuple) or not all(map(callable, middleware)):
         raise ConfigurationError(
-            f"middleware must be a list of functions, each of which wraps the handler's call, not {given!r}"
+            f"middleware must be a list of functions, each of which wraps the handler's call, not {middleware!r}"
         )
-    for one in given:
-        where = f"middleware {name_of(one)}"
-        if kind_of(one, where) is not FunctionKind.PLAIN or not takes(one, 1):
+    for function in middleware:
+        where = f"middleware {name_of(function)}"
+        if kind_of(function, where) is not FunctionKind.PLAIN or not accepts(function, 1):
             raise ConfigurationError(
                 f"{where} must be a plain function of one parameter that returns an `async def` - write"
                 " `def timed(call):` with `async def called(record): return await call(record)` inside"
@@ -60,7 +60,7 @@ def check_condition(when: object) -> None:
     Raises:
         ConfigurationError: it cannot be called with one argument, or is a coroutine function.
     """
-    if not callable(when) or not takes(when, 1) or inspect.iscoroutinefunction(called_by(when)):
+    if not callable(when) or not accepts(when, 1) or inspect.iscoroutinefunction(called_by(when)):
         raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
 
 
@@ -89,7 +89,7 @@ def compiled(pattern: object) -> re.Pattern[str]:
     return found
 
 
-def takes(function: Callable[..., object], count: int) -> bool:
+def accepts(function: Callable[..., object], count: int) -> bool:
     """Return True unless ``function`` is known not to accept ``count`` positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
