@@ -390,7 +390,7 @@ class ReaderPool:
 
     async def _finish(self) -> None:
         """Send the last progress, and commit the finished records if this process commits."""
-        self._intake.tell_all()
+        self._intake.report_all()
         if self._plan.is_dealt and self._config.commits_automatically:
             await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
 
