@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tailrace.app.declare.schema_registry.codec import SchemaRegistry
     from tailrace.app.failures.reject import Reject
     from tailrace.app.handlers import Handlers
+    from tailrace.app.options import AppOptions, HandlerOptions
     from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
     from tailrace.app.processes.worker_pool import WorkerPool
     from tailrace.app.publish.message import Message
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tailrace.consumer.group.role_protocol import Generation, GroupRole
     from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, ConsumerStatistics, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
+    from tailrace.core.dispatch.batching import Batch
     from tailrace.core.failures.retry import Retry
     from tailrace.errors import (
         AuthenticationError,
@@ -72,7 +74,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "AppOptions",
     "AuthenticationError",
+    "Batch",
     "BrokerConnectionError",
     "BrokerError",
     "CommitFailedError",
@@ -97,6 +101,7 @@ __all__ = [
     "GroupNotEmptyError",
     "GroupRole",
     "HandlerFailedError",
+    "HandlerOptions",
     "Handlers",
     "Header",
     "InvalidSessionTimeoutError",
@@ -141,6 +146,8 @@ __all__ = [
 
 _MODULES = {
     "App": "app.app",
+    "AppOptions": "app.options",
+    "Batch": "core.dispatch.batching",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
     "ConsumerHealth": "consumer.monitoring.status",
@@ -151,6 +158,7 @@ _MODULES = {
     "Generation": "consumer.group.role_protocol",
     "GroupMember": "consumer.group.member",
     "GroupRole": "consumer.group.role_protocol",
+    "HandlerOptions": "app.options",
     "Handlers": "app.handlers",
     "Header": "app.declare.parameters",
     "Key": "app.declare.parameters",

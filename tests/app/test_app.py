@@ -28,9 +28,10 @@ from tailrace import (
     Reject,
     Retry,
 )
-from tailrace.observe.events import HandlerFailed, RecordDeadLettered, RecordSkipped
+from tailrace.observe.events import ConsumerStarted, HandlerFailed, RecordDeadLettered, RecordSkipped
 from tests.support.commands import environment
 from tests.support.consumer_group import until
+from tests.support.event_recorder import EventRecorder
 
 QUICK = Retry(attempts=2, backoff_ms=1, max_backoff_ms=50)
 
@@ -492,8 +493,43 @@ async def test_unmatched_fails_by_default(new_app, new_topic, witness, group):
     assert (await witness.committed(group, topic, 1)).get(0, 0) == 0
 
 
-def no_handlers(app):
-    pass
+async def test_an_app_without_handlers_publishes(kafka_server, new_topic, witness):
+    """Without handlers, an app needs no group, starts no consumer, is ready once a broker answers, and publishes."""
+    topic, recorder = new_topic(), EventRecorder()
+    app = App(**kafka_server.client_options, hooks=[recorder])
+
+    async with app:
+        await app.wait_ready()
+        assert app.health().is_ready
+        assert (await app.publish(topic, b"1")).offset == 0
+
+    assert recorder.of(ConsumerStarted) == []
+    assert not app.health().is_ready
+
+
+async def test_an_app_without_handlers_cannot_run():
+    """run() handles records, so that an app without handlers is an error: the handlers were probably not included."""
+    with pytest.raises(ConfigurationError, match="no handlers to run"):
+        await App(bootstrap_servers="localhost:1", group_id="g").run()
+
+
+def test_an_app_always_commits(monkeypatch):
+    """App refuses enable_auto_commit=False, wherever it comes from, and stays configured as it was."""
+    app = App(group_id="g", enable_auto_commit=True)
+    with pytest.raises(ConfigurationError, match="always commits the records that are finished"):
+        app.configure(enable_auto_commit=False, client_id="other")
+    assert dict(app.options) == {"group_id": "g", "enable_auto_commit": True}
+    monkeypatch.setenv("TAILRACE_ENABLE_AUTO_COMMIT", "false")
+    with pytest.raises(ConfigurationError, match="always commits the records that are finished"):
+        App(group_id="g")
+
+
+def test_configure_takes_options_of_consumers_only():
+    """An option of App itself raises an error that says where it belongs; a typo finds it, too."""
+    with pytest.raises(ConfigurationError, match=r"dead_letter is an option of App\(\)"):
+        App(group_id="g").configure(dead_letter="dead")
+    with pytest.raises(ConfigurationError, match="did you mean 'dead_letter'"):
+        App(group_id="g", dead_leter="dead")
 
 
 def two_of_one_topic(app):
@@ -510,7 +546,7 @@ def without_parameters(app):
 
 @pytest.mark.parametrize(
     ("declare", "said"),
-    [(no_handlers, "no handlers"), (two_of_one_topic, "both receive topic 't'.*when="), (without_parameters, "handle")],
+    [(two_of_one_topic, "both receive topic 't'.*when="), (without_parameters, "handle")],
 )
 async def test_invalid_handlers_are_refused_before_the_start(declare, said):
     """A handler that cannot work raises ConfigurationError at the start, before a broker is contacted."""

@@ -289,7 +289,7 @@ def test_a_slip_of_the_pen_is_answered_with_a_guess():
     """An unknown name close to one of ours is asked about; one like none of them is told where all are listed."""
     with pytest.raises(ConfigurationError, match="no option 'session_timout_ms' - did you mean 'session_timeout_ms'"):
         check_names({"session_timout_ms": 1})
-    with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.ConsumerOptions\)"):
+    with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.Consumer\)"):
         check_names({"zookeeper_connect": 1})
 
 

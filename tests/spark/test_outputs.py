@@ -58,7 +58,7 @@ def test_what_waits_in_a_retry_topic_is_the_live_apps(world):
         with lines.open("ab") as file:
             file.write(record.value)
 
-    app.handler(world.topic, retry=Retry(attempts=1), retry_topics=[100])(pick)
+    app.handler(world.topic, retry=Retry(attempts=1, topic_delays_ms=[100]))(pick)
     report = world.pipeline(app).backfill("pick", since="earliest")
     healed.touch()
 

@@ -66,9 +66,10 @@ async def test_in_transactions_a_record_that_nobody_takes_is_waited_for():
 
 async def test_in_transactions_records_wait_in_retry_topics_and_die():
     """Delays pass in virtual time there, too; a dead letter is there when its record is done."""
-    app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
+    retry = Retry(attempts=1, topic_delays_ms=[60_000, 3_600_000])
+    app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=retry), []
 
-    @app.batch_handler("t", retry_topics=[60_000, 3_600_000])
+    @app.batch_handler("t")
     async def handle(values: list[bytes]) -> None:
         tried.append(asyncio.get_running_loop().time())
         await app.publish("out", b"never")
@@ -85,9 +86,9 @@ async def test_in_transactions_records_wait_in_retry_topics_and_die():
 
 async def test_what_waits_outside_of_transactions_goes_on_when_its_handler_does():
     """A record of a retry topic that was due while its handler was paused is handled as soon as that is resumed."""
-    app, tried = exactly_once(retry=Retry(attempts=1)), []
+    app, tried = exactly_once(retry=Retry(attempts=1, topic_delays_ms=[5_000])), []
 
-    @app.handler("t", retry_topics=[5_000])
+    @app.handler("t")
     async def handle(_value: bytes) -> None:
         tried.append(asyncio.get_running_loop().time())
         if len(tried) == 1:

@@ -1,12 +1,12 @@
-"""App: handlers, and what keeps them running.
+"""App: the handlers of a service, and their start and stop.
 
-Rule of this file: what users call, and in which order things start and stop. A group of handlers at work is
-``app.dispatch.group_runtime``'s.
+``app.lifecycle`` has the order of both, ``app.dispatch.group_runtime`` the handlers of a group at work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,34 +15,35 @@ from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
-from tailrace.app.argument_checks import check_codec, check_middleware
-from tailrace.app.declare.codecs import AnyCodec, JsonCodec
+from tailrace.app.codec_protocols import AnyCodec
+from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.plan import planned
-from tailrace.app.declare.resolved_options import ResolvedOptions
 from tailrace.app.dispatch.executor import Executor
-from tailrace.app.handlers import Handlers, Middleware
+from tailrace.app.handlers import Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.consumer_events import ConsumerEvents
 from tailrace.app.health.endpoints import ASGIApp, health_app
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
+from tailrace.app.options import AppConfig, AppOptions
 from tailrace.app.publish.encoding import outgoing
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.shutdown import first_of
 from tailrace.app.sources import ConsumerSource, Source
-from tailrace.app.topics.names import DEAD, topic_name
+from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
-    Delivery,
     TransactionalKafka,
+    TransactionOptions,
     check_options,
     exactly_once,
     transaction_options,
 )
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.core.failures.retry import OnFailure, Retry
+from tailrace.core.failures.retry import Retry
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.producer.producer import Producer
@@ -51,151 +52,115 @@ from tailrace.signals import handle_signals
 
 __all__ = ["App"]
 
+_OWN_OPTIONS = [option.name for option in dataclasses.fields(AppConfig)]
+_TRANSACTION_OPTIONS = [option.name for option in dataclasses.fields(TransactionOptions)]
+
 
 class App(Handlers):
-    """Runs decorated handlers on the records of their topics.
+    """Runs decorated handlers on the records of their topics, and publishes.
 
-    ``@app.handler("orders")`` declares one; ``await app.run()`` runs all until SIGTERM; ``async with app:`` runs them
-    beside something else. Records are handled at least once: an offset is committed when the handler has returned, what
-    it published is acknowledged, or its record stands among the dead letters.
+    ``@app.handler("orders")`` declares a handler; ``await app.run()`` runs all of them until SIGTERM; ``async with
+    app:`` runs them beside other code. Records are handled at least once: an offset is committed when the handler has
+    returned and its results are acknowledged, or when its record is acknowledged in a retry or dead-letter topic. An
+    app without handlers publishes only.
 
     Args:
-        group_id: the consumer group of handlers that name none.
-        retry: how often a record is tried again, and after what pauses.
-        dead_letter: the topic for records that fail for good, such as ``"{topic}.{group}.dead"``.
-        on_failure: what happens to them without one: ``"pause"`` keeps their lane waiting and tries again now and then,
-            ``"stop"`` stops the app, ``"skip"`` counts and logs them.
-        codec: how values are read and written; JSON when nothing is said.
-        middleware: wraps every handler, the outermost first; each is given what runs a record and returns the like.
-        require_broker: whether ``start`` fails when no broker answers within ``start_timeout_ms``; without it the app
-            starts, is ready, and goes on trying, for a service that has other things to do as well.
-        delivery: ``"exactly_once"`` handles records within transactions: what handlers publish, dead letters and
-            offsets become visible together or not at all.
-        transactional_id: how a process's transactions are named, a template of ``{group}``, ``{instance}``,
-            ``{hostname}``, ``{worker}``, ``{client_id}`` and ``{pid}``. Whoever starts again with the same name ends at
-            once what was left open. By default the group with ``group_instance_id``, or what is new at each start.
-        transaction_timeout_ms: the broker takes back what is open for longer; 10,000 when nothing is said.
-        transaction_interval_ms: how long a transaction gathers records; 100 when nothing is said.
-        transaction_max_records: or how many; 10,000 when nothing is said.
-        options: those of ``Consumer``; see ``ConsumerOptions``.
+        options: See ``AppOptions``. Those of ``Consumer`` that are not given come from ``TAILRACE_...`` variables, then
+            from their defaults.
 
     Raises:
-        ConfigurationError: an option is unknown, mistyped, or contradicts another.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
     """
 
-    def __init__(  # noqa: PLR0913 - options
-        self,
-        *,
-        retry: Retry | None = None,
-        dead_letter: str | None = None,
-        on_failure: OnFailure = "pause",
-        codec: AnyCodec | None = None,
-        middleware: Sequence[Middleware] = (),
-        require_broker: bool = True,
-        delivery: Delivery = "at_least_once",
-        transactional_id: str | None = None,
-        transaction_timeout_ms: int | None = None,
-        transaction_interval_ms: int | None = None,
-        transaction_max_records: int | None = None,
-        **options: Unpack[ConsumerOptions],
-    ) -> None:
+    def __init__(self, **options: Unpack[AppOptions]) -> None:
         super().__init__()
-        if on_failure not in {"pause", "stop", "skip"}:
-            raise ConfigurationError(f"on_failure={on_failure!r} will not do: it has to be 'pause', 'stop' or 'skip'")
-        if retry is not None and not isinstance(retry, Retry):
-            raise ConfigurationError(f"retry must be a Retry instance such as Retry(attempts=3), not {retry!r}")
-        if dead_letter is not None:
-            if not isinstance(dead_letter, str):
-                raise ConfigurationError(
-                    f"dead_letter must be a topic or a template such as {DEAD!r}, not {dead_letter!r}"
-                )
-            topic_name(dead_letter, topic="topic", group="group")
-        if codec is not None:
-            check_codec(codec, "App")
-        check_middleware(middleware)
+        given = cast("dict[str, Any]", options)
+        config = AppConfig(**{name: given.pop(name) for name in _OWN_OPTIONS if name in given})
+        if config.dead_letter is not None:
+            topic_name(config.dead_letter, topic="topic", group="group")
         self._defaults = ResolvedOptions(
-            retry=retry or Retry(),
-            on_failure=on_failure,
-            dead_letter=dead_letter,
-            codec=codec or JsonCodec(),
-            middleware=tuple(middleware),
+            retry=config.retry or Retry(),
+            on_failure=config.on_failure,
+            dead_letter=config.dead_letter,
+            codec=config.codec or JsonCodec(),
+            middleware=tuple(config.middleware),
         )
-        self._require_broker = require_broker
-        self._transactions = transaction_options(
-            delivery,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=transaction_timeout_ms,
-            transaction_interval_ms=transaction_interval_ms,
-            transaction_max_records=transaction_max_records,
-        )
+        self._require_broker = config.require_broker
+        transactions = {name: given.pop(name) for name in _TRANSACTION_OPTIONS if name in given}
+        self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
-        self.configure(**options)
         self._overrides: dict[Callable[..., object], Callable[..., object]] = {}
         self._supervisor: Supervisor | None = None
         self._running: AppRun | None = None
         self._instead: KafkaSubstitute | None = None
         self._config: ConsumerConfig | None = None
+        self.configure(**given)
 
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """As it was declared: what runs of it stays in this process."""
+        """Return the declaration; the state of a started app stays in this process."""
         return {**self.__dict__, "_supervisor": None, "_running": None, "_instead": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
     def configure(self, **options: Unpack[ConsumerOptions]) -> None:
-        """Set or change the consumers' options.
+        """Set or change options of the consumers before the start.
 
         Raises:
-            ConfigurationError: an option is unknown or mistyped.
-            ConsumerStateError: the app is started.
+            ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
+            ConsumerStateError: The app is started.
         """
-        supervisor = getattr(self, "_supervisor", None)
-        if supervisor is not None and not supervisor.is_over:
-            raise ConsumerStateError("configure() comes before the start - this app is started")
+        if self._supervisor is not None and not self._supervisor.is_over:
+            raise ConsumerStateError("this app is started - call configure() before the start")
         given = cast("dict[str, Any]", options)
-        check_names(given)
+        check_names(given, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
+        if resolve({**self._options, **given}).enable_auto_commit is False:
+            raise ConfigurationError(
+                "an App cannot run with enable_auto_commit=False: it always commits the records that are finished"
+                " - leave the option out, or commit yourself with a Consumer"
+            )
         self._options.update(given)
-        resolve(self._options)
 
     @property
     def options(self) -> Mapping[str, object]:
-        """The consumers' options as they were said, by ``App(...)`` and ``configure``."""
+        """Options of the consumers, as given to ``App(...)`` and ``configure``."""
         return MappingProxyType(self._options)
 
     @property
     def codec(self) -> AnyCodec:
-        """How values are read and written where a handler says nothing else."""
+        """Codec of handlers without one of their own."""
         return self._defaults.codec
 
     def override(self, provider: Callable[..., object], replacement: Callable[..., object]) -> None:
-        """Have ``Depends(provider)`` call ``replacement``.
+        """Make ``Depends(provider)`` call ``replacement``.
 
         Raises:
-            ConfigurationError: one of them cannot be called.
+            ConfigurationError: One of them is not callable.
         """
         for name, one in (("provider", provider), ("replacement", replacement)):
             if not callable(one):
                 raise ConfigurationError(f"override(): {name} must be a function, not {one!r}")
         self._overrides[provider] = replacement
 
-    # ---- life --------------------------------------------------------------------------------------------------
+    # ---- start and stop ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read signatures, open what the app depends on, start consumers, and begin to handle.
+        """Read signatures, open dependencies of the app's scope, start the consumers and handle records.
+
+        Without handlers, no consumer is started: the app publishes only.
 
         Raises:
-            ConfigurationError: a handler's signature will not do, or options contradict each other.
-            ConsumerStateError: it is started, and was not stopped; or is stopped meanwhile.
-            TailraceError: as ``Consumer.start`` does.
+            ConfigurationError: A handler's signature is invalid, or options contradict each other.
+            ConsumerStateError: The app is started, or is stopped meanwhile.
+            TailraceError: As ``Consumer.start``.
         """
         await self._start()
 
     async def _start(self, given_up: asyncio.Event | None = None) -> Supervisor:
-        """Start, unless that is given up before."""
+        """Start, unless ``given_up`` is set before that is done."""
         if self._supervisor is not None and not self._supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
@@ -209,19 +174,21 @@ class App(Handlers):
         return supervisor
 
     async def stop(self) -> None:
-        """Begin nothing more, let handlers end, commit, leave the groups; within ``stop_timeout_ms``.
+        """Start no more handlers, wait for those that run, commit and leave the groups, within ``stop_timeout_ms``.
 
-        Handlers have half of that; those that run then are cut short, and their records come again.
+        Handlers that run after half of that time are canceled, and their records are delivered again.
 
         Raises:
-            ConsumerStateError: it is called from a handler, which has to end first.
-            TailraceError: what ended the app before; or something that it was made of does not end.
+            ConsumerStateError: A handler called it (deadlock).
+            TailraceError: The error that ended the app before, or a part of the app that does not end.
         """
         if self._supervisor is None:
             return
         running = self._started
         if running.handler_in(asyncio.current_task()) is not None:
-            raise ConsumerStateError("stop() in a handler would wait for itself - let another task call it")
+            raise ConsumerStateError(
+                "a handler cannot call stop(), which waits for the handler - call it from another task"
+            )
         orderly_s, ending_s = running.time_to_stop
         try:
             await self._supervisor.stop(orderly_s, ending_s=ending_s)
@@ -241,14 +208,20 @@ class App(Handlers):
         await self.stop()
 
     async def run(self) -> None:
-        """Handle records until SIGTERM, SIGINT, or an error that ends the app; a second signal ends it at once.
+        """Handle records until SIGTERM, SIGINT, or an error; a second signal ends the app at once.
 
         One signal ends all apps that run in the process.
 
         Raises:
-            HandlerFailedError: a handler did not end when it was canceled, and was abandoned.
-            TailraceError: what ended the app.
+            ConfigurationError: The app has no handlers.
+            HandlerFailedError: A handler did not end when it was canceled, and was abandoned.
+            TailraceError: The error that ended the app.
         """
+        if not self.declared:
+            raise ConfigurationError(
+                "this app has no handlers to run - declare one with @app.handler('topic'); to publish only, use"
+                " `async with app`"
+            )
         asked = asyncio.Event()
         with handle_signals((signal.SIGTERM, signal.SIGINT), asked.set):
             supervisor = await self._start(asked)
@@ -264,21 +237,21 @@ class App(Handlers):
 
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
-        """For an ASGI framework: ``FastAPI(lifespan=app.lifespan)``."""
+        """Lifespan of an ASGI framework: ``FastAPI(lifespan=app.lifespan)``."""
         async with self:
             yield
 
     async def cleanup_ctx(self, _app: object) -> AsyncIterator[None]:
-        """For aiohttp: ``web_app.cleanup_ctx.append(app.cleanup_ctx)``."""
+        """Cleanup context of aiohttp: ``web_app.cleanup_ctx.append(app.cleanup_ctx)``."""
         async with self:
             yield
 
     async def wait_ready(self) -> None:
-        """Wait until each of its groups has given it its first assignment, even an empty one.
+        """Wait for the first assignment of each group, even an empty one; without handlers, for a broker.
 
         Raises:
-            ConsumerStateError: it is not started, or is stopped before that.
-            TailraceError: what ended the app before that.
+            ConsumerStateError: The app is not started, or is stopped before that.
+            TailraceError: The error that ended the app before that.
         """
         running = self._started
         if self._supervisor is not None:
@@ -286,10 +259,10 @@ class App(Handlers):
         if running.failure is not None:
             raise running.failure
         if not running.signs.assigned.is_set():
-            raise ConsumerStateError("this app has ended before it was ready - start() it again")
+            raise ConsumerStateError("this app ended before it was ready - start() it again")
 
     def health(self) -> Health:
-        """How it is now: not live only if a restart would heal it; ready from the first assignment until it ends."""
+        """Return the health: not live only if a restart would help, ready from the first assignment to the end."""
         config, running = self._config or resolve(self._options), self._running
         if running is None:
             vitals = Vitals(
@@ -301,37 +274,36 @@ class App(Handlers):
 
     @property
     def health_app(self) -> ASGIApp:
-        """An ASGI app that answers ``/livez`` and ``/readyz``; mount it, or serve it by itself."""
+        """ASGI app that answers ``/livez`` and ``/readyz``; mount it, or serve it by itself."""
         return health_app(self.health)
 
     # ---- handlers one by one -----------------------------------------------------------------------------------
 
     def pause(self, handler: Callable[..., object]) -> None:
-        """Have a handler begin nothing more until it is resumed; what it has begun goes on, and so do other handlers.
+        """Start no more calls of a handler until it is resumed; running calls and other handlers continue.
 
-        Its partitions are not read meanwhile, also where another handler takes some of their records. It stays a
-        member of its group, with its partitions.
+        The handler's partitions stay assigned and are not read, even if another handler takes some of their records.
 
         Raises:
-            ConsumerStateError: the app is not started, or has no such handler.
+            ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._lines_of(handler):
             executor.hold()
 
     def resume(self, handler: Callable[..., object]) -> None:
-        """Have a paused handler go on.
+        """Resume a paused handler.
 
         Raises:
-            ConsumerStateError: the app is not started, or has no such handler.
+            ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._lines_of(handler):
             executor.release()
 
     def is_paused(self, handler: Callable[..., object]) -> bool:
-        """Whether a handler is paused.
+        """Return True if a handler is paused.
 
         Raises:
-            ConsumerStateError: the app is not started, or has no such handler.
+            ConsumerStateError: The app is not started, or has no such handler.
         """
         return any(executor.is_held for executor in self._lines_of(handler))
 
@@ -346,28 +318,28 @@ class App(Handlers):
         headers: Sequence[tuple[str, bytes | str | None]] = (),
         partition: int | None = None,
     ) -> Published | None:
-        """Publish a value, encoded by the app's codec; bytes as they are.
+        """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        Without ``partition`` the key decides. Within a handler of single records, in its tasks and threads too, the
-        headers of its record's trace are carried on, unless ``headers`` begin a trace anew.
+        Without ``partition``, the key selects it. In a handler of single records, and in its tasks and threads, the
+        trace headers of the record are added unless ``headers`` has some.
 
         Returns:
-            Where it is; None where it is part of a transaction, which is not committed yet.
+            The partition and offset; None for a record of a transaction that is not committed yet.
 
         Raises:
-            ConsumerStateError: the app is not started, or has ended.
-            PublishError: it cannot be encoded, was not acknowledged, or no broker was reached yet.
-            SchemaRegistryError: its schema is not known yet, and the registry could not be asked.
+            ConsumerStateError: The app is not started, or has ended.
+            PublishError: The value cannot be encoded, was not acknowledged, or no broker was reached yet.
+            SchemaRegistryError: The registry did not answer, and its schema is needed.
         """
         running = self._started
         if running.publisher is None:
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
-                raise PublishError(f"{topic}: no broker was reached yet - wait_ready() waits for one")
+                raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
             raise ConsumerStateError("this app has ended - use `async with app`, or await start() first")
         (out,) = await outgoing([Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()")
         return await publish_one(running.publisher, out)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------------
 
     @property
     def _started(self) -> AppRun:
@@ -378,7 +350,7 @@ class App(Handlers):
     def _lines_of(self, handler: Callable[..., object]) -> list[Executor[Any]]:
         executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
         if not executors:
-            raise ConsumerStateError(f"{handler!r} handles nothing in this app now - give the decorated function")
+            raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")
         return executors
 
     def _new_run(self, config: ConsumerConfig) -> AppRun:
@@ -408,6 +380,6 @@ class App(Handlers):
             open_publisher=kafka.open_publisher if instead is None else instead.open_publisher,
             signs=signs,
             observer=observer,
-            # Whoever stands in for Kafka is there at once, and waits for what it has begun.
+            # A substitute of Kafka is available at once.
             require_broker=self._require_broker or instead is not None,
         )

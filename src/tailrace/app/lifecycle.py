@@ -218,6 +218,9 @@ class AppRun:
                 started.append(group)
                 await group.start()
             self.groups, self._has_started = groups, True
+            if not groups:
+                # No assignment will come: the app publishes only.
+                self.signs.assigned.set()
 
         if not await self._open_when_reachable(publish, stack, stopping):
             return

@@ -16,7 +16,7 @@ import platform
 import re
 import ssl
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,24 +78,30 @@ _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
 
 
-def check_names(options: Mapping[str, object]) -> None:
+def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> None:
     """Refuse options that do not exist.
 
+    Args:
+        options: Options by name.
+        of_app: Names of options that only ``App(...)`` takes, for the hint.
+
     Raises:
-        ConfigurationError: naming the option that was probably meant.
+        ConfigurationError: Names the option that was probably meant.
     """
     for name in options:
         if name in _FIELDS:
             continue
+        if name in of_app:
+            raise ConfigurationError(f"{name} is an option of App() and its handlers only - pass it there")
         plain = name.replace(".", "_").lower()
         meant = plain if plain in _FIELDS else OLD_SPELLINGS.get(plain)
-        close = difflib.get_close_matches(plain, _FIELDS, n=1)
+        close = difflib.get_close_matches(plain, [*_FIELDS, *of_app], n=1)
         if meant is not None:
             hint = f"it is called {meant!r} here"
         elif close:
             hint = f"did you mean {close[0]!r}?"
         else:
-            hint = "help(tailrace.ConsumerOptions) lists all there are"
+            hint = "help(tailrace.Consumer) lists all options"
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
 
 

@@ -329,7 +329,7 @@ class SparkPipeline:
     def _look(self, store: SparkOffsetStore, chosen: SelectedHandlers, state: PipelineState | None) -> ClusterState:
         finish_ended(chosen.group_id)
         store.check_idle()
-        store.make_topics(chosen.handlers, self._outline.defaults.dead_letter)
+        store.make_topics(chosen.handlers, self._outline.defaults)
         seen = store.look(chosen.topics, chosen.patterns)
         if state is not None and self._checkpoint is not None:
             check_same(self._checkpoint.place, state, seen.cluster_id, seen.topics)

@@ -226,9 +226,5 @@ def _gated(ready: BoundHandler, clock: VirtualTime) -> BoundHandler:
 
         return called
 
-    handler, resolved = ready.handler, ready.resolved
-    return replace(
-        ready,
-        handler=replace(handler, batch_middleware=(*handler.batch_middleware, around)),
-        resolved=replace(resolved, middleware=(*resolved.middleware, around)),
-    )
+    resolved = ready.resolved
+    return replace(ready, resolved=replace(resolved, middleware=(*resolved.middleware, around)))

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.app.declare.codecs import Codec, JsonCodec, RecordCodec
+from tailrace.app.codec_protocols import Codec, RecordCodec
+from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Key
 from tailrace.app.declare.prepared_handler import prepare
 from tailrace.errors import ConfigurationError, DecodeError

@@ -19,6 +19,7 @@ import pytest
 
 from tailrace import (
     App,
+    Batch,
     ConfigurationError,
     Consumer,
     DecodeError,
@@ -821,3 +822,31 @@ def test_a_wrong_option_is_told_where_it_is_written(option, value):
     """A ConfigurationError that names it, from the decorator itself."""
     with pytest.raises(ConfigurationError, match=option):
         App(group_id="g").batch_handler("t", **{option: value})
+
+
+def test_batch_handler_is_handler_with_a_batch():
+    """``batch_handler`` declares what ``handler(batch=...)`` declares, with the same defaults."""
+    app = App(group_id="g")
+    app.batch_handler("t", max_records=5, max_bytes=100, order_by="key")(print)
+    app.handler("t", batch=Batch(max_records=5, max_bytes=100), order_by="key")(print)
+    app.batch_handler("t")(print)
+    app.handler("t", batch=Batch())(print)
+
+    assert app.declared[0] == app.declared[1]
+    assert app.declared[2] == app.declared[3]
+    assert (app.declared[2].batch, app.declared[2].concurrency) == (Batch(500, 200, None), 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"batch": 5}, r"batch must be a Batch instance such as Batch\(max_records=500\), not 5"),
+        ({"max_records": 5}, r"no option 'max_records' - use batch=Batch\(max_records="),
+        ({"concurency": 5}, "no option 'concurency' - did you mean 'concurrency'"),
+        ({"size": 5}, "no option 'size' - the options are pattern, group_id"),
+    ],
+)
+def test_an_unknown_option_of_a_handler_is_refused(options, hint):
+    """The decorator raises an error that names the option that was probably meant."""
+    with pytest.raises(ConfigurationError, match=hint):
+        App(group_id="g").handler("t", **options)

@@ -16,7 +16,7 @@ from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.substitution import running_of
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.dispatch.batching import BatchLimits
+from tailrace.core.dispatch.batching import Batch
 from tailrace.observe.events import DrainTimedOut, GroupJoined
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -170,9 +170,10 @@ async def test_a_batch_that_runs_is_waited_for_behind_one_that_failed(  # noqa: 
     witness.produce(source, [b"bad", b"good", b"behind"], keys=[b"a", b"b", b"b"], headers=due)
     if source != topic:
         witness.produce(source, [b"not due"])
-    app = new_app(hooks=[recorder], retry=Retry(attempts=9, backoff_ms=60_000, max_backoff_ms=60_000))
+    retry = Retry(attempts=9, backoff_ms=60_000, max_backoff_ms=60_000, topic_delays_ms=[60_000], allow_reordering=True)
+    app = new_app(hooks=[recorder], retry=retry)
 
-    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1, retry_topics=[60_000], overtaking=True)
+    @app.batch_handler(topic, order_by=order_by, max_records=1, concurrency=1)
     async def handle(records: list[Record]) -> None:
         if records[0].value == b"bad" and not seen:
             raise ValueError("no")
@@ -271,7 +272,7 @@ async def test_a_batch_is_not_begun_when_its_partition_has_just_gone():
     async def recover(*_: object) -> None: ...
 
     options = ExecutorOptions(order_by="partition", concurrency=1, window=10, on_progress=lambda: None)
-    line = BatchExecutor(attempt, recover, options, BatchLimits(max_records=1))
+    line = BatchExecutor(attempt, recover, options, Batch(max_records=1))
     running = asyncio.create_task(line.run(1))
     line.add(at_the_beginning().deliver([RECORD], 1))
     line.drop(PARTITION)

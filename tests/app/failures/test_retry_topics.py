@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import time
 from typing import Annotated
@@ -45,7 +46,7 @@ async def test_a_record_is_retried_after_its_delay(new_app, new_topic, witness, 
     topic, app, seen = new_topic(3), new_app(), []
     witness.produce(topic, [b"7"], keys=[b"ann"], partition=2)
 
-    @app.handler(topic, retry=ONCE, retry_topics=[700])
+    @app.handler(topic, retry=Retry(attempts=1, topic_delays_ms=[700]))
     async def handle(value: bytes, record: Record, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> None:
         seen.append((time.monotonic(), value, record.key, record.topic, record.partition, record.offset, attempts))
         if len(seen) == 1:
@@ -70,7 +71,7 @@ async def test_a_record_passes_all_retry_topics_and_is_dead_lettered(new_app, ne
     topic, app, tried = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
     witness.produce(topic, [b"poison"])
 
-    @app.handler(topic, retry=Retry(attempts=2, backoff_ms=1), retry_topics=[200, 400], dead_letter=None)
+    @app.handler(topic, retry=Retry(attempts=2, backoff_ms=1, topic_delays_ms=[200, 400]), dead_letter=None)
     async def handle(value: bytes) -> None:
         tried.append(time.monotonic())
         raise ValueError("poison")
@@ -101,7 +102,7 @@ async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
     # Only what is full is begun, so that the time between two records that wait decides nothing.
-    @app.batch_handler(topic, max_records=5, max_wait_ms=7_000, retry=ONCE, retry_topics=[200, 400])
+    @app.batch_handler(topic, max_records=5, max_wait_ms=7_000, retry=Retry(attempts=1, topic_delays_ms=[200, 400]))
     async def store(records: list[Record]) -> None:
         batches.append((time.monotonic(), [(record.topic, record.offset) for record in records]))
         raise PartialFailureError({at: ValueError("odd") for at, one in enumerate(records) if one.offset % 2})
@@ -132,7 +133,7 @@ async def test_waiting_records_block_no_others(new_app, new_topic, witness, grou
     topic, app, good = new_topic(), new_app(), []
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
 
-    @app.handler(topic, retry=ONCE, retry_topics=[60_000])
+    @app.handler(topic, retry=Retry(attempts=1, topic_delays_ms=[60_000]))
     async def handle(n: int) -> None:
         if n % 2:
             raise ValueError("odd")
@@ -173,7 +174,7 @@ class SecondTries:
     def app_of(self, name: str) -> App:
         app = self._new_app(client_id=name, heartbeat_interval_ms=200)
 
-        @app.handler(self._topic, retry=ONCE, retry_topics=[self._delay_ms], order_by="none")
+        @app.handler(self._topic, retry=Retry(attempts=1, topic_delays_ms=[self._delay_ms]), order_by="none")
         async def handle(n: int) -> None:
             if n not in self._failed_at:
                 self._failed_at[n] = time.monotonic()
@@ -236,7 +237,7 @@ async def test_a_record_returns_to_the_handler_that_failed(new_app, new_topic, w
     async def greedy(value: bytes) -> None:
         greedy_ones.append(value)
 
-    @app.handler(topic, when=lambda record: record.topic == topic, retry=ONCE, retry_topics=[100])
+    @app.handler(topic, when=lambda record: record.topic == topic, retry=Retry(attempts=1, topic_delays_ms=[100]))
     async def failing(record: Record) -> None:
         seen.append((record.topic, record.offset, record.value))
         if len(seen) == 1:
@@ -254,7 +255,7 @@ async def test_records_that_are_not_retryable_skip_the_retry_topics(new_app, new
     topic, app = new_topic(), new_app(dead_letter="{topic}.{group}.dead")
     witness.produce(topic, [b"1", b"no number", b"2"])
 
-    @app.handler(topic, retry=Retry(attempts=1, on=OSError), retry_topics=[100])
+    @app.handler(topic, retry=Retry(attempts=1, on=OSError, topic_delays_ms=[100]))
     async def handle(n: int) -> None:
         if n == 1:
             raise Reject("no ones")
@@ -278,7 +279,7 @@ async def test_retry_and_replay_topics_are_read_from_their_beginning(  # noqa: P
         kafka_server.create_topic(own)
         witness.produce(own, [own.encode()])
 
-    @app.handler(topic, retry=ONCE, retry_topics=[100])
+    @app.handler(topic, retry=Retry(attempts=1, topic_delays_ms=[100]))
     async def handle(value: bytes) -> None:
         seen.append(value.decode())
 
@@ -292,7 +293,7 @@ async def test_delays_take_no_time_in_a_test():
     """TestApp uses the same retry topics in virtual time, until the record is handled or dead-lettered."""
     app, tried = App(group_id="billing", dead_letter="{topic}.{group}.dead"), []
 
-    @app.handler("orders", retry=ONCE, retry_topics=[60_000, 3_600_000])
+    @app.handler("orders", retry=Retry(attempts=1, topic_delays_ms=[60_000, 3_600_000]))
     async def handle(record: Record) -> None:
         tried.append((asyncio.get_running_loop().time(), record.topic, record.value))
         if record.value == b"poison" or len(tried) == 1:
@@ -312,16 +313,17 @@ async def test_delays_take_no_time_in_a_test():
 @pytest.mark.parametrize("comes_by", ["headers", "letters"])
 async def test_headers_of_another_group_are_ignored(comes_by):
     """Headers that were copied, or dead letters that are read as records: this group counts and names its own."""
-    app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=ONCE), []
+    retry = Retry(attempts=1, topic_delays_ms=[60_000])
+    app, seen = App(group_id="billing", dead_letter="{topic}.{group}.dead", retry=retry), []
     topic = "invoices" if comes_by == "headers" else "orders.billing.dead"
 
-    @app.handler("orders", retry_topics=[60_000])
+    @app.handler("orders")
     async def bill(record: Record, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> Message | None:
         if not attempts or comes_by == "letters":
             raise ValueError("not yet")
         return Message(record.value, headers=record.headers, topic=topic)
 
-    @app.handler(topic, group_id="post", retry_topics=[60_000])
+    @app.handler(topic, group_id="post")
     async def send(record: Record) -> None:
         seen.append((record.topic, record.offset, record.value))
         raise ValueError("no stamp")
@@ -357,7 +359,7 @@ async def test_a_codec_sees_the_origin_topic_of_a_record(kind):
             raise ValueError("not yet")
 
     handle.__annotations__["values"] = str if kind == "handler" else list[str]
-    getattr(app, kind)("orders", retry=ONCE, retry_topics=[60_000])(handle)
+    getattr(app, kind)("orders", retry=Retry(attempts=1, topic_delays_ms=[60_000]))(handle)
 
     async with TestApp(app) as kafka:
         await kafka.send("orders", b"7")
@@ -369,7 +371,7 @@ async def test_due_records_form_new_batches():
     """Records of one failed batch may be in several batches when they are due, and vice versa."""
     app, batches = App(group_id="billing"), []
 
-    @app.batch_handler("orders", max_records=2, order_by="none", retry=ONCE, retry_topics=[60_000])
+    @app.batch_handler("orders", max_records=2, order_by="none", retry=Retry(attempts=1, topic_delays_ms=[60_000]))
     async def store(values: list[bytes]) -> None:
         batches.append(values)
         if len(batches) <= 3:
@@ -384,35 +386,73 @@ async def test_due_records_form_new_batches():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "hint"),
     [
-        ({"retry_topics": [5_000], "order_by": "key"}, 'order_by="key".*overtaking=True'),
-        ({"retry_topics": 5_000}, "list of delays in ms"),
-        ({"retry_topics": [0]}, "list of delays in ms"),
-        ({"retry_topics": [1.5]}, "list of delays in ms"),
-        ({"retry_topics": [True]}, "list of delays in ms"),
-        ({"retry_topics": [5, 5]}, "none may come twice"),
+        ({"retry_topics": [5_000]}, r"retry_topics.* use retry=Retry\(topic_delays_ms="),
+        ({"overtaking": True}, r"overtaking.* use retry=Retry\(allow_reordering=True\)"),
     ],
 )
-def test_invalid_delays_are_refused(options, said):
-    """At the declaration, with advice."""
+def test_former_options_name_their_replacement(options, hint):
+    """Options that moved into Retry raise an error that shows the new spelling."""
     for declare in (Handlers().handler, Handlers().batch_handler):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=hint):
             declare("orders", **options)
 
 
+def test_retry_topics_contradict_the_order_of_keys():
+    """A handler that keeps the order of keys refuses retry topics unless reordering is allowed."""
+    for declare in (Handlers().handler, Handlers().batch_handler):
+        with pytest.raises(ConfigurationError, match=r'order_by="key".*allow_reordering=True'):
+            declare("orders", order_by="key", retry=Retry(topic_delays_ms=[5_000]))
+
+
 def test_retry_topics_need_topics_by_name():
-    """With a pattern, the retry topics to read would be unknown before the first failure."""
+    """A handler with a pattern refuses retry topics, as its topics are not known at the start."""
     for declare in (Handlers().handler, Handlers().batch_handler):
         with pytest.raises(ConfigurationError, match="topics by name"):
-            declare(pattern="orders.*", retry_topics=[5_000])
+            declare(pattern="orders.*", retry=Retry(topic_delays_ms=[5_000]))
 
 
-def test_who_says_so_may_be_overtaken():
-    """`overtaking=True`, or an order that was never asked for."""
+def test_retry_topics_are_accepted_without_an_order_of_keys():
+    """Reordering has to be allowed for handlers that keep the order of keys only."""
     handlers = Handlers()
-    handlers.handler("orders", retry_topics=[5_000], order_by="key", overtaking=True)(print)
-    handlers.handler("orders", retry_topics=(5_000,), order_by="none")(print)
-    handlers.handler("orders", retry_topics=[5_000, 60_000, 600_000])(print)
+    handlers.handler("orders", retry=Retry(topic_delays_ms=[5], allow_reordering=True), order_by="key")(print)
+    handlers.handler("orders", retry=Retry(topic_delays_ms=(5,)), order_by="none")(print)
+    handlers.handler("orders", retry=Retry(topic_delays_ms=[5, 60]))(print)
 
-    assert [one.retry_topics for one in handlers.declared] == [(5_000,), (5_000,), (5_000, 60_000, 600_000)]
+    assert [one.retry.topic_delays_ms for one in handlers.declared] == [(5,), (5,), (5, 60)]
+
+
+@pytest.mark.parametrize(("options", "fault"), [({"order_by": "key"}, "allow_reordering"), ({}, "topics by name")])
+async def test_retry_topics_of_the_app_are_checked_for_each_handler(options, fault):
+    """The start fails if a handler cannot have the app's retry topics; a policy of its own replaces them."""
+    app = App(group_id="g", retry=Retry(topic_delays_ms=[5_000]))
+    topics = {"pattern": "orders.*"} if fault == "topics by name" else {}
+
+    @app.handler(*([] if topics else ["orders"]), **topics, **options)
+    async def handle(value: bytes) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"handle: .*{fault}"):
+        async with TestApp(app):
+            pass
+    app.declared[0] = dataclasses.replace(app.declared[0], retry=Retry(attempts=2))
+    async with TestApp(app):
+        pass
+
+
+async def test_retry_topics_of_the_app_are_used_by_its_handlers():
+    """The app's retry policy applies to its handlers with all that it contains, retry topics too."""
+    app = App(group_id="g", retry=Retry(attempts=1, topic_delays_ms=[60_000]), dead_letter="{topic}.dead")
+    tried = []
+
+    @app.handler("orders")
+    async def handle(value: bytes) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        raise OSError("away")
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"0")
+
+        assert round(tried[1] - tried[0]) == 60
+        assert kafka.committed("orders.g.retry.1m") == 1
+        assert len(kafka.dead_letters("orders")) == 1

@@ -239,9 +239,9 @@ async def test_of_a_batch_each_result_has_its_own_records_trace(app, returned, t
 
 async def test_a_name_that_no_topic_can_have_is_refused(app):
     """In a declaration at once, by app.publish before anything is sent; of a result it is the record's failure."""
-    with pytest.raises(ConfigurationError, match=r"publish='new orders' is no name of a topic: .* ' '"):
+    with pytest.raises(ConfigurationError, match=r"publish='new orders' is not a legal topic name: .* ' '"):
         app.handler("orders", publish="new orders")
-    with pytest.raises(ConfigurationError, match=r"'new orders' is no name of a topic: .* ' '"):
+    with pytest.raises(ConfigurationError, match=r"'new orders' is not a legal topic name: .* ' '"):
         app.handler("new orders")
 
     @app.handler("orders")

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import ConfigurationError
+from tailrace import ConfigurationError, Retry
+from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.handlers import Handlers
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from tailrace.app.topics.routes import Routes
 
@@ -95,7 +97,8 @@ def test_a_name_is_parsed(topic, group, template):
 
 
 def routes_of(*handlers: Handlers, dead_letter: str | None = None, group: str = "g") -> Routes:
-    return Routes(group, [(one, dead_letter) for several in handlers for one in several.declared])
+    options = ResolvedOptions(retry=Retry(), on_failure="pause", dead_letter=dead_letter, codec=JsonCodec())
+    return Routes(group, [(one, options) for several in handlers for one in several.declared])
 
 
 def handlers_of(*topics: str, **options: object) -> Handlers:

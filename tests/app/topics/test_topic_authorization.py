@@ -83,7 +83,7 @@ async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, grou
     """The error names the topic to create, and its number of partitions."""
     app = App(group_id=group, **server.client_options)
 
-    @app.handler("orders", retry_topics=[1_000])
+    @app.handler("orders", retry=Retry(topic_delays_ms=[1_000]))
     async def handle(value: bytes) -> None: ...
 
     with pytest.raises(BrokerError, match=rf"orders\.{group}\.retry\.1s' does not exist: create it with 2 partitions"):

@@ -213,11 +213,12 @@ def set_limit(witness, topic: str, max_message_bytes: int) -> None:
 
 async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new_app, group):
     """A record that is tried again later is in the transactions that send it there and bring it back, once each."""
-    source, target, app = ledger.topic(), ledger.topic(), new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1))
+    source, target = ledger.topic(), ledger.topic()
+    app = new_app(transaction_timeout_ms=1_000, retry=Retry(attempts=1, topic_delays_ms=[1_500]))
     fill(witness, source, range(20))
     others_are_seen = asyncio.Event()
 
-    @app.handler(source, publish=target, retry_topics=[1_500])
+    @app.handler(source, publish=target)
     async def pass_on(value: bytes, attempts: Annotated[int, Header("tailrace-attempts")] = 0) -> bytes:
         if value == b"5" and not attempts:
             raise ValueError("not yet")

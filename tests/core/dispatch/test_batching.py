@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import Record, TopicPartition
-from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, size_of
+from tailrace.core.dispatch.batching import Batch, BatchAssembler, size_of
 from tests.support.simulation.leases import Leases
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
@@ -31,7 +31,7 @@ def some(partition, count, start=0, **parts):
 
 
 def batching(order_by="partition", *, window=100, ahead=100, on_full=lambda _record, _stuck: None, **limits):
-    most = BatchLimits(**{"max_records": 10, "max_wait_ms": 1_000, **limits})
+    most = Batch(**{"max_records": 10, "max_wait_ms": 1_000, **limits})
     return BatchAssembler(order_by, most, window=window, ahead=ahead, on_full=on_full)
 
 

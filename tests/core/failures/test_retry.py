@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,29 +27,37 @@ NEVER = (Rejected,)
 
 
 def test_the_defaults():
-    """Three attempts of whatever fails, a fifth of a second apart at first, half a minute at most."""
-    assert Retry() == Retry(3, 200, 30_000, jitter=True, on=Exception, not_on=())
+    """Three attempts at every error, 200 ms apart at first and 30 s at most, without retry topics."""
+    assert Retry() == Retry(3, 200, 30_000, True, Exception, (), (), False)
+    assert hash(Retry(topic_delays_ms=[5])) == hash(Retry(topic_delays_ms=(5,)))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"attempts": 0}, "attempts: 0 will not do: it has to be at least 1"),
-        ({"attempts": True}, "attempts: True will not do: it has to be a whole number"),
-        ({"backoff_ms": 1.5}, "backoff_ms: 1.5 will not do: it has to be a whole number"),
-        ({"backoff_ms": -1}, "backoff_ms: -1 will not do: it has to be at least 0"),
-        ({"max_backoff_ms": 0}, "max_backoff_ms: 0 will not do: it has to be at least 1"),
-        ({"backoff_ms": 500, "max_backoff_ms": 400}, "backoff_ms=500 has to be at most max_backoff_ms=400"),
-        ({"on": "ValueError"}, "on: 'ValueError' will not do: it has to be an exception, or several as a tuple"),
-        ({"on": (OSError, 5)}, "on: 5 will not do: it has to be an exception, or several as a tuple"),
-        ({"on": OSError()}, r"on: OSError\(\) will not do"),
-        ({"not_on": KeyboardInterrupt}, "not_on: .*KeyboardInterrupt.* will not do"),
-        ({"on": (OSError, ValueError), "not_on": ValueError}, "ValueError is in on and in not_on"),
-        ({"on": ConnectionError, "not_on": OSError}, "ConnectionError is in on and in not_on"),
+        ({"attempts": 0}, "attempts must be an integer of at least 1, not 0"),
+        ({"attempts": True}, "attempts must be an integer of at least 1, not True"),
+        ({"backoff_ms": 1.5}, "backoff_ms must be an integer of at least 0, not 1.5"),
+        ({"backoff_ms": -1}, "backoff_ms must be an integer of at least 0, not -1"),
+        ({"max_backoff_ms": 0}, "max_backoff_ms must be an integer of at least 1, not 0"),
+        ({"backoff_ms": 500, "max_backoff_ms": 400}, "backoff_ms=500 must be at most max_backoff_ms=400"),
+        ({"on": "ValueError"}, "on must be an exception class or a tuple of exception classes, not 'ValueError'"),
+        ({"on": (OSError, 5)}, "on must be an exception class or a tuple of exception classes, not 5"),
+        ({"on": OSError()}, r"on must be .*, not OSError\(\)"),
+        ({"not_on": KeyboardInterrupt}, "not_on must be .*, not .*KeyboardInterrupt"),
+        ({"on": (OSError, ValueError), "not_on": ValueError}, "ValueError is in on= and in not_on="),
+        ({"on": ConnectionError, "not_on": OSError}, "ConnectionError is in on= and in not_on="),
+        ({"topic_delays_ms": 5_000}, "topic_delays_ms must be a list of positive integers such as .*, not 5000"),
+        ({"topic_delays_ms": [0]}, r"topic_delays_ms must be a list of positive integers such as .*, not \[0\]"),
+        ({"topic_delays_ms": [1.5]}, r"topic_delays_ms must be a list of positive integers such as .*, not \[1.5\]"),
+        ({"topic_delays_ms": [True]}, "topic_delays_ms must be a list of positive integers"),
+        ({"topic_delays_ms": [5, 5]}, r"topic_delays_ms=\[5, 5\] has a delay twice"),
+        ({"jitter": 0.2}, "jitter must be True or False, not 0.2"),
+        ({"allow_reordering": "key"}, "allow_reordering must be True or False, not 'key'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, words):
-    """Whoever writes a policy is told what is wrong with it there and then."""
+def test_invalid_policies_are_refused(options, words):
+    """A policy with an invalid field raises an error that names the field and the value."""
     with pytest.raises(ConfigurationError, match=f"^Retry: {words}"):
         Retry(**options)
 
@@ -115,7 +125,7 @@ def test_pauses_are_those_of_all_of_tailrace(failures, chance, first_ms, more_ms
 # ---- the decision ----------------------------------------------------------------------------------------------
 
 RETRY = Retry(attempts=3, backoff_ms=200, max_backoff_ms=5_000, jitter=False, not_on=KeyError)
-DELAYS_MS = (10_000, 60_000)
+DELAYED = dataclasses.replace(RETRY, topic_delays_ms=(10_000, 60_000))
 FAILED, HOPELESS, REJECTED, AWAY = ValueError(), KeyError(), Rejected(), ConnectionError()
 ONCE_MORE = RetryDecision(FailureAction.RETRY, 0.4)
 DEAD = RetryDecision(FailureAction.DEAD_LETTER)
@@ -129,28 +139,28 @@ NO_DEAD_LETTERS = {"dead_letter": False}
     [
         # an outage: here, for as long as it lasts
         (AWAY, 1, {}, RetryDecision(FailureAction.PAUSE, 0.2)),
-        (AWAY, 4, {"retry_topics": DELAYS_MS}, RetryDecision(FailureAction.PAUSE, 1.6)),
+        (AWAY, 4, {"retry": DELAYED}, RetryDecision(FailureAction.PAUSE, 1.6)),
         (AWAY, 99, {"on_failure": "skip"} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
         # attempts left: here, whatever topics there are
         (FAILED, 1, {}, RetryDecision(FailureAction.RETRY, 0.2)),
         (FAILED, 2, NO_DEAD_LETTERS, ONCE_MORE),
-        (FAILED, 2, {"retry_topics": DELAYS_MS}, ONCE_MORE),
-        (FAILED, 2, {"retry_topics": DELAYS_MS, "attempt_topic_index": 1}, ONCE_MORE),
+        (FAILED, 2, {"retry": DELAYED}, ONCE_MORE),
+        (FAILED, 2, {"retry": DELAYED, "attempt_topic_index": 1}, ONCE_MORE),
         # used up: from one retry topic to the next, then to the dead letters
-        (FAILED, 3, {"retry_topics": DELAYS_MS}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
+        (FAILED, 3, {"retry": DELAYED}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
         (
             FAILED,
             3,
-            {"retry_topics": DELAYS_MS, "attempt_topic_index": 0},
+            {"retry": DELAYED, "attempt_topic_index": 0},
             RetryDecision(FailureAction.RETRY_TOPIC, 60.0, 1),
         ),
-        (FAILED, 3, {"retry_topics": DELAYS_MS} | NO_DEAD_LETTERS, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
-        (FAILED, 3, {"retry_topics": DELAYS_MS, "attempt_topic_index": 1}, DEAD),
-        (FAILED, 3, {"retry_topics": DELAYS_MS, "attempt_topic_index": 7}, DEAD),
+        (FAILED, 3, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
+        (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 1}, DEAD),
+        (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 7}, DEAD),
         (FAILED, 3, {}, DEAD),
         # another attempt will not help: to the dead letters at once
-        (HOPELESS, 1, {"retry_topics": DELAYS_MS}, DEAD),
-        (REJECTED, 1, {"retry_topics": DELAYS_MS}, DEAD),
+        (HOPELESS, 1, {"retry": DELAYED}, DEAD),
+        (REJECTED, 1, {"retry": DELAYED}, DEAD),
         (REJECTED, 1, {}, DEAD),
         # nobody takes it
         (FAILED, 3, NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
@@ -158,18 +168,18 @@ NO_DEAD_LETTERS = {"dead_letter": False}
         (
             FAILED,
             3,
-            {"retry_topics": DELAYS_MS, "attempt_topic_index": 1} | NO_DEAD_LETTERS,
+            {"retry": DELAYED, "attempt_topic_index": 1} | NO_DEAD_LETTERS,
             RetryDecision(FailureAction.PAUSE, 5.0),
         ),
-        (REJECTED, 1, {"retry_topics": DELAYS_MS} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
+        (REJECTED, 1, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
     ],
 )
 def test_what_becomes_of_a_failure(error, failures, situation, decision):
     """The table of the module, row by row."""
-    options = {"dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
+    options = {"retry": RETRY, "dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
     options["outages"] = (ConnectionError,)
 
-    assert after_failure(RETRY, failures, error, **options) == decision
+    assert after_failure(failures=failures, error=error, **options) == decision
 
 
 @pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
@@ -186,14 +196,15 @@ def test_the_user_says_what_happens_without_dead_letters(on_failure, step):
 
 @given(
     st.integers(1, 5),
-    st.lists(st.integers(1, 100_000), max_size=4),
+    st.lists(st.integers(1, 100_000), max_size=4, unique=True),
     st.booleans(),
     st.sampled_from(["pause", "stop", "skip"]),
     st.floats(0, 1, exclude_max=True),
 )
 def test_every_record_comes_to_an_end(attempts, delays_ms, dead_letter, on_failure, chance):
     """One that always fails is tried ``attempts`` times in each topic, in each topic once, and then given up."""
-    retry, tried, topics, came_by, failures = Retry(attempts=attempts), 0, [], None, 0
+    retry = Retry(attempts=attempts, topic_delays_ms=delays_ms)
+    tried, topics, came_by, failures = 0, [], None, 0
 
     while True:
         tried, failures = tried + 1, failures + 1
@@ -204,7 +215,6 @@ def test_every_record_comes_to_an_end(attempts, delays_ms, dead_letter, on_failu
             dead_letter=dead_letter,
             on_failure=on_failure,
             chance=chance,
-            retry_topics=delays_ms,
             attempt_topic_index=came_by,
         )
         if decision.step is FailureAction.RETRY_TOPIC:

@@ -1,94 +1,27 @@
-"""Values as bytes and back: what a codec is, and the one that is there without asking, JSON by msgspec.
+"""JSON codec, the default of an app.
 
-Rule of this file: a codec is asked for a type once, at start, and refuses there what it cannot take. Decoding never
-waits, for it runs between a record and its handler; what has to be fetched for it is awaited before.
+A codec makes one decoder for each type, at start, and refuses a type there that it cannot decode. Decoding never waits:
+it runs between a record and its handler, and what has to be fetched for it is awaited before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any
 
 import msgspec
 
+from tailrace.app.codec_protocols import Decode, FetchingCodec, TopicReader, TopicReadingCodec
 from tailrace.app.declare.annotations import described, metadata, parts, split_none
-from tailrace.records import Record
 
 __all__ = [
-    "AnyCodec",
-    "Codec",
-    "Decode",
-    "FetchingCodec",
     "JsonCodec",
-    "RecordCodec",
-    "TopicCodec",
-    "TopicReader",
-    "TopicReadingCodec",
     "check",
     "is_of_pydantic",
     "text_decoder",
     "topic_reader",
 ]
-
-Decode: TypeAlias = Callable[[Any], object]
-"""Bytes as a value."""
-
-
-@runtime_checkable
-class Codec(Protocol):
-    """Makes one decoder a type, at start; what that decodes needs no more than the bytes."""
-
-    def decoder(self, annotation: Any, /) -> Decode: ...  # noqa: ANN401 - any type there is
-    def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
-
-
-@runtime_checkable
-class RecordCodec(Protocol):
-    """A codec that looks at the record, too: at its topic, or at a header that says what its schema is.
-
-    Both are plain functions. ``bytes`` and null values never come here. What ``decode`` raises is a DecodeError of the
-    record, but for an OSError (a registry that is away): that one is passed on, as if the handler had raised it.
-    """
-
-    def decode(self, data: bytes, annotation: Any, record: Record, /) -> object: ...  # noqa: ANN401
-    def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
-
-
-@runtime_checkable
-class FetchingCodec(Codec, Protocol):
-    """A codec that fetches something before it can decode, such as the schema that the bytes name.
-
-    Where it ``lacks`` something for these bytes, ``fetch`` is awaited first. What that raises is passed on, as if the
-    handler had raised it; a SchemaRegistryError is no failure of the record, which waits until there is none.
-
-    Attributes:
-        keys: whether keys are its, too.
-    """
-
-    keys: bool
-
-    def lacks(self, data: bytes, /) -> bool: ...
-    async def fetch(self, data: bytes, /) -> None: ...
-
-
-class TopicReader(Protocol):
-    """Decoder of the values, or of the keys, of records, given the topic of each."""
-
-    def lacks(self, topic: str, data: bytes, /) -> bool: ...
-    async def fetch(self, topic: str, data: bytes, /) -> None: ...
-    def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]: ...  # noqa: ANN401
-
-
-@runtime_checkable
-class TopicReadingCodec(FetchingCodec, Protocol):
-    """A fetching codec that checks bytes against their topic, such as the subject of a schema.
-
-    Apps call ``reader`` instead of ``decoder``, ``lacks`` and ``fetch``. The topic of a record read from a retry or
-    replay topic is that of its origin.
-    """
-
-    def reader(self, *, is_key: bool) -> TopicReader: ...
 
 
 def topic_reader(codec: object, *, is_key: bool) -> TopicReader | None:
@@ -113,18 +46,6 @@ class _OfAnyTopic:
     def decoder(self, annotation: Any, /) -> Callable[[str, bytes], object]:  # noqa: ANN401
         decode = self._codec.decoder(annotation)
         return lambda _topic, data: decode(data)
-
-
-@runtime_checkable
-class TopicCodec(Protocol):
-    """A codec whose bytes depend on where they go; asked instead of ``encode``."""
-
-    keys: bool
-
-    async def encode_for(self, topic: str, value: Any, *, is_key: bool = False) -> bytes: ...  # noqa: ANN401
-
-
-AnyCodec: TypeAlias = Codec | RecordCodec
 
 
 class JsonCodec:

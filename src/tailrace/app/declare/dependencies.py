@@ -12,9 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from tailrace.app.codec_protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, binding
-from tailrace.app.declare.codecs import AnyCodec, FetchingCodec, TopicReader, topic_reader
+from tailrace.app.declare.codecs import topic_reader
 from tailrace.app.declare.parameter_readers import part_reader
 from tailrace.app.declare.parameters import (
     Constant,

@@ -10,17 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from tailrace.app.codec_protocols import AnyCodec, Codec, Decode, RecordCodec, TopicReader
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import (
-    AnyCodec,
-    Codec,
-    Decode,
-    JsonCodec,
-    RecordCodec,
-    TopicReader,
-    text_decoder,
-    topic_reader,
-)
+from tailrace.app.declare.codecs import JsonCodec, text_decoder, topic_reader
 from tailrace.app.declare.parameters import OfHeader, OfKey
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record

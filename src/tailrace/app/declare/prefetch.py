@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.app.codec_protocols import TopicReader
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.codecs import TopicReader
 from tailrace.records import Record
 
 __all__ = ["Prefetch", "ahead_of", "ahead_of_each"]

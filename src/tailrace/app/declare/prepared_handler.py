@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from tailrace.app.argument_checks import check_codec
+from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, binding
-from tailrace.app.declare.codecs import AnyCodec
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
 from tailrace.app.declare.parameter_readers import ValueReader, value_reader
 from tailrace.app.declare.parameters import Parameter, Value, WholeRecord

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tailrace.app.dispatch.batch_failures import Failed
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import RunningBatch
-from tailrace.core.dispatch.batching import BatchAssembler, BatchLimits, HandlerBatch
+from tailrace.core.dispatch.batching import Batch, BatchAssembler, HandlerBatch
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchExecutor"]
@@ -27,7 +27,7 @@ class BatchExecutor(Executor[RunningBatch]):
         limits: size and age at which a batch is due.
     """
 
-    def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: BatchLimits) -> None:
+    def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: Batch) -> None:
         self._attempt = attempt
         self._batching = BatchAssembler(
             options.order_by,

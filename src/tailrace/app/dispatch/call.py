@@ -50,10 +50,10 @@ class HandlerCall(NamedTuple):
 
 def handler_call(ready: BoundHandler, context: HandlerContext, overdue: Overdue) -> HandlerCall:
     """Return the call of a handler; ``overdue`` counts calls that run on after ``timeout_ms``."""
-    handler, prepared, is_batch = ready.handler, ready.prepared, ready.handler.batches is not None
+    handler, prepared, is_batch = ready.handler, ready.prepared, ready.handler.batch is not None
     timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
     middleware: tuple[Callable[..., UnitCall], ...]
-    middleware = handler.batch_middleware if is_batch else ready.resolved.middleware
+    middleware = ready.resolved.middleware
     call: UnitCall
     if not prepared.is_async:
         call = in_a_thread(prepared, context.opened, timeout_s)

@@ -68,7 +68,7 @@ class GroupRuntime:
     ) -> None:
         self.group_id = group_id
         self._ready, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
-        self._routes = Routes(group_id, [(one.handler, one.resolved.dead_letter) for one in handlers])
+        self._routes = Routes(group_id, [(one.handler, one.resolved) for one in handlers])
         self.source = connect(self._routes)
         self._transactions = self.source.transactions
         self._delays = RetryTopicRecords(

@@ -33,7 +33,7 @@ class HandlerRuntime:
 def handler_runtime(ready: BoundHandler, context: HandlerContext) -> HandlerRuntime:
     """Build the runtime of a handler."""
     handler = ready.handler
-    limits = handler.batches
+    limits = handler.batch
     if context.transactions is not None and handler.timeout_ms is None:
         share_ms = context.transactions.work_share_ms(0 if limits is None else limits.max_wait_ms)
         handler = replace(handler, timeout_ms=share_ms)

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tailrace.app.declare.resolved_options import ResolvedOptions
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingLetter
 from tailrace.app.failures.dead_letters import message_of
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
 from tailrace.core.failures.delayed_records import hop_of
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
@@ -105,7 +105,7 @@ class FailurePolicy:
             error: its last error.
             chance: number in [0, 1), for the jitter.
         """
-        handler, resolved = self._handler, self._resolved
+        resolved = self._resolved
         return after_failure(
             resolved.retry,
             so_far.outages if is_outage(error) else so_far.failures,
@@ -113,8 +113,7 @@ class FailurePolicy:
             dead_letter=resolved.dead_letter is not None,
             on_failure=resolved.on_failure,
             chance=chance,
-            retry_topics=handler.retry_topics,
-            attempt_topic_index=hop_of(self._delay_of(record.topic), handler.retry_topics),
+            attempt_topic_index=hop_of(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
             never=_NEVER_AGAIN,
             outages=_OUTAGES,
         )
@@ -160,7 +159,7 @@ class FailurePolicy:
         match decision.step:
             case FailureAction.RETRY_TOPIC:
                 assert decision.retry_topic is not None
-                delay_ms = self._handler.retry_topics[decision.retry_topic]
+                delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
                 letter = self._letter_publisher.for_later(record, failures, error, name, delay_ms)
                 if await self._send(lane, record, letter, error):
                     told = RecordDelayed(name, partition, offset, said(error), letter.topic, delay_ms / 1000, error)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from tailrace.app.declare.codecs import AnyCodec, TopicCodec
+from tailrace.app.codec_protocols import AnyCodec, TopicCodec
 from tailrace.app.publish.message import Message
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError

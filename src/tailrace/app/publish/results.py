@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from tailrace.app.declare.codecs import AnyCodec
-from tailrace.app.handlers import Handle
+from tailrace.app.codec_protocols import AnyCodec
+from tailrace.app.options import Handle
 from tailrace.app.publish.abandonment import check_not_abandoned
 from tailrace.app.publish.encoding import Headers, OutgoingRecord, messages_in, outgoing, trace_in, with_trace
 from tailrace.app.publish.ordered_gather import gather_in_order

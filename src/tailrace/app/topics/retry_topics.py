@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tailrace.app.handlers import Handler
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.names import RETRY, topic_name
 from tailrace.core.failures.delayed_records import delay_name
 
@@ -26,15 +27,15 @@ def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
     return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
 
 
-def retry_topics_of(handlers: Iterable[Handler], group_id: str) -> dict[str, RetryTopic]:
+def retry_topics_of(handlers: Iterable[tuple[Handler, ResolvedOptions]], group_id: str) -> dict[str, RetryTopic]:
     """Return the retry topics of a group's handlers, by name.
 
     Raises:
-        ConfigurationError: a name is too long.
+        ConfigurationError: A name is too long.
     """
     return {
         retry_topic(topic, group_id, delay_ms): RetryTopic(topic, delay_ms)
-        for handler in handlers
+        for handler, resolved in handlers
         for topic in handler.topics
-        for delay_ms in handler.retry_topics
+        for delay_ms in resolved.retry.topic_delays_ms
     }

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace.app.handlers import Handler
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from tailrace.app.topics.retry_topics import RetryTopic, retry_topics_of
 from tailrace.errors import ConfigurationError
@@ -22,7 +23,7 @@ class Routes:
     """Topics of one group; ``in`` is True for the group's own retry and replay topics.
 
     Args:
-        handlers: handlers of the group, each with the template of its dead-letter topic, or None.
+        handlers: Handlers of the group, each with the options in effect for it.
 
     Attributes:
         retries: retry topics by name.
@@ -31,11 +32,11 @@ class Routes:
         ConfigurationError: two handlers receive the same records, or a template is invalid.
     """
 
-    def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, str | None]]) -> None:
-        declared = list(handlers)
-        self.group_id, self.handlers = group_id, [handler for handler, _ in declared]
-        self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
-        self._handler_topics = [HandlerTopics(handler, group_id, template) for handler, template in declared]
+    def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, ResolvedOptions]]) -> None:
+        given = list(handlers)
+        self.group_id, self.handlers = group_id, [handler for handler, _ in given]
+        self.retries: Mapping[str, RetryTopic] = retry_topics_of(given, group_id)
+        self._handler_topics = [HandlerTopics(handler, group_id, resolved.dead_letter) for handler, resolved in given]
         self._replay = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 from tailrace.app.dispatch.group_runtime import Connect
 from tailrace.app.handlers import Handler
+from tailrace.app.options import Delivery
 from tailrace.app.sources import ConsumerSource
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.attempts import current_publisher
@@ -29,15 +30,12 @@ from tailrace.producer.publisher import Published, Publisher
 
 __all__ = [
     "ByContext",
-    "Delivery",
     "TransactionOptions",
     "TransactionalKafka",
     "check_options",
     "exactly_once",
     "transaction_options",
 ]
-
-Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
 
 _CONSUMER_OPTIONS: Mapping[str, object] = {
     "enable_auto_commit": False,
@@ -80,7 +78,7 @@ class TransactionOptions:
 
     def window(self, handlers: Sequence[Handler]) -> WindowSettings:
         """What they say about when a transaction of these handlers' begins and ends."""
-        waits_s = [0.0 if one.batches is None else one.batches.max_wait_ms / 1000 for one in handlers]
+        waits_s = [0.0 if one.batch is None else one.batch.max_wait_ms / 1000 for one in handlers]
         bare = WindowSettings(
             interval_s=self.transaction_interval_ms / 1000,
             max_records=self.transaction_max_records,
@@ -254,8 +252,8 @@ def check_options(
         )
     longest_ms = options.window(handlers).longest_s * 1000
     for handler in handlers:
-        batches = handler.batches
-        waits_ms, works_ms = 0 if batches is None else batches.max_wait_ms, handler.timeout_ms or 0
+        batch = handler.batch
+        waits_ms, works_ms = 0 if batch is None else batch.max_wait_ms, handler.timeout_ms or 0
         if waits_ms + works_ms >= longest_ms:
             waits = f"max_wait_ms={waits_ms}" if waits_ms else ""
             works = f"timeout_ms={works_ms}" if works_ms else ""

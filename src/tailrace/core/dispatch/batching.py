@@ -27,7 +27,7 @@ from tailrace.core.dispatch.lanes import OrderBy, QueuedRecord
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["BatchAssembler", "BatchLimits", "HandlerBatch", "size_of"]
+__all__ = ["Batch", "BatchAssembler", "HandlerBatch", "size_of"]
 
 Key: TypeAlias = bytes | None
 
@@ -36,18 +36,22 @@ _STALE_ALLOWED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Limits of a batch; the first one reached makes it due.
+class Batch:
+    """Limits of a handler's batch, which starts as soon as one of them is reached.
+
+    Args:
+        max_records: Maximum number of records.
+        max_wait_ms: Maximum time in milliseconds that its first record waits for others.
+        max_bytes: Maximum size of keys, values and headers; a larger record is a batch of its own. Unlimited by
+            default.
 
     Raises:
-        ConfigurationError: a value is not an integer, or is out of bounds.
+        ConfigurationError: A limit is not an integer, or too small.
     """
 
     max_records: int = 500
     max_wait_ms: int = 200
-    """Longest wait of the first record."""
     max_bytes: int | None = None
-    """Bytes of keys, values and headers; a single larger record makes a batch of its own."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_records", 1), ("max_wait_ms", 0), ("max_bytes", 1)):
@@ -55,7 +59,7 @@ class BatchLimits:
             if name == "max_bytes" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"{name} must be an integer of at least {least}, not {value!r}")
+                raise ConfigurationError(f"Batch: {name} must be an integer of at least {least}, not {value!r}")
 
 
 class HandlerBatch:
@@ -121,7 +125,7 @@ class BatchAssembler:
     def __init__(
         self,
         order_by: OrderBy,
-        limits: BatchLimits,
+        limits: Batch,
         *,
         window: int,
         ahead: int,

@@ -1,15 +1,14 @@
-"""What becomes of a record whose handler failed: tried again here, sent on to be tried later, or given up.
+"""Retry policy of a handler, and the decision about a record whose handler failed.
 
-Rule of this file: a failure, the number of those before it and the handler's options go in, one decision comes out.
-The table, first row that fits:
+``after_failure`` decides by the first row that applies:
 
-| the error is      | attempts left | a later retry topic | dead letters | decision                             |
-|-------------------|---------------|---------------------|--------------|--------------------------------------|
-| an outage         |               |                     |              | PAUSE, ever longer                   |
-| to be tried again | yes           |                     |              | RETRY, after a pause                 |
-| to be tried again |               | yes                 |              | RETRY_TOPIC, and not before its delay |
-| any               |               |                     | yes          | DEAD_LETTER                          |
-| any               |               |                     |              | as ``on_failure`` says               |
+| error             | attempts left | a later retry topic | dead-letter topic | decision                        |
+|-------------------|---------------|---------------------|-------------------|---------------------------------|
+| outage            |               |                     |                   | PAUSE, with backoff             |
+| retriable         | yes           |                     |                   | RETRY, after a backoff          |
+| retriable         |               | yes                 |                   | RETRY_TOPIC, after its delay    |
+| any               |               |                     | yes               | DEAD_LETTER                     |
+| any               |               |                     |                   | as ``on_failure``               |
 """
 
 from __future__ import annotations
@@ -28,23 +27,29 @@ Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
 
 _EVEN = 0.5
-"""The chance that leaves a pause as it is."""
+"""Chance that leaves a backoff without jitter."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Which failures of a handler are tried again, how often, and after which pauses.
+    """Retry policy: which errors of a handler are retried, how often, when and where.
 
     Args:
-        attempts: how often a record is tried in all, the first time included.
-        backoff_ms: the pause after the first failure; each following one is twice as long.
-        max_backoff_ms: the longest pause.
-        jitter: whether a pause is up to a fifth shorter or longer, so that not all is tried again at once.
-        on: what is tried again: an exception or several, with all that derive from them.
-        not_on: what is not, although ``on`` has it.
+        attempts: Maximum number of attempts at a record before it goes to a retry topic or has failed, the first
+            included.
+        backoff_ms: Time in milliseconds before the second attempt. It doubles with each further one.
+        max_backoff_ms: Maximum time in milliseconds between two attempts.
+        jitter: Vary each backoff by up to 20 percent, so that records which failed together are not retried together.
+        on: Exception class, or a tuple of them, that is retried. Subclasses are included.
+        not_on: Exception class, or a tuple of them, that is not retried although ``on`` includes it.
+        topic_delays_ms: Delays in milliseconds of the retry topics, such as ``[5_000, 60_000]``. A record without an
+            attempt left is published to the topic of the next delay and retried when that is over, while later records
+            are handled. Each topic gives a record ``attempts`` more attempts.
+        allow_reordering: Accept that later records of a key overtake a record in a retry topic. Required for
+            ``topic_delays_ms`` with ``order_by="key"``.
 
     Raises:
-        ConfigurationError: a number is out of bounds, or what is said of exceptions contradicts itself.
+        ConfigurationError: A number is out of range, or ``on`` and ``not_on`` contradict each other.
     """
 
     attempts: int = 3
@@ -53,78 +58,99 @@ class Retry:
     jitter: bool = True
     on: Exceptions = Exception
     not_on: Exceptions = ()
+    topic_delays_ms: Sequence[int] = ()
+    allow_reordering: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("attempts", 1), ("backoff_ms", 0), ("max_backoff_ms", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigurationError(f"Retry: {name}: {value!r} will not do: it has to be a whole number")
-            if value < least:
-                raise ConfigurationError(f"Retry: {name}: {value} will not do: it has to be at least {least}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(f"Retry: {name} must be an integer of at least {least}, not {value!r}")
         if self.backoff_ms > self.max_backoff_ms:
             raise ConfigurationError(
-                f"Retry: backoff_ms={self.backoff_ms} has to be at most max_backoff_ms={self.max_backoff_ms}"
+                f"Retry: backoff_ms={self.backoff_ms} must be at most max_backoff_ms={self.max_backoff_ms}"
             )
+        for name in ("jitter", "allow_reordering"):
+            flag: object = getattr(self, name)
+            if not isinstance(flag, bool):
+                raise ConfigurationError(f"Retry: {name} must be True or False, not {flag!r}")
+        self._check_exceptions()
+        self._check_delays()
+        # A policy with a list would not be hashable.
+        object.__setattr__(self, "topic_delays_ms", tuple(self.topic_delays_ms))
+
+    def _check_exceptions(self) -> None:
         for name in ("on", "not_on"):
             given: tuple[object, ...] = _several(getattr(self, name))
             for one in given:
                 if not isinstance(one, type) or not issubclass(one, Exception):
                     raise ConfigurationError(
-                        f"Retry: {name}: {one!r} will not do: it has to be an exception, or several as a tuple"
+                        f"Retry: {name} must be an exception class or a tuple of exception classes, not {one!r}"
                     )
         for one in _several(self.on):
             if issubclass(one, self.not_on):
-                raise ConfigurationError(
-                    f"Retry: {one.__name__} is in on and in not_on - it would never be tried again; leave out one"
-                )
+                raise ConfigurationError(f"Retry: {one.__name__} is in on= and in not_on= - remove it from one of them")
+
+    def _check_delays(self) -> None:
+        delays: object = self.topic_delays_ms
+        if not isinstance(delays, list | tuple) or any(type(one) is not int or one < 1 for one in delays):
+            raise ConfigurationError(
+                f"Retry: topic_delays_ms must be a list of positive integers such as [5_000, 60_000], not {delays!r}"
+            )
+        if len(set(delays)) < len(delays):
+            raise ConfigurationError(
+                f"Retry: topic_delays_ms={delays!r} has a delay twice - each delay is a topic, so name each once"
+            )
 
     def is_retriable(self, error: BaseException, never: tuple[type[BaseException], ...] = ()) -> bool:
-        """Whether another attempt is worth it; of ``never`` it is not, whatever the user says.
+        """Return True if another attempt may succeed; errors of the classes ``never`` are not retried.
 
-        A group of errors, as a TaskGroup raises, is what it holds: ``on`` has it when it has the group or every error
-        in it, and one that is in ``not_on`` or ``never`` is enough.
+        An exception group is retriable if ``on`` includes the group, or every error in it, and no error in it is
+        included in ``not_on`` or ``never``.
         """
         return _is_all(error, _several(self.on)) and not _is_any(error, (*_several(self.not_on), *never))
 
     def pause_s(self, failures: int, chance: float) -> float | None:
-        """The pause after so many failures of a record (at least one); None when no attempt is left.
+        """Return the backoff in seconds after a number of failures of a record; None without an attempt left.
 
-        ``chance`` in [0, 1) is where the jitter falls.
+        Args:
+            failures: Number of failures, at least one.
+            chance: Random number in [0, 1) for the jitter.
         """
         return None if failures >= self.attempts else self.wait_s(failures, chance)
 
     def wait_s(self, failures: int, chance: float) -> float:
-        """The same, however many attempts there are."""
+        """Return the backoff in seconds after a number of failures, without regard to ``attempts``."""
         backoff = Backoff.of_ms(self.backoff_ms, self.max_backoff_ms)
         return backoff.pause_s(failures, chance if self.jitter else _EVEN)
 
 
 class FailureAction(Enum):
-    """What to do with a record that failed."""
+    """Action for a failed record."""
 
     RETRY = auto()
-    """Try it again here, with its lane waiting."""
+    """Retry it in place; its lane waits."""
     RETRY_TOPIC = auto()
-    """Publish it to a retry topic; its offset is done then."""
+    """Publish it to a retry topic and finish its offset."""
     DEAD_LETTER = auto()
-    """Publish it to the dead letters; its offset is done then."""
+    """Publish it to the dead-letter topic and finish its offset."""
     PAUSE = auto()
-    """Nobody takes it: try it again here now and then, for ever, with its lane waiting."""
+    """Retry it in place every ``max_backoff_ms``, without end; its lane waits."""
     STOP = auto()
     """Stop the app with the error."""
     SKIP = auto()
-    """Count it, log it, and go on."""
+    """Count and log it, and go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """What to do with a record that failed, and when."""
+    """Action for a failed record, and its time."""
 
     step: FailureAction
     pause_s: float = 0.0
-    """Before it is tried again, here or from the retry topic."""
+    """Time in seconds before the next attempt, in place or from the retry topic."""
     retry_topic: int | None = None
-    """Which of the retry topics it goes to."""
+    """Index of the retry topic."""
 
 
 _GIVEN_UP = {"pause": FailureAction.PAUSE, "stop": FailureAction.STOP, "skip": FailureAction.SKIP}
@@ -138,24 +164,23 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
     dead_letter: bool,
     on_failure: OnFailure,
     chance: float,
-    retry_topics: Sequence[int] = (),
     attempt_topic_index: int | None = None,
     never: tuple[type[BaseException], ...] = (),
     outages: tuple[type[BaseException], ...] = (),
 ) -> RetryDecision:
-    """What to do after so many failures in a row of one record, the last one with ``error``.
+    """Return the action for a record that failed.
 
     Args:
-        retry: the handler's policy.
-        failures: how often it failed since it was read from the topic that it is in now, ``error`` included.
-        error: what the handler raised, or what was wrong before it was called.
-        dead_letter: whether there is a topic for dead letters.
-        on_failure: what to do when nobody takes the record.
-        chance: in [0, 1), for the jitter.
-        retry_topics: the delay of each retry topic in milliseconds, in the order in which a record goes through them.
-        attempt_topic_index: which of them it was read from; None when it comes from the topic itself.
-        never: what is not tried again: that a record was rejected, or that it cannot be decoded.
-        outages: what says nothing of the record: something that it needs is away. ``failures`` are those, then.
+        retry: Policy of the handler.
+        failures: Number of failures since the record was read from its present topic, this one included. For an
+            outage, the number of outages.
+        error: Error of the last attempt.
+        dead_letter: True if there is a dead-letter topic.
+        on_failure: Action without a dead-letter topic.
+        chance: Random number in [0, 1) for the jitter.
+        attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
+        never: Errors that are not retried: the record was rejected, or cannot be decoded.
+        outages: Errors of something that the handler needs, and not of the record.
     """
     if _is_all(error, outages):
         return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
@@ -164,8 +189,8 @@ def after_failure(  # noqa: PLR0913 - the columns of the table
         if pause_s is not None:
             return RetryDecision(FailureAction.RETRY, pause_s)
         following = 0 if attempt_topic_index is None else attempt_topic_index + 1
-        if following < len(retry_topics):
-            return RetryDecision(FailureAction.RETRY_TOPIC, retry_topics[following] / 1000, following)
+        if following < len(retry.topic_delays_ms):
+            return RetryDecision(FailureAction.RETRY_TOPIC, retry.topic_delays_ms[following] / 1000, following)
     if dead_letter:
         return RetryDecision(FailureAction.DEAD_LETTER)
     step = _GIVEN_UP[on_failure]

@@ -27,6 +27,7 @@ from tailrace.admin.offsets import (
 )
 from tailrace.admin.topics import partitions_of, watched
 from tailrace.app.handlers import Handler
+from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.creation import create_group_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import ConsumerConfig
@@ -259,13 +260,13 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     # ---- changing ----------------------------------------------------------------------------------------------
 
-    def make_topics(self, handlers: Sequence[Handler], dead_letter: str | None) -> None:
+    def make_topics(self, handlers: Sequence[Handler], defaults: ResolvedOptions) -> None:
         """Make the retry topics and dead letters that are missing, as the service does.
 
         Raises:
             BrokerError: a retry topic may not be made.
         """
-        routes = Routes(self.group_id, [(one, one.dead_letter or dead_letter) for one in handlers])
+        routes = Routes(self.group_id, [(one, defaults.of(one)) for one in handlers])
         self._thread.call(create_group_topics(self._config, routes, self._observer))
 
     def commit(

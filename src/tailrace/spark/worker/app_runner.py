@@ -16,8 +16,8 @@ from typing import cast
 from tailrace.app.app import App
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.dispatch.group_runtime import GroupRuntime
-from tailrace.app.handlers import Handle, Middleware
 from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.options import Handle, Middleware
 from tailrace.app.shutdown import first_of
 from tailrace.app.sources import Source
 from tailrace.app.substitution import running_of, substitute_kafka
@@ -173,9 +173,9 @@ class AppRunner:
                 continue
             if resolved.on_failure == "pause":
                 resolved = replace(resolved, on_failure="stop")
-            if handler.batches is not None:
+            if handler.batch is not None:
                 # What there is of a task is there: nobody waits for more.
-                handler = replace(handler, batches=replace(handler.batches, max_wait_ms=0))
+                handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
             resolved = replace(resolved, middleware=(*keeping, *resolved.middleware))
             ready.append(BoundHandler(handler, one.prepared, resolved))
         adapted = replace(plan, by_group={self._shipment.group_id: ready})

@@ -216,7 +216,7 @@ def _attributes(kind: type) -> Mapping[str, str] | None:
 
 def _returned(handler: Handler) -> Any:  # noqa: ANN401 - a type
     where = f"handler {handler.name}"
-    if handler.batches is not None:
+    if handler.batch is not None:
         raise ConfigurationError(
             f"{where} is one of batches, and sink= wants to know which record a row came from"
             " - write from the handler, or make it one of single records"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from tailrace.app.declare.codecs import Decode, TopicReader
+from tailrace.app.codec_protocols import Decode, TopicReader
 from tailrace.app.declare.schema_registry.client import Auth, RegistryClient, Tls, not_installed
 from tailrace.app.declare.schema_registry.decoders import SchemaDecoders
 from tailrace.app.declare.schema_registry.encoders import SchemaEncoders

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import split_none
-from tailrace.app.declare.codecs import Decode
 from tailrace.app.declare.schema_registry.client import RegistryClient
 from tailrace.app.declare.schema_registry.formats import HEADER, Format, check_schema, header_of, id_of, is_framed
 from tailrace.app.declare.schema_registry.schema import Schema

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import Decode, JsonCodec, check, is_of_pydantic
+from tailrace.app.declare.codecs import JsonCodec, check, is_of_pydantic
 from tailrace.app.declare.schema_registry.avro_limits import depth_check
 from tailrace.app.declare.schema_registry.schema import Schema
 

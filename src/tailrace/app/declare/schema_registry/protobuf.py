@@ -18,8 +18,8 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
+from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import Decode
 from tailrace.app.declare.schema_registry.formats import HEADER, Encode, Own, converter
 from tailrace.app.declare.schema_registry.schema import Schema
 

@@ -1,0 +1,297 @@
+"""Options of handlers and apps: their types, their documentation, and the checks of their values."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, get_args
+
+from typing_extensions import TypedDict, TypeVar
+
+from tailrace.app.codec_protocols import AnyCodec
+from tailrace.app.argument_checks import check_codec, check_condition, check_middleware, check_text
+from tailrace.config import ConsumerOptions
+from tailrace.core.dispatch.batching import Batch
+from tailrace.core.dispatch.lanes import OrderBy
+from tailrace.core.failures.retry import OnFailure, Retry
+from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.errors import ConfigurationError
+from tailrace.records import Record
+
+__all__ = [
+    "AppConfig",
+    "AppOptions",
+    "BatchHandle",
+    "BatchMiddleware",
+    "Delivery",
+    "Handle",
+    "HandlerOptions",
+    "Middleware",
+    "Unmatched",
+    "check_handler_options",
+    "check_retry_topics",
+]
+
+Delivery: TypeAlias = Literal["at_least_once", "exactly_once"]
+Unmatched: TypeAlias = Literal["fail", "skip"]
+Handle: TypeAlias = Callable[[Record], Awaitable[object]]
+"""Handles a record; returns what the handler returned."""
+Middleware: TypeAlias = Callable[[Handle], Handle]
+"""Wraps the call of a handler: ``def timed(call): ...`` returns an ``async def`` that awaits ``call(record)``."""
+BatchHandle: TypeAlias = Callable[[list[Record]], Awaitable[object]]
+"""Handles a batch of records."""
+BatchMiddleware: TypeAlias = Callable[[BatchHandle], BatchHandle]
+"""Wraps the call of a handler of batches, as ``Middleware`` does for single records."""
+MiddlewareT = TypeVar("MiddlewareT", default=Middleware | BatchMiddleware)
+
+
+class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
+    """Options of ``@app.handler`` and ``@app.batch_handler``, for ``**options: Unpack[HandlerOptions]``."""
+
+    pattern: str | re.Pattern[str] | None
+    """Regular expression instead of topic names; it must match a topic's whole name."""
+    group_id: str | None
+    """Consumer group of this handler.
+
+    Without it, the ``group_id`` of the app.
+    """
+    when: Callable[[Record], bool] | None
+    """Predicate that selects the records of this handler, if several read one topic."""
+    unmatched: Unmatched
+    """Policy for records that no handler's ``when`` selects: ``"fail"`` or ``"skip"``."""
+    order_by: OrderBy
+    """Records that are handled one after another: of a ``"partition"``, of a ``"key"``, or ``"none"``.
+
+    Batches are always of one partition, except with ``"none"``. With ``"key"``, a batch waits only for batches that
+    contain one of its keys.
+    """
+    concurrency: int
+    """Maximum number of records, or of batches, that are handled at once.
+
+    8 for handlers of batches.
+    """
+    timeout_ms: int | None
+    """Maximum time in milliseconds that a call may take; then it fails with ``TimeoutError``."""
+    retry: Retry | None
+    """Policy for retrying failed records, in place and through retry topics.
+
+    Without it, the ``retry`` of the app.
+    """
+    dead_letter: str | None
+    """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
+
+    Without it, the ``dead_letter`` of the app.
+    """
+    on_failure: OnFailure | None
+    """Action for records that have failed for good without a dead-letter topic.
+
+    ``"pause"`` retries them in place, ``"stop"`` stops the app, ``"skip"`` counts and logs them. Without it, the
+    ``on_failure`` of the app.
+    """
+    publish: str | None
+    """Topic to which the handler's results are published; a list is published item by item."""
+    codec: AnyCodec | None
+    """Decodes values and encodes results.
+
+    Without it, the ``codec`` of the app.
+    """
+    middleware: Sequence[MiddlewareT]
+    """Functions that wrap the call of the handler, inside those of the app, the outermost first.
+
+    The app's middleware wraps handlers of single records only.
+    """
+
+
+class AppOptions(ConsumerOptions, total=False):
+    """Options of ``App``: its own, which are the defaults of its handlers, and those of ``Consumer``."""
+
+    retry: Retry | None
+    """Policy for retrying failed records, in place and through retry topics."""
+    dead_letter: str | None
+    """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
+
+    ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group.
+    """
+    on_failure: OnFailure
+    """Action for records that have failed for good without a dead-letter topic.
+
+    ``"pause"`` retries them every ``max_backoff_ms`` while their lane waits, ``"stop"`` stops the app, ``"skip"``
+    counts and logs them.
+    """
+    codec: AnyCodec | None
+    """Decodes values and encodes results; JSON by default."""
+    middleware: Sequence[Middleware]
+    """Functions that wrap the call of every handler of single records, the outermost first."""
+    require_broker: bool
+    """Fail to start if no broker answers within ``start_timeout_ms``.
+
+    With False, the app starts, is ready, and keeps trying, for a service that does other things as well.
+    """
+    delivery: Delivery
+    """Delivery guarantee: ``"at_least_once"``, or ``"exactly_once"`` by transactions.
+
+    With ``"exactly_once"``, the results of handlers, dead letters and offsets become visible together or not at all.
+    """
+    transactional_id: str | None
+    """Transactional id of this process, a template of ``{group}``, ``{hostname}``, ``{worker}`` and others.
+
+    The others are ``{instance}`` (``group_instance_id``), ``{client_id}`` and ``{pid}``. A process that starts with the
+    id of another one aborts its open transaction at once. By default the group with ``group_instance_id``, or with a
+    new random id at each start. Only with ``delivery="exactly_once"``.
+    """
+    transaction_timeout_ms: int | None
+    """Time in milliseconds after which the broker aborts an open transaction.
+
+    Only with ``delivery="exactly_once"``.
+    """
+    transaction_interval_ms: int | None
+    """Maximum time in milliseconds for which a transaction collects records.
+
+    Only with ``delivery="exactly_once"``.
+    """
+    transaction_max_records: int | None
+    """Maximum number of records in a transaction.
+
+    Only with ``delivery="exactly_once"``.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppConfig:
+    """Options of an app itself, checked. ``AppOptions`` documents them.
+
+    Raises:
+        ConfigurationError: An option has an invalid value.
+    """
+
+    retry: Retry | None = None
+    dead_letter: str | None = None
+    on_failure: OnFailure = "pause"
+    codec: AnyCodec | None = None
+    middleware: Sequence[Middleware] = ()
+    require_broker: bool = True
+    delivery: Delivery = "at_least_once"
+
+    def __post_init__(self) -> None:
+        for name in ("on_failure", "delivery"):
+            _check_choice(name, getattr(self, name))
+        _check_retry(self.retry)
+        dead_letter: object = self.dead_letter
+        if dead_letter is not None and not isinstance(dead_letter, str):
+            raise ConfigurationError(
+                f"dead_letter must be a topic or a template such as '{{topic}}.{{group}}.dead', not {dead_letter!r}"
+            )
+        if self.codec is not None:
+            check_codec(self.codec, "App")
+        check_middleware(self.middleware)
+        required: object = self.require_broker
+        if not isinstance(required, bool):
+            raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
+
+
+_MOVED: Mapping[str, str] = {
+    "retry_topics": "retry=Retry(topic_delays_ms=[5_000, 60_000])",
+    "overtaking": "retry=Retry(allow_reordering=True)",
+    "max_records": "batch=Batch(max_records=500)",
+    "max_wait_ms": "batch=Batch(max_wait_ms=200)",
+    "max_bytes": "batch=Batch(max_bytes=1_000_000)",
+}
+"""Options that are part of another one."""
+
+_CHOICES: Mapping[str, Any] = {
+    "delivery": Delivery,
+    "on_failure": OnFailure,
+    "order_by": OrderBy,
+    "unmatched": Unmatched,
+}
+
+
+def check_handler_options(options: Mapping[str, object], batch: object) -> None:
+    """Refuse options of a handler that do not exist, have an invalid value or contradict each other.
+
+    Raises:
+        ConfigurationError: Names the option.
+    """
+    _check_names(options)
+    for name in ("order_by", "unmatched"):
+        if name in options:
+            _check_choice(name, options[name])
+    if options.get("on_failure") is not None:
+        _check_choice("on_failure", options["on_failure"])
+    for name in ("group_id", "dead_letter", "publish"):
+        if options.get(name) is not None:
+            check_text(name, options[name])
+    _check_callables(options)
+    publish = options.get("publish")
+    if isinstance(publish, str) and (fault := topic_name_fault(publish)):
+        raise ConfigurationError(f"publish={publish!r} is not a legal topic name: {fault}")
+    _check_positive("concurrency", options.get("concurrency", 1))
+    if options.get("timeout_ms") is not None:
+        _check_positive("timeout_ms", options["timeout_ms"])
+    if batch is not None and not isinstance(batch, Batch):
+        raise ConfigurationError(f"batch must be a Batch instance such as Batch(max_records=500), not {batch!r}")
+    retry = options.get("retry")
+    _check_retry(retry)
+    if isinstance(retry, Retry):
+        check_retry_topics(retry, order_by=options.get("order_by"), has_pattern=options.get("pattern") is not None)
+
+
+def check_retry_topics(retry: Retry, *, order_by: object, has_pattern: bool, where: str = "") -> None:
+    """Refuse retry topics for a handler that keeps the order of a key, or whose topics are not known at the start.
+
+    Raises:
+        ConfigurationError: The message starts with ``where``.
+    """
+    if not retry.topic_delays_ms:
+        return
+    if has_pattern:
+        raise ConfigurationError(
+            f"{where}Retry(topic_delays_ms=...) needs topics by name, as retry topics are created at the start"
+            " - replace pattern= by names, or use a Retry without topic_delays_ms"
+        )
+    if order_by == "key" and not retry.allow_reordering:
+        raise ConfigurationError(
+            f'{where}Retry(topic_delays_ms=...) and order_by="key" contradict each other: later records of a key'
+            " overtake a record in a retry topic - add Retry(allow_reordering=True) to accept that, or retry in place"
+        )
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    known = HandlerOptions.__annotations__
+    for name in options:
+        if name in known:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        if name in _MOVED:
+            hint = f"use {_MOVED[name]}"
+        elif close:
+            hint = f"did you mean {close[0]!r}?"
+        else:
+            hint = f"the options are {', '.join(known)}"
+        raise ConfigurationError(f"handlers have no option {name!r} - {hint}")
+
+
+def _check_callables(options: Mapping[str, object]) -> None:
+    check_middleware(options.get("middleware", ()))
+    if options.get("when") is not None:
+        check_condition(options["when"])
+    if options.get("codec") is not None:
+        check_codec(options["codec"], "handler")
+
+
+def _check_choice(name: str, value: object) -> None:
+    choices = get_args(_CHOICES[name])
+    if value not in choices:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def _check_retry(retry: object) -> None:
+    if retry is not None and not isinstance(retry, Retry):
+        raise ConfigurationError(f"retry must be a Retry instance such as Retry(attempts=3), not {retry!r}")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
