@@ -1,58 +1,241 @@
-"""Writes docs/options.md from the declaration of the options: python docs/options.py."""
+"""Writer of the texts generated from the options: docs/options.md, their docstrings' facts, and lists in help texts.
+
+Run ``python docs/options.py`` after a change of an option.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import inspect
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from tailrace.app.handlers import Handler
+from tailrace.app.options import AppConfig
+from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.config import ConsumerConfig
+from tailrace.config.spellings import ELSEWHERE
+from tailrace.core.dispatch.batching import Batch
+from tailrace.core.failures.retry import Retry
 
-MARKS = {"live": "live", "object": "as_is", "classic": "classic"}
-PAGE = Path(__file__).parent / "options.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "options.md"
+CONSUMER_OPTIONS = ROOT / "src/tailrace/config/consumer_options.py"
+APP_OPTIONS = ROOT / "src/tailrace/app/options.py"
+WIDTH = 120
 
 OPENING = """\
 # Options
 
-Of `Consumer`, `App` and every command. How they are given: [connect](howto/connect.md). What an `App` alone takes, and
-its handlers, stands in `help(tailrace.App)` and `help(tailrace.App.handler)`.
+Options of `Consumer`, `App`, handlers and every command. [Connect](howto/connect.md) tells how to set them by argument,
+environment variable and command line. Times are milliseconds, sizes are bytes.
 
-*Live* ones may be set anew while a consumer runs, by `await consumer.reconfigure(…)`; *object* are those that no text
-can give, and so no environment; *classic* those that the broker decides with `group_protocol="consumer"`.
+The names in Java, librdkafka and aiokafka are listed where they differ from ours by more than dots and underscores.
+
+- *live*: can be changed while a consumer runs, by `await consumer.reconfigure(…)`.
+- *object*: takes a Python object, which environment and command line cannot set.
+- *classic*: set by the broker with `group_protocol="consumer"`.
 """
 
 
-def sections() -> Iterator[tuple[str, list[str]]]:
-    """The names of the options, under the headings of their declaration."""
-    found = re.split(r"^ +# ---- (.*)\n", inspect.getsource(ConsumerConfig), flags=re.MULTILINE)[1:]
-    for title, rows in zip(found[::2], found[1::2], strict=True):
-        if names := re.findall(r"^ {4}(\w+): .*= _option\(", rows, re.MULTILINE):
-            yield title, names
+class Option(NamedTuple):
+    """One option, as documented and as declared."""
+
+    name: str
+    section: str
+    text: list[str]
+    """Paragraphs of the text, without the facts."""
+    facts: str
+    default: str
+    marks: list[str]
+    elsewhere: str
+    span: tuple[int, int]
+    """Lines of the docstring in the source."""
 
 
-def table(names: list[str]) -> str:
-    """A row for each."""
-    fields = {field.name: field for field in dataclasses.fields(ConsumerConfig)}
-    rows = ["| option | default | |", "|---|---|---|"]
-    for name in names:
-        metadata, default = fields[name].metadata, fields[name].default
-        marks = [word for word, mark in MARKS.items() if metadata[mark]]
-        shown = f"{default:_}" if type(default) is int else repr(default).replace("'", '"')
-        meaning = " ".join([metadata["meaning"].replace("|", r"\|"), *(f"*{word}*" for word in marks)])
-        rows.append(f"| `{name}` | `{shown}` | {meaning} |")
+class Row(NamedTuple):
+    """Declared default and metadata of an option."""
+
+    default: object
+    metadata: Mapping[str, Any]
+
+
+def rows_of(*kinds: Any) -> dict[str, Row]:  # noqa: ANN401 - dataclasses
+    """Return the rows of dataclasses."""
+    return {field.name: Row(field.default, field.metadata) for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def options_of(path: Path, kind: str, rows: Mapping[str, Row]) -> Iterator[Option]:
+    """Yield the options that a TypedDict documents."""
+    source = path.read_text(encoding="utf-8")
+    lines, section = source.splitlines(), ""
+    body = next(n.body for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind)
+    for key, text in itertools.pairwise(body):
+        if not isinstance(key, ast.AnnAssign) or not isinstance(key.target, ast.Name):
+            continue
+        if found := re.fullmatch(r" *# ---- (.*)", lines[key.lineno - 2]):
+            section = found[1]
+        assert isinstance(text, ast.Expr), key.target.id
+        assert isinstance(text.value, ast.Constant)
+        paragraphs = [" ".join(one.split()) for one in text.value.value.split("\n\n")]
+        hand_written = [one for one in paragraphs if not one.startswith("Default: ")]
+        yield described(key.target.id, section, hand_written, rows[key.target.id], (text.lineno, text.end_lineno or 0))
+
+
+def described(name: str, section: str, text: list[str], row: Row, span: tuple[int, int]) -> Option:
+    """Return an option with the facts of its row."""
+    metadata, default = row.metadata, shown(row.default)
+    least, most = metadata.get("at_least"), metadata.get("at_most")
+    marks = [mark for mark, key in (("live", "live"), ("object", "as_is"), ("classic", "classic")) if metadata.get(key)]
+    range_ = f" Minimum: {least}." if least is not None else ""
+    if least is not None and most is None:
+        range_ += " No maximum."
+    rest = [
+        "Can be changed by ``reconfigure``." if "live" in marks else "",
+        'Only with ``group_protocol="classic"``.' if "classic" in marks else "",
+        "Not from the environment." if "object" in marks else "",
+    ]
+    names = [
+        f"{client}: {' or '.join(theirs)}"
+        for client, spellings in ELSEWHERE.items()
+        if (theirs := [dotted(client, their) for their, ours in spellings.items() if ours == name])
+    ]
+    elsewhere = "; ".join(names)
+    facts = " ".join(filter(None, [f"Default: {default}.{range_}", *rest, f"{elsewhere}." if elsewhere else ""]))
+    return Option(name, section, text, facts, default + range_.rstrip("."), marks, elsewhere, span)
+
+
+def dotted(client: str, name: str) -> str:
+    """Return a name as a client spells it."""
+    return name if client == "aiokafka" or name.endswith("_cb") else name.replace("_", ".")
+
+
+def shown(default: object) -> str:
+    """Return a default as the documentation shows it."""
+    if isinstance(default, Retry | Batch):
+        return f"{type(default).__name__}()"
+    return f"{default:_}" if type(default) is int else repr(default).replace("'", '"')
+
+
+# ---- docstrings ------------------------------------------------------------------------------------------------------
+
+
+def with_facts(path: Path, *kinds: tuple[str, Mapping[str, Row]]) -> str:
+    """Return a source with the facts at the end of the options' docstrings."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = [option for kind, rows in kinds for option in options_of(path, kind, rows)]
+    for option in sorted(found, key=lambda one: -one.span[0]):
+        first, *more = [*option.text, option.facts]
+        paragraphs = [f'    """{first}']
+        for one in more:
+            paragraphs += ["", textwrap.fill(one, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)]
+        lines[option.span[0] - 1 : option.span[1]] = [*"\n".join(paragraphs).split("\n"), '    """']
+    return "\n".join(lines) + "\n"
+
+
+def summary(option: Option, *, indent: int) -> str:
+    """Return the line of an option in a help text, with the first sentence of its text where it fits."""
+    line = f"{' ' * indent}{option.name}={option.default.partition(' Minimum')[0].rstrip('.')}"
+    full = f"{line}: {option.text[0].replace('``', '')}"
+    return full if len(full) <= WIDTH else line
+
+
+def with_list(path: Path, first: str, options: list[Option], *, indent: int, note: str = "") -> str:
+    """Return a source whose docstring lists options between the line ``first`` and the next empty line."""
+    source = path.read_text(encoding="utf-8")
+    listed = "\n".join(summary(one, indent=indent + 4) for one in options)
+    head = f"{' ' * indent}{first}{note}\n"
+    pattern = rf"^ {{{indent}}}{re.escape(first)}[^\n]*\n(?: {{{indent + 4}}}\w+=[^\n]*\n)*"
+    assert len(re.findall(pattern, source, re.MULTILINE)) == 1, (path, first)
+    return re.sub(pattern, lambda _found: f"{head}{listed}\n", source, flags=re.MULTILINE)
+
+
+# ---- page ------------------------------------------------------------------------------------------------------------
+
+
+def table(options: list[Option]) -> str:
+    """Return a row for each option."""
+    rows = ["| option | default | meaning | elsewhere |", "|---|---|---|---|"]
+    for one in options:
+        text = " ".join([*one.text, *(f"*{mark}*" for mark in one.marks)]).replace("``", "`").replace("|", r"\|")
+        default, _, least = one.default.partition(" Minimum: ")
+        bound = f", at least {least.partition('.')[0]}" if least else ""
+        rows.append(f"| `{one.name}` | `{default.rstrip('.')}`{bound} | {text} | {one.elsewhere} |")
     return "\n".join(rows)
 
 
-def written() -> str:
-    """The page as the declaration has it now."""
-    parts = [f"## {title[0].upper()}{title[1:]}\n\n{table(names)}\n" for title, names in sections()]
-    return "\n".join([OPENING, *parts])
+def consumer_options() -> list[Option]:
+    """Return the options of a consumer."""
+    return list(options_of(CONSUMER_OPTIONS, "ConsumerOptions", rows_of(ConsumerConfig)))
+
+
+def app_options() -> list[Option]:
+    """Return the options of an app itself."""
+    return list(options_of(APP_OPTIONS, "AppOptions", rows_of(AppConfig, TransactionOptions)))
+
+
+def handler_options() -> list[Option]:
+    """Return the options of a handler."""
+    return list(options_of(APP_OPTIONS, "HandlerOptions", rows_of(Handler)))
+
+
+def page() -> str:
+    """Return docs/options.md."""
+    consumer = consumer_options()
+    sections = list(dict.fromkeys(one.section for one in consumer))
+    parts = [OPENING, "## Consumer\n"]
+    parts += [f"### {name.capitalize()}\n\n{table([o for o in consumer if o.section == name])}\n" for name in sections]
+    parts += [f"## App\n\nAn app takes these, and all options of `Consumer`.\n\n{table(app_options())}\n"]
+    parts += [f"## Handlers\n\nOptions of `@app.handler` and `@app.batch_handler`.\n\n{table(handler_options())}\n"]
+    return "\n".join(parts)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+IN_CLASSES = (
+    "Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:"
+)
+OWN = "Options of the app; see ``tailrace.AppOptions`` and docs/options.md:"
+OF_HANDLERS = "Options; see ``tailrace.HandlerOptions`` and docs/options.md:"
+
+GENERATED: list[tuple[Path, Callable[[], str]]] = [
+    (CONSUMER_OPTIONS, lambda: with_facts(CONSUMER_OPTIONS, ("ConsumerOptions", rows_of(ConsumerConfig)))),
+    (
+        APP_OPTIONS,
+        lambda: with_facts(
+            APP_OPTIONS,
+            ("HandlerOptions", rows_of(Handler)),
+            ("AppOptions", rows_of(AppConfig, TransactionOptions)),
+        ),
+    ),
+    (
+        ROOT / "src/tailrace/consumer/consumer.py",
+        lambda: with_list(ROOT / "src/tailrace/consumer/consumer.py", IN_CLASSES, consumer_options(), indent=4),
+    ),
+    (
+        ROOT / "src/tailrace/app/app.py",
+        lambda: with_list(ROOT / "src/tailrace/app/app.py", OWN, app_options(), indent=4),
+    ),
+    (
+        ROOT / "src/tailrace/app/app.py",
+        lambda: with_list(ROOT / "src/tailrace/app/app.py", IN_CLASSES, consumer_options(), indent=4),
+    ),
+    (
+        ROOT / "src/tailrace/app/handlers.py",
+        lambda: with_list(ROOT / "src/tailrace/app/handlers.py", OF_HANDLERS, handler_options(), indent=8),
+    ),
+    (PAGE, page),
+]
+"""Files and what they contain once generated, in an order in which none depends on a later one."""
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text() if PAGE.exists() else ""
-    PAGE.write_text(written())
-    sys.stderr.write(f"{PAGE}: {'as it was' if PAGE.read_text() == before else 'written anew'}\n")
+    for path, generated in GENERATED:
+        before, now = path.read_text(encoding="utf-8"), generated()
+        path.write_text(now, encoding="utf-8")
+        sys.stderr.write(f"{path.relative_to(ROOT)}: {'unchanged' if before == now else 'written'}\n")

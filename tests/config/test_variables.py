@@ -31,7 +31,7 @@ def test_another_unknown_variable_is_warned_of_once(caplog):
         resolve({}, {"TAILRACE_COLOUR_OF_SHED": "hunter2"})
 
     (warned,) = [record.getMessage() for record in caplog.records if "SHED" in record.getMessage()]
-    assert warned == "TAILRACE_COLOUR_OF_SHED is the variable of no option, and is ignored"
+    assert warned == "TAILRACE_COLOUR_OF_SHED is not the variable of an option and is ignored"
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,57 @@
-"""The page of options is written from their declaration, and is as that is now."""
+"""The page, docstrings and help texts that are written from the declaration of the options."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
+import pydoc
 import re
 from pathlib import Path
 
-from tailrace.config import ConsumerConfig
+import pytest
+
+from tailrace import App, Consumer, Handlers
 
 DOCS = Path(__file__).parents[2] / "docs"
+SPEC = importlib.util.spec_from_file_location("options", DOCS / "options.py")
+options = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(options)
+
+CONSUMER, APP, HANDLER = options.consumer_options(), options.app_options(), options.handler_options()
 
 
-def test_the_page_has_what_is_declared():
-    """An option that changes without the page fails here: `python docs/options.py` writes it anew."""
-    spec = importlib.util.spec_from_file_location("options", DOCS / "options.py")
-    options = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(options)
-    page = options.PAGE.read_text()
+@pytest.mark.parametrize(("path", "generated"), options.GENERATED, ids=lambda one: getattr(one, "name", ""))
+def test_generated_texts_are_up_to_date(path, generated):
+    """A change of an option's declaration is in all texts: run `python docs/options.py`."""
+    assert path.read_text(encoding="utf-8") == generated()
 
-    assert page == options.written()
-    assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == [one.name for one in dataclasses.fields(ConsumerConfig)]
+
+@pytest.mark.parametrize(
+    ("documented", "listed"),
+    [(Consumer, CONSUMER), (App, [*APP, *CONSUMER]), (Handlers.handler, HANDLER), (App.handler, HANDLER)],
+    ids=["Consumer", "App", "Handlers.handler", "App.handler"],
+)
+def test_help_lists_every_option(documented, listed):
+    """help() of a class or decorator has one line for each option, with its default."""
+    text = pydoc.render_doc(documented, renderer=pydoc.plaintext)
+
+    assert re.findall(r"^[ |]+(\w+)=\S", text, re.MULTILINE)[: len(listed)] == [one.name for one in listed]
+
+
+@pytest.mark.parametrize("option", [*CONSUMER, *APP, *HANDLER], ids=lambda one: one.name)
+def test_every_option_is_documented(option):
+    """Each option has a sentence of its own, which fits into its line of the help text."""
+    assert re.fullmatch(r"\S.{15,}\.", option.text[0]), option.text[0]
+    assert options.summary(option, indent=8).endswith(option.text[0].replace("``", ""))
+
+
+def test_options_are_grouped():
+    """The declaration has the options in the order and under the headings of their documentation."""
+    source = (DOCS.parent / "src/tailrace/config/options.py").read_text(encoding="utf-8")
+    found = re.findall(r"^    (?:# ---- (.*)|(\w+): .* = _option\()", source, re.MULTILINE)
+    section, declared = "", []
+    for title, name in found:
+        section = title or section
+        if name:
+            declared.append((name, section))
+
+    assert declared == [(one.name, one.section) for one in CONSUMER]

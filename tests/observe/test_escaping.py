@@ -110,7 +110,7 @@ def test_inline_pem_is_refused_and_not_shown(name):
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
     options = {"bootstrap_servers": "b:1", "security_protocol": "SSL", "ssl_certfile": "cert.pem", name: pem}
 
-    with pytest.raises(ConfigurationError, match=f"{name} is the path of a file") as raised:
+    with pytest.raises(ConfigurationError, match=f"{name} must be the path of a file") as raised:
         resolve(options, {})
 
     assert "MIIsecret" not in str(raised.value)
@@ -121,7 +121,7 @@ def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
     """As with the consumer's options of these names, before a question to the registry would tell of the path."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
 
-    with pytest.raises(ConfigurationError, match=f"{name} is the path of a file") as raised:
+    with pytest.raises(ConfigurationError, match=f"{name} must be the path of a file") as raised:
         SchemaRegistry("https://registry:8081", **{name: pem})
 
     assert "MIIsecret" not in str(raised.value)

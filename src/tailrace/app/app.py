@@ -65,8 +65,95 @@ class App(Handlers):
     app without handlers publishes only.
 
     Args:
-        options: See ``AppOptions``. Those of ``Consumer`` that are not given come from ``TAILRACE_...`` variables, then
-            from their defaults.
+        options: See below.
+
+    Options of the app; see ``tailrace.AppOptions`` and docs/options.md:
+        retry=None: Policy for retrying failed records, in place and through retry topics.
+        dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
+        on_failure="pause": Action for records that have failed for good without a dead-letter topic.
+        codec=None: Decodes values and encodes results; JSON by default.
+        middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
+        require_broker=True: Fail to start if no broker answers within start_timeout_ms.
+        delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
+        transactional_id=None: Transactional id of this process, a template of {group}, {hostname}, {worker} and others.
+        transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.
+        transaction_interval_ms=100: Maximum time in milliseconds for which a transaction collects records.
+        transaction_max_records=10_000: Maximum number of records in a transaction.
+
+    Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
+        bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
+        client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
+        client_rack="": Rack of this client; records are fetched from the nearest replica (KIP-392).
+        metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
+        connections_max_idle_ms=540_000: Time in milliseconds after which an unused connection is replaced by a new one.
+        local_addr=None: Local address and port of connections; port 0 for any.
+        receive_buffer_bytes=None: Size in bytes of the sockets' receive buffers; None for the system's default.
+        security_protocol="PLAINTEXT": Protocol used to talk to the brokers.
+        sasl_mechanism="PLAIN": Mechanism of SASL authentication.
+        sasl_plain_username=None: User name for PLAIN and SCRAM.
+        sasl_plain_password=None: Password for PLAIN and SCRAM.
+        sasl_oauth_token_provider=None: Async function that returns a token, for OAUTHBEARER.
+        sasl_kerberos_service_name="kafka": Service name of the brokers, for GSSAPI.
+        sasl_kerberos_domain_name=None: Domain name of the brokers, for GSSAPI; None for each broker's host.
+        ssl_cafile=None: Path of the CA certificates to trust, in PEM; None for the system's.
+        ssl_certfile=None: Path of the client's certificate chain, in PEM.
+        ssl_keyfile=None: Path of the client's private key, in PEM.
+        ssl_password=None: Password of the private key.
+        ssl_check_hostname=True: Check that the broker's certificate names its host.
+        ssl_context=None: TLS context to use instead of the ssl_* files.
+        group_id=None: Consumer group to join; None reads without a group.
+        group_instance_id=None: Name of a static member, kept over restarts (KIP-345).
+        group_protocol="classic": Group protocol: "classic", or "consumer" (KIP-848, Kafka 4.0 and newer).
+        partition_assignment_strategy=("cooperative-sticky",): Assignors of the group, most preferred first.
+        group_remote_assignor=None: Assignor of the broker, such as "uniform" or "range"; None for its default.
+        max_poll_interval_ms=300_000: Maximum time in milliseconds between two reads, and for a member to rejoin.
+        session_timeout_ms=45_000: Time in milliseconds without a heartbeat after which a member is removed.
+        heartbeat_interval_ms=3_000: Time in milliseconds between heartbeats; at most a third of the session.
+        rebalance_drain_ms=30_000: Time in milliseconds a rebalance waits for records in flight to finish.
+        rebalance_max_retries=None: Maximum number of retries of joining the group; None for no limit.
+        leave_on_stop=None: Leave the group on stop(); by default a dynamic member does, a static one does not.
+        post_rebalance_callback=None: Called after a rebalance, before the first fetch; may return start offsets.
+        rebalance_listener=None: Object whose on_partitions_assigned, _revoked and _lost are called.
+        group_error_reactions=None: Reactions to error codes of group requests, such as {14: "retry"}.
+        auto_offset_reset=None: Start position without a committed offset.
+        enable_auto_commit=None: Commit finished records periodically; by default True with a group.
+        auto_commit_interval_ms=5_000: Time in milliseconds between automatic commits; None for none by time.
+        auto_commit_every_records=None: Number of finished records after which they are committed as well.
+        ack="auto": "auto" finishes a record when the next is read, "manual" on ack(record).
+        reset_offset_on_start=False: Ignore committed offsets once and start at auto_offset_reset.
+        offset_commit_callback=None: Called after each commit with (offsets, error); sync or async.
+        offset_commit_max_retries=None: Maximum number of retries of a commit; None for as many as its time allows.
+        offset_metadata_max_bytes=4_096: Maximum size in bytes of commit metadata; at most the broker's limit.
+        on_metadata_too_large="raise": Action if the text of a commit is too long: raise, or "blank" to omit it.
+        isolation_level="read_uncommitted": "read_committed" skips records of aborted transactions.
+        max_queued_records=2_000: Maximum number of decoded records that are not finished or not delivered.
+        max_buffered_bytes=67_108_864: Maximum size in bytes of fetched data that is not decoded.
+        fetch_min_bytes=1: Minimum size in bytes of a fetch response, unless fetch_max_wait_ms passes.
+        fetch_max_wait_ms=500: Maximum time in milliseconds the broker waits for fetch_min_bytes.
+        fetch_max_bytes=52_428_800: Maximum size in bytes of a fetch response.
+        max_partition_fetch_bytes=1_048_576: Maximum size in bytes of the data of one partition in a fetch response.
+        num_fetchers=1: Number of connections for fetching to each broker.
+        max_batch_bytes=None: Maximum size in bytes of a batch; a larger one raises an error.
+        max_decompressed_batch_bytes=134_217_728: Maximum size in bytes of a decompressed batch; more raises an error.
+        check_crcs=True: Check the CRC-32C checksum of each batch.
+        allow_offset_gaps=True: Accept gaps in the offsets; False raises OffsetGapError.
+        exclude_internal_topics=True: Exclude Kafka's internal topics from patterns; a topic that is named is read.
+        key_deserializer=None: Function that decodes keys; not called for null.
+        value_deserializer=None: Function that decodes values; not called for null.
+        on_deserialize_error="raise": Action if a record cannot be decoded: raise DecodeError, or "skip" it.
+        consumer_timeout_ms=None: Time in milliseconds to wait for a record in a loop or call without its own timeout.
+        when_timed_out="raise": Action after consumer_timeout_ms: raise an error, or "stop" a loop.
+        start_timeout_ms=20_000: Maximum time in milliseconds to reach the cluster in start().
+        stop_timeout_ms=20_000: Maximum time in milliseconds of stop(), even if no broker answers.
+        default_api_timeout_ms=60_000: Maximum time in milliseconds of a call such as commit(), retries included.
+        request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
+        socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection.
+        reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
+        reconnect_backoff_max_ms=1_000: Maximum time in milliseconds between reconnects.
+        retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).
+        retry_backoff_max_ms=1_000: Maximum time in milliseconds between retries of a request.
+        hooks=(): Objects whose on_event(event) is called with every event.
+        metric_group_prefix="consumer": Prefix of the groups in metrics().
 
     Raises:
         ConfigurationError: An option is unknown, has an invalid value, or contradicts another.

@@ -98,7 +98,22 @@ class Handlers:
         Args:
             topics: Names of the topics.
             batch: Limits of a batch; the function then takes a list of records instead of a single one.
-            options: See ``HandlerOptions``.
+            options: See below.
+
+        Options; see ``tailrace.HandlerOptions`` and docs/options.md:
+            pattern=None: Regular expression instead of topic names; it must match a topic's whole name.
+            group_id=None: Consumer group of this handler.
+            when=None: Predicate that selects the records of this handler, if several read one topic.
+            unmatched="fail": Policy for records that no handler's when selects: "fail" or "skip".
+            order_by="partition": Records that are handled one after another: of a "partition", of a "key", or "none".
+            concurrency=64: Maximum number of records, or of batches, that are handled at once.
+            timeout_ms=None: Maximum time in milliseconds that a call may take; then it fails with TimeoutError.
+            retry=None: Policy for retrying failed records, in place and through retry topics.
+            dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
+            on_failure=None: Action for records that have failed for good without a dead-letter topic.
+            publish=None: Topic to which the handler's results are published; a list is published item by item.
+            codec=None: Decodes values and encodes results.
+            middleware=(): Functions that wrap the call of the handler, inside those of the app, the outermost first.
 
         Raises:
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.

@@ -51,56 +51,87 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     """Options of ``@app.handler`` and ``@app.batch_handler``, for ``**options: Unpack[HandlerOptions]``."""
 
     pattern: str | re.Pattern[str] | None
-    """Regular expression instead of topic names; it must match a topic's whole name."""
+    """Regular expression instead of topic names; it must match a topic's whole name.
+
+    Default: None.
+    """
     group_id: str | None
     """Consumer group of this handler.
 
     Without it, the ``group_id`` of the app.
+
+    Default: None.
     """
     when: Callable[[Record], bool] | None
-    """Predicate that selects the records of this handler, if several read one topic."""
+    """Predicate that selects the records of this handler, if several read one topic.
+
+    Default: None.
+    """
     unmatched: Unmatched
-    """Policy for records that no handler's ``when`` selects: ``"fail"`` or ``"skip"``."""
+    """Policy for records that no handler's ``when`` selects: ``"fail"`` or ``"skip"``.
+
+    Default: "fail".
+    """
     order_by: OrderBy
     """Records that are handled one after another: of a ``"partition"``, of a ``"key"``, or ``"none"``.
 
     Batches are always of one partition, except with ``"none"``. With ``"key"``, a batch waits only for batches that
     contain one of its keys.
+
+    Default: "partition".
     """
     concurrency: int
     """Maximum number of records, or of batches, that are handled at once.
 
     8 for handlers of batches.
+
+    Default: 64.
     """
     timeout_ms: int | None
-    """Maximum time in milliseconds that a call may take; then it fails with ``TimeoutError``."""
+    """Maximum time in milliseconds that a call may take; then it fails with ``TimeoutError``.
+
+    Default: None.
+    """
     retry: Retry | None
     """Policy for retrying failed records, in place and through retry topics.
 
     Without it, the ``retry`` of the app.
+
+    Default: None.
     """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
     Without it, the ``dead_letter`` of the app.
+
+    Default: None.
     """
     on_failure: OnFailure | None
     """Action for records that have failed for good without a dead-letter topic.
 
     ``"pause"`` retries them in place, ``"stop"`` stops the app, ``"skip"`` counts and logs them. Without it, the
     ``on_failure`` of the app.
+
+    Default: None.
     """
     publish: str | None
-    """Topic to which the handler's results are published; a list is published item by item."""
+    """Topic to which the handler's results are published; a list is published item by item.
+
+    Default: None.
+    """
     codec: AnyCodec | None
     """Decodes values and encodes results.
 
     Without it, the ``codec`` of the app.
+
+    Default: None.
     """
     middleware: Sequence[MiddlewareT]
     """Functions that wrap the call of the handler, inside those of the app, the outermost first.
 
     The app's middleware wraps handlers of single records only.
+
+    Default: ().
     """
 
 
@@ -108,31 +139,48 @@ class AppOptions(ConsumerOptions, total=False):
     """Options of ``App``: its own, which are the defaults of its handlers, and those of ``Consumer``."""
 
     retry: Retry | None
-    """Policy for retrying failed records, in place and through retry topics."""
+    """Policy for retrying failed records, in place and through retry topics.
+
+    Default: None.
+    """
     dead_letter: str | None
     """Topic for records that have failed for good, such as ``"{topic}.{group}.dead"``.
 
     ``{topic}`` is the topic that the record was first read from, ``{group}`` the consumer group.
+
+    Default: None.
     """
     on_failure: OnFailure
     """Action for records that have failed for good without a dead-letter topic.
 
     ``"pause"`` retries them every ``max_backoff_ms`` while their lane waits, ``"stop"`` stops the app, ``"skip"``
     counts and logs them.
+
+    Default: "pause".
     """
     codec: AnyCodec | None
-    """Decodes values and encodes results; JSON by default."""
+    """Decodes values and encodes results; JSON by default.
+
+    Default: None.
+    """
     middleware: Sequence[Middleware]
-    """Functions that wrap the call of every handler of single records, the outermost first."""
+    """Functions that wrap the call of every handler of single records, the outermost first.
+
+    Default: ().
+    """
     require_broker: bool
     """Fail to start if no broker answers within ``start_timeout_ms``.
 
     With False, the app starts, is ready, and keeps trying, for a service that does other things as well.
+
+    Default: True.
     """
     delivery: Delivery
     """Delivery guarantee: ``"at_least_once"``, or ``"exactly_once"`` by transactions.
 
     With ``"exactly_once"``, the results of handlers, dead letters and offsets become visible together or not at all.
+
+    Default: "at_least_once".
     """
     transactional_id: str | None
     """Transactional id of this process, a template of ``{group}``, ``{hostname}``, ``{worker}`` and others.
@@ -140,21 +188,29 @@ class AppOptions(ConsumerOptions, total=False):
     The others are ``{instance}`` (``group_instance_id``), ``{client_id}`` and ``{pid}``. A process that starts with the
     id of another one aborts its open transaction at once. By default the group with ``group_instance_id``, or with a
     new random id at each start. Only with ``delivery="exactly_once"``.
+
+    Default: None.
     """
     transaction_timeout_ms: int | None
     """Time in milliseconds after which the broker aborts an open transaction.
 
     Only with ``delivery="exactly_once"``.
+
+    Default: 10_000.
     """
     transaction_interval_ms: int | None
     """Maximum time in milliseconds for which a transaction collects records.
 
     Only with ``delivery="exactly_once"``.
+
+    Default: 100.
     """
     transaction_max_records: int | None
     """Maximum number of records in a transaction.
 
     Only with ``delivery="exactly_once"``.
+
+    Default: 10_000.
     """
 
 

@@ -1,16 +1,17 @@
-"""Every option of a consumer: declared once, resolved once, then never changed.
+"""Options of a consumer.
 
-``options`` declares them, ``resolution`` finds their values, ``checks`` refuses what contradicts itself.
+``options`` declares them, ``consumer_options`` documents them, ``resolution`` finds their values, ``checks`` refuses
+contradictions, and ``spellings`` knows their names in other clients.
 """
 
 from __future__ import annotations
 
 from tailrace.config.addresses import split_address
 from tailrace.config.checks import refuse_inline_pem
+from tailrace.config.consumer_options import ConsumerOptions
 from tailrace.config.options import (
     ASSIGNMENT_STRATEGIES,
     ConsumerConfig,
-    ConsumerOptions,
     OffsetReset,
     PostRebalanceCallback,
     RebalanceListener,

@@ -1,4 +1,4 @@
-"""Addresses of brokers, as users write them."""
+"""Parser of broker addresses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\s\[\]]+)\]|(?P<host>[^\s:,/\[\]]+))(?::(?
 
 
 def split_address(address: str, where: str = "bootstrap_servers", *, default_port: int = 9092) -> tuple[str, int]:
-    """``host:port``, ``[v6]:port`` or ``host`` (``default_port``) as its two parts.
+    """Split ``host:port``, ``[v6]:port`` or ``host`` (with ``default_port``) into host and port.
 
     Raises:
-        ConfigurationError: it is none of these; the message says ``where`` it comes from.
+        ConfigurationError: The address is invalid; the message starts with ``where``.
     """
     found = _ADDRESS.fullmatch(address.strip())
     host, port = (found["v6"] or found["host"], int(found["port"] or default_port)) if found else ("", -1)
     if not host or not min(default_port, 1) <= port <= 65_535:
-        raise ConfigurationError(f"{where}: {address!r} is no address - write host:port, such as localhost:9092")
+        raise ConfigurationError(f"{where}: {address!r} is not an address - write host:port, such as localhost:9092")
     return host, port

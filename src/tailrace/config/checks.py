@@ -1,4 +1,4 @@
-"""What one option cannot know of another: contradictions, refused before anything starts."""
+"""Checks of options against each other, before anything starts."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ __all__ = ["check", "refuse_inline_pem"]
 
 
 def check(config: ConsumerConfig, given: Collection[str]) -> None:
-    """Refuse what contradicts itself; ``given`` are the options that were said and not left to their defaults.
+    """Refuse options that contradict each other; ``given`` names those that are not left to their defaults.
 
     Raises:
-        ConfigurationError: naming the options that do not go together.
+        ConfigurationError: Names the options.
     """
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigurationError(
-            f"heartbeat_interval_ms={config.heartbeat_interval_ms} has to be below "
-            f"session_timeout_ms={config.session_timeout_ms} - at most a third of it, so that one may be lost"
+            f"heartbeat_interval_ms={config.heartbeat_interval_ms} must be less than "
+            f"session_timeout_ms={config.session_timeout_ms} - use at most a third of it, so that one may be lost"
         )
     if config.enable_auto_commit and config.group_id is None:
         raise ConfigurationError("enable_auto_commit=True needs a group_id - there is no group to commit for")
     if config.reset_offset_on_start and (config.group_id is None or config.offset_reset == "none"):
         raise ConfigurationError(
-            "reset_offset_on_start=True needs a group_id, and an auto_offset_reset that says where to begin"
+            "reset_offset_on_start=True needs a group_id, and an auto_offset_reset other than 'none'"
         )
     if config.group_id == "":
-        raise ConfigurationError("group_id: an empty name will not do - leave it out to read without a group")
+        raise ConfigurationError("group_id must not be empty - leave it out to read without a group")
     if config.group_instance_id is not None and config.group_id is None:
         raise ConfigurationError("group_instance_id needs a group_id - it names a member of a group")
     _check_protocol(config, given)
     for pause in ("reconnect_backoff", "retry_backoff"):
         first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
         if first > longest:
-            raise ConfigurationError(f"{pause}_ms={first} has to be at most {pause}_max_ms={longest}")
+            raise ConfigurationError(f"{pause}_ms={first} must be at most {pause}_max_ms={longest}")
     if config.request_timeout_ms <= config.fetch_max_wait_ms:
         raise ConfigurationError(
-            f"request_timeout_ms={config.request_timeout_ms} has to be above "
-            f"fetch_max_wait_ms={config.fetch_max_wait_ms} - a broker with nothing to give answers only then"
+            f"request_timeout_ms={config.request_timeout_ms} must be more than "
+            f"fetch_max_wait_ms={config.fetch_max_wait_ms} - a broker without new records answers only then"
         )
     for address in config.bootstrap_servers:
         split_address(address)
@@ -53,7 +53,7 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
         classic_only = [f.name for f in dataclasses.fields(ConsumerConfig) if f.metadata["classic"] and f.name in given]
         if classic_only:
             raise ConfigurationError(
-                f"{', '.join(classic_only)} will not do with group_protocol='consumer': the broker decides that there"
+                f"{', '.join(classic_only)} cannot be set with group_protocol='consumer', where the broker decides"
                 " - leave it out, or set the broker's group.consumer.* configuration"
             )
         if config.group_id is None:
@@ -61,32 +61,32 @@ def _check_protocol(config: ConsumerConfig, given: Collection[str]) -> None:
     elif config.group_remote_assignor is not None:
         raise ConfigurationError(
             "group_remote_assignor needs group_protocol='consumer'"
-            " - in the classic protocol it is partition_assignment_strategy"
+            " - with the classic protocol, use partition_assignment_strategy"
         )
     named = [one for one in config.partition_assignment_strategy if isinstance(one, str)]
     unknown = [name for name in named if name not in ASSIGNMENT_STRATEGIES]
     if unknown or not config.partition_assignment_strategy:
         raise ConfigurationError(
-            f"partition_assignment_strategy: {', '.join(map(repr, unknown)) or 'nothing'} will not do"
-            f" - name one or more of {', '.join(ASSIGNMENT_STRATEGIES)}, most preferred first, or give a function"
+            f"partition_assignment_strategy: {', '.join(map(repr, unknown)) or 'nothing'} is not an assignor"
+            f" - name one or more of {', '.join(ASSIGNMENT_STRATEGIES)}, most preferred first, or pass a function"
         )
 
 
 def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
-    """Refuse a key or certificate in place of its path, before any error or log shows the value.
+    """Refuse a key or certificate in place of its path, before an error or a log shows it.
 
     Raises:
         ConfigurationError: ``path`` is PEM.
     """
     if path is not None and "-----BEGIN" in path:
-        raise ConfigurationError(f"{name} is the path of a file, not PEM itself - {advice}")
+        raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")
 
 
 def _check_security(config: ConsumerConfig) -> None:
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         refuse_inline_pem(name, getattr(config, name), "write it to a file, or pass an ssl_context")
     if config.ssl_keyfile is not None and config.ssl_certfile is None:
-        raise ConfigurationError("ssl_keyfile needs ssl_certfile - a key is shown with the certificate that it is of")
+        raise ConfigurationError("ssl_keyfile needs ssl_certfile, the certificate of the key")
     if not config.security_protocol.startswith("SASL"):
         return
     mechanism = config.sasl_mechanism

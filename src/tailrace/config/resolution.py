@@ -1,6 +1,7 @@
-"""Where an option's value comes from, in this order: the argument, the environment, its default.
+"""Resolution of options: from the argument, else the environment, else the default.
 
-The environment is ``TAILRACE_SESSION_TIMEOUT_MS``, or ``TAILRACE_SASL_PLAIN_PASSWORD_FILE`` for a mounted secret.
+The variable of an option is ``TAILRACE_SESSION_TIMEOUT_MS``; ``TAILRACE_SASL_PLAIN_PASSWORD_FILE`` names a file that
+contains the value.
 """
 
 from __future__ import annotations
@@ -24,55 +25,12 @@ import msgspec
 
 from tailrace.config.addresses import split_address
 from tailrace.config.checks import check
-from tailrace.config.options import ERROR_REACTIONS, ConsumerConfig, RebalanceListener
+from tailrace.config.options import ERROR_REACTIONS, ConsumerConfig
+from tailrace.config.spellings import OLD_SPELLINGS
 from tailrace.config.variables import PREFIX, check_variables
 from tailrace.errors import ConfigurationError
 
-__all__ = ["OLD_SPELLINGS", "changed", "check_names", "parsed_option", "resolve"]
-
-OLD_SPELLINGS: Mapping[str, str] = {
-    "auto_commit_enable": "enable_auto_commit",
-    "auto_commit": "enable_auto_commit",
-    "auto_commit_every_n": "auto_commit_every_records",
-    "auto_commit_every_t": "auto_commit_interval_ms",
-    "auto_commit_interval_messages": "auto_commit_every_records",
-    "assignors": "partition_assignment_strategy",
-    "broker_list": "bootstrap_servers",
-    "brokers": "bootstrap_servers",
-    "consumer_group": "group_id",
-    "fetch_error_backoff_ms": "retry_backoff_ms",
-    "fetch_message_max_bytes": "max_partition_fetch_bytes",
-    "fetch_size_bytes": "fetch_min_bytes",
-    "fetch_wait_max_ms": "fetch_max_wait_ms",
-    "group": "group_id",
-    "hosts": "bootstrap_servers",
-    "iter_timeout": "consumer_timeout_ms",
-    "max_buffer_size": "max_batch_bytes",
-    "max_bytes": "fetch_max_bytes",
-    "max_wait_time": "fetch_max_wait_ms",
-    "metadata_broker_list": "bootstrap_servers",
-    "min_bytes": "fetch_min_bytes",
-    "default_offset_commit_callback": "offset_commit_callback",
-    "offsets_commit_max_retries": "offset_commit_max_retries",
-    "offsets_channel_backoff_ms": "retry_backoff_ms",
-    "offsets_channel_socket_timeout_ms": "request_timeout_ms",
-    "partition_allocator": "partition_assignment_strategy",
-    "queued_max_messages": "max_queued_records",
-    "queued_max_messages_kbytes": "max_buffered_bytes",
-    "queued_min_messages": "max_queued_records",
-    "rebalance_backoff_ms": "retry_backoff_ms",
-    "rebalance_timeout_ms": "max_poll_interval_ms",
-    "refresh_leader_backoff_ms": "retry_backoff_ms",
-    "socket_receive_buffer_bytes": "receive_buffer_bytes",
-    "socket_timeout_ms": "request_timeout_ms",
-    "source_host": "local_addr",
-    "source_port": "local_addr",
-    "compacted_topic": "allow_offset_gaps",
-    "deserializer": "value_deserializer",
-    "deserializer_class": "value_deserializer",
-    "num_consumer_fetchers": "num_fetchers",
-}
-"""What other clients call it, for an error that names ours."""
+__all__ = ["changed", "check_names", "parsed_option", "resolve"]
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
@@ -106,10 +64,10 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
 
 def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ConsumerConfig:
-    """One frozen config of arguments, environment and defaults.
+    """Return the config of arguments, environment and defaults.
 
     Raises:
-        ConfigurationError: an option is unknown, has a wrong type or value, or contradicts another.
+        ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
     """
     check_names(options)
     environ = os.environ if environ is None else environ
@@ -129,16 +87,18 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
 
 
 def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
-    """``config`` with ``options`` set anew while a consumer runs; all or none.
+    """Return ``config`` with ``options`` changed while a consumer runs, all or none.
 
     Raises:
-        ConfigurationError: one is unknown, has a wrong value, contradicts another, or cannot be set any more.
+        ConfigurationError: An option is unknown, invalid, contradicts another, or cannot be changed.
     """
     check_names(options)
     for name in options:
         if not _FIELDS[name].metadata["live"]:
             able = ", ".join(sorted(one for one, field in _FIELDS.items() if field.metadata["live"]))
-            raise ConfigurationError(f"{name} stays for a consumer's life - make a new one; these can change: {able}")
+            raise ConfigurationError(
+                f"{name} cannot be changed while a consumer runs - make a new one; these can be: {able}"
+            )
     values: dict[str, Any] = {name: _typed(name, value, name) for name, value in options.items()}
     found = dataclasses.replace(config, **values)
     check(found, options.keys())
@@ -146,33 +106,33 @@ def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerCo
 
 
 def _filled_in(template: str, environ: Mapping[str, str]) -> str:
-    """``group_instance_id`` with what it has to differ by."""
+    """Fill in the template of ``group_instance_id``."""
     known = {"hostname": platform.node(), "worker": environ.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
     try:
         name = template.format_map(known)
     except (KeyError, ValueError, IndexError, AttributeError):
         raise ConfigurationError(
-            f"group_instance_id: {template!r} will not do - between braces it knows {', '.join(known)} and nothing else"
+            f"group_instance_id: {template!r} is not a valid template - it may contain {{{'}, {'.join(known)}}}"
         ) from None
     if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in {".", ".."}:
         raise ConfigurationError(
-            f"group_instance_id: {name!r} will not do - Kafka wants 1 to 249 letters, digits, dots, dashes, underscores"
+            f"group_instance_id must have 1 to 249 letters, digits, dots, dashes and underscores, not {name!r}"
         )
     return name
 
 
 def parsed_option(name: str, text: str, where: str) -> object:
-    """An option's value, from a text on a command line.
+    """Return the value of an option that is given as text on a command line.
 
     Raises:
-        ConfigurationError: there is no such option, or it is none that a text can give.
+        ConfigurationError: The option is unknown, invalid, or takes a Python object.
     """
     check_names({name: text})
     return _typed(name, _parsed(name, text, f"{where} {name}"), f"{where} {name}")
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The variable that says something of the option, and what it says."""
+    """Return the variable that sets an option, and its text."""
     variable = PREFIX + name.upper()
     if variable in environ:
         return variable, environ[variable]
@@ -183,15 +143,15 @@ def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] 
         except OSError as error:
             raise ConfigurationError(f"{of_file}: {error}") from error
         except UnicodeDecodeError:
-            # Without its cause: that one carries what the file says.
-            raise ConfigurationError(f"{of_file}: {path} is not text in UTF-8") from None
+            # Without its cause, which contains the secret.
+            raise ConfigurationError(f"{of_file}: {path} is not UTF-8 text") from None
     return None
 
 
 def _parsed(name: str, text: str, variable: str) -> object:
-    """A text from outside as the Python value that an argument would be."""
+    """Return the Python value of a text; an invalid text is returned unchanged, for ``_typed`` to refuse."""
     if _FIELDS[name].metadata["as_is"]:
-        raise ConfigurationError(f"{variable}: {name} is a Python object - give it as an argument")
+        raise ConfigurationError(f"{variable}: {name} takes a Python object - pass it as an argument")
     kind = _HINTS[name]
     if kind in {str, str | None}:
         return text
@@ -202,11 +162,15 @@ def _parsed(name: str, text: str, variable: str) -> object:
     try:
         return msgspec.convert(text.strip(), kind, strict=False)
     except msgspec.ValidationError:
-        return text  # the next to look at it tells what is wrong
+        return text
 
 
 def _typed(name: str, value: object, where: str) -> object:
-    """``value`` as the option's type wants it; ``where`` it comes from is told when it will not do."""
+    """Return ``value`` converted to the type of an option.
+
+    Raises:
+        ConfigurationError: The value is invalid; the message starts with ``where`` it comes from.
+    """
     metadata = _FIELDS[name].metadata
     if name == "partition_assignment_strategy":
         return _strategies(value, where)
@@ -216,36 +180,36 @@ def _typed(name: str, value: object, where: str) -> object:
     if metadata["as_is"]:
         is_one, wanted = _OBJECTS[name]
         if not is_one(value) and not (value is None and _FIELDS[name].default is None):
-            raise ConfigurationError(f"{where}: {shown} will not do: it has to be {wanted}")
+            raise ConfigurationError(f"{where} must be {wanted}, not {shown}")
         return tuple(value) if isinstance(value, list) else value
     if _HINTS[name] == tuple[str, ...] and isinstance(value, str):
         value = tuple(part.strip() for part in value.split(",") if part.strip())
     try:
         typed = msgspec.convert(value, _HINTS[name])
     except msgspec.ValidationError:
-        raise ConfigurationError(f"{where}: {shown} will not do: it has to be {_wanted(_HINTS[name])}") from None
+        raise ConfigurationError(f"{where} must be {_wanted(_HINTS[name])}, not {shown}") from None
     if isinstance(typed, int):
         for limit, is_within, words in (
             (metadata["at_least"], operator.ge, "at least"),
             (metadata["at_most"], operator.le, "at most"),
         ):
             if limit is not None and not is_within(typed, limit):
-                raise ConfigurationError(f"{where}: {typed} will not do: it has to be {words} {limit}")
+                raise ConfigurationError(f"{where} must be {words} {limit}, not {typed}")
     return typed
 
 
 def _strategies(value: object, where: str) -> tuple[object, ...]:
-    """One strategy or several, each a name or a function; whether the names are known is looked at later."""
+    """Return assignors, each a name or a function; ``checks`` refuses unknown names."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     several = (value,) if callable(value) else value
     if not isinstance(several, Sequence) or not all(isinstance(one, str) or callable(one) for one in several):
-        raise ConfigurationError(f"{where}: {value!r} will not do: it has to be names or functions, one or several")
+        raise ConfigurationError(f"{where} must be one or several names or functions, not {value!r}")
     return tuple(several)
 
 
 def _time_in(text: str) -> object:
-    """A time, or a duration, as ISO 8601 writes them, or milliseconds."""
+    """Return a time or a duration in ISO 8601 or milliseconds; other text unchanged."""
     for kind in (int, dt.datetime, dt.timedelta):
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(text.strip(), kind, strict=False)
@@ -253,7 +217,7 @@ def _time_in(text: str) -> object:
 
 
 def _reset(value: object, where: str) -> object:
-    """A policy, or a time or duration; outside of Python as ISO 8601 writes them."""
+    """Return a policy, a time or a duration."""
     if value is None or value in {"earliest", "latest", "none"}:
         return value
     given = _time_in(value) if isinstance(value, str) else value
@@ -262,20 +226,20 @@ def _reset(value: object, where: str) -> object:
     if is_number or is_time or (isinstance(given, dt.timedelta) and given >= dt.timedelta(0)):
         return given
     raise ConfigurationError(
-        f"{where}: {value!r} will not do: it has to be one of 'earliest', 'latest', 'none', or a time with its zone"
-        " (2026-01-31T12:00:00Z), or how long ago (PT12H)"
+        f"{where} must be 'earliest', 'latest', 'none', a time with its zone (2026-01-31T12:00:00Z), or a duration"
+        f" before now (PT12H), not {value!r}"
     )
 
 
 def _wanted(hint: Any) -> str:  # noqa: ANN401 - any type of an option
-    """A type in the words of a user."""
+    """Return the words for a type."""
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, choices))
     if type(None) in choices:
         return f"{_wanted(typing.Union[tuple(one for one in choices if one is not type(None))])} or None"  # noqa: UP007
-    words = {int: "a whole number", bool: "True or False", str: "a text", tuple[str, int]: "a host and a port"}
-    return words.get(hint, "one text or several, as a list or separated by commas")
+    words = {int: "an integer", bool: "True or False", str: "a string", tuple[str, int]: "a host and a port"}
+    return words.get(hint, "one or several strings, as a list or separated by commas")
 
 
 def _is_plain(value: object) -> bool:
@@ -286,6 +250,7 @@ def _is_hook(value: object) -> bool:
     return not isinstance(value, type) and _is_plain(getattr(value, "on_event", None))
 
 
+_LISTENER_METHODS = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
 _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "hooks": (
         lambda value: isinstance(value, Sequence) and all(map(_is_hook, value)),
@@ -295,8 +260,7 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "post_rebalance_callback": (callable, "a function of (consumer, old_offsets, new_offsets)"),
     "rebalance_listener": (
         lambda value: (
-            not isinstance(value, type)
-            and any(callable(getattr(value, name, None)) for name in vars(RebalanceListener) if name[:2] == "on")
+            not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _LISTENER_METHODS)
         ),
         "an object with any of on_partitions_revoked, on_partitions_assigned and on_partitions_lost",
     ),
@@ -306,11 +270,11 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
             and all(isinstance(code, int) for code in value)
             and all(callable(one) or one in ERROR_REACTIONS for one in value.values())
         ),
-        f"a mapping of error codes to {', '.join(ERROR_REACTIONS)}, or functions of the code that say one of these",
+        f"a mapping of error codes to {', '.join(ERROR_REACTIONS)}, or functions of the code that return one of these",
     ),
     "key_deserializer": (_is_plain, "a plain function of bytes"),
     "value_deserializer": (_is_plain, "a plain function of bytes"),
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
     "sasl_oauth_token_provider": (callable, "an async function that returns a token"),
 }
-"""What the options are that are Python objects."""
+"""Check and description of each option that takes a Python object."""

@@ -1,4 +1,4 @@
-"""Names of environment variables: a mistyped one is refused, another unknown one is warned of once."""
+"""Check of the names of environment variables."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _warned: set[str] = set()
 
 
 def check_variables(environ: Mapping[str, str], options: Collection[str]) -> None:
-    """Refuse variables that look like a mistyped option, and log a warning for others that are not known.
+    """Refuse variables that look like a mistyped option; log a warning, once, for other unknown ones.
 
     Raises:
-        ConfigurationError: naming the variable that was probably meant.
+        ConfigurationError: Names the variable that was probably meant.
     """
     for variable in environ:
         name = variable.removeprefix(PREFIX)
@@ -36,8 +36,8 @@ def check_variables(environ: Mapping[str, str], options: Collection[str]) -> Non
         if close := difflib.get_close_matches(plain, options, n=1, cutoff=_ALIKE):
             suffix = "_FILE" if name.endswith("_FILE") else ""
             raise ConfigurationError(
-                f"{variable} is the variable of no option - did you mean {PREFIX}{close[0].upper()}{suffix}?"
+                f"{variable} is not the variable of an option - did you mean {PREFIX}{close[0].upper()}{suffix}?"
             )
         if variable not in _warned:
             _warned.add(variable)
-            logging.getLogger("tailrace").warning("%s is the variable of no option, and is ignored", variable)
+            logging.getLogger("tailrace").warning("%s is not the variable of an option and is ignored", variable)
