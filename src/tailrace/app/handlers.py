@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from typing_extensions import Unpack
 
+from tailrace.app.argument_checks import compiled
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.function_kinds import check_hook, handler_kind
-from tailrace.app.argument_checks import compiled
 from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.dispatch.lanes import OrderBy

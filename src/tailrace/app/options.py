@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from typing_extensions import TypedDict, TypeVar
 
-from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.argument_checks import check_codec, check_condition, check_middleware, check_text
+from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.dispatch.lanes import OrderBy
