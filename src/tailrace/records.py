@@ -1,21 +1,38 @@
-"""Records, partitions and offsets, as immutable values.
+"""Immutable values: records, partitions, offsets.
 
-A Record is created in C (msgspec) about a million times a second. None of its fields is lazy, so it may outlive its
-batch, its consumer and its process.
+A record is constructed a million times a second, in C (msgspec). Nothing of it is lazy, so it may outlive its batch,
+its consumer and its process. Construct ``Record``, never ``Record[K, V]``, which takes ten times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from typing_extensions import TypeVar
 
-__all__ = ["OffsetAndMetadata", "OffsetAndTimestamp", "Record", "TopicPartition"]
+__all__ = [
+    "AnyRecord",
+    "KeyT_co",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "Record",
+    "TimestampType",
+    "TopicPartition",
+    "ValueT_co",
+]
+
+KeyT_co = TypeVar("KeyT_co", covariant=True, default=bytes)
+"""Type of a record's key unless it is null."""
+ValueT_co = TypeVar("ValueT_co", covariant=True, default=bytes)
+"""Type of a record's value unless it is null."""
+
+TimestampType: TypeAlias = Literal["CreateTime", "LogAppendTime"]
 
 
 class TopicPartition(NamedTuple):
-    """Topic name and partition number."""
+    """Partition of a topic."""
 
     topic: str
     partition: int
@@ -25,7 +42,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """Committed offset (the next one to read) with its metadata text and leader epoch."""
+    """Committed offset, its metadata, and the leader epoch of the record before it."""
 
     offset: int
     metadata: str = ""
@@ -33,35 +50,44 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """Offset of the first record with at least the requested timestamp."""
+    """First offset whose record is not older than a given time."""
 
     offset: int
     timestamp: int
-    """Timestamp of the record, in milliseconds since the epoch."""
+    """Timestamp of the record, in milliseconds since 1970."""
     leader_epoch: int | None = None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """Record as stored by the broker.
+class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False):
+    """Record of a partition.
 
-    Unpacks into its first five fields: ``topic, partition, offset, key, value = record``.
+    ``Record`` has the bytes that the broker stores; ``Record[str, Order]`` is what a consumer with deserializers
+    returning ``str`` and ``Order`` delivers. A record unpacks as its first five fields:
+    ``topic, partition, offset, key, value = record``.
     """
 
     topic: str
     partition: int
     offset: int
-    key: bytes | None
-    """Key; None if the record has none, which differs from an empty key."""
-    value: bytes | None
-    """Value; None in a tombstone."""
+    key: KeyT_co | None
+    """None if the key is null, which is not the same as empty."""
+    value: ValueT_co | None
+    """None if the value is null: a tombstone."""
     timestamp: int
-    """Milliseconds since the epoch, set by the producer or the broker (``message.timestamp.type``)."""
+    """Milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp_type: TimestampType | None = "CreateTime"
+    """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), as the topic's
+    ``message.timestamp.type`` says. None if it is unknown: on Spark, after a retry topic, in message format 0."""
 
     def __iter__(self) -> Iterator[object]:
         return iter((self.topic, self.partition, self.offset, self.key, self.value))
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic and partition of the record."""
+        """Partition of the record."""
         return TopicPartition(self.topic, self.partition)
+
+
+AnyRecord: TypeAlias = Record[Any, Any]
+"""Record with keys and values of any type."""

@@ -62,7 +62,10 @@ def records_of(data: bytes, position: int = 0) -> list[Record]:
 def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Record]:
     """What a format keeps of what was said."""
     return [
-        Record("t", 3, base_offset + at, one.key, one.value, one.timestamp if magic else -1)
+        Record(
+            *("t", 3, base_offset + at, one.key, one.value, one.timestamp if magic else -1),
+            timestamp_type="CreateTime" if magic else None,
+        )
         if magic < 2
         else Record("t", 3, base_offset + at, one.key, one.value, one.timestamp, list(one.headers))
         for at, one in enumerate(records)
@@ -143,8 +146,9 @@ def test_the_brokers_time_replaces_the_producers():
     old[17] |= 0x08
     old[18:26] = (5_000).to_bytes(8, "big")
 
-    assert {record.timestamp for record in records_of(bytes(new))} == {5_000}
-    assert {record.timestamp for record in records_of(bytes(old))} == {5_000}
+    for found in (records_of(bytes(new)), records_of(bytes(old))):
+        assert len(found) == len(FIVE)
+        assert {(record.timestamp, record.timestamp_type) for record in found} == {(5_000, "LogAppendTime")}
 
 
 # ---- a slice at a time -----------------------------------------------------------------------------------------

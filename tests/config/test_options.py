@@ -289,6 +289,8 @@ def test_an_unknown_option_names_a_similar_one():
         check_names({"session_timout_ms": 1})
     with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.Consumer\)"):
         check_names({"zookeeper_connect": 1})
+    with pytest.raises(ConfigurationError, match=r"no option 'max_poll_records' - use getmany\(max_records=...\)"):
+        check_names({"max_poll_records": 1})
 
 
 def test_a_consumer_refuses_options_when_it_is_made():

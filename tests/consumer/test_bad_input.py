@@ -134,7 +134,7 @@ async def test_invalid_offsets_are_neither_committed_nor_sought(new_topic, new_c
 
     async with new_consumer(partition.topic, group_id=group) as consumer:
         for wrong in (offset, OffsetAndMetadata(offset)):
-            with pytest.raises(ConfigurationError, match=r"offset=.* will not do: it has to be a whole number"):
+            with pytest.raises(ConfigurationError, match="an offset must be a non-negative integer, not "):
                 await consumer.commit({partition: wrong})
         await until(lambda: bool(consumer.assignment()))
         with pytest.raises(ConfigurationError, match=r"offset=.* must be"):
@@ -161,7 +161,7 @@ async def test_pause_raises_for_anything_but_partitions(new_topic, new_consumer)
     """A set instead of its members raises, and does not count as a partition that is not assigned."""
     async with new_consumer(new_topic()) as consumer:
         for call in (consumer.pause, consumer.resume):
-            with pytest.raises(ConfigurationError, match="no partition"):
+            with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
                 call(consumer.assignment())
 
         assert consumer.paused() == frozenset()

@@ -72,6 +72,11 @@ class LegacyBatch:
         """Number of the codec; 0 for a message that is not compressed."""
         return self._outer.attributes & _CODEC
 
+    @property
+    def timestamp_type(self) -> int | None:
+        """0 for the producers' times, 1 for the broker's, None in format 0."""
+        return int(self._outer.attributes & _LOG_APPEND_TIME != 0) if self._outer.magic else None
+
     def decompress(self, limit: int) -> int | None:
         """Decompress the inner messages and return their size in bytes; None if it exceeds ``limit``."""
         outer, codec = self._outer, self.codec

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Generic
 
 from typing_extensions import TypedDict
 
@@ -29,12 +29,16 @@ from tailrace.config.options import (
     TokenProvider,
     WhenTimedOut,
 )
+from tailrace.records import KeyT_co, ValueT_co
 
 __all__ = ["ConsumerOptions"]
 
 
-class ConsumerOptions(TypedDict, total=False):
-    """Options of a consumer, for ``**options: Unpack[ConsumerOptions]``."""
+class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
+    """Options of a consumer, for ``**options: Unpack[ConsumerOptions]``.
+
+    ``ConsumerOptions[str, Order]`` has deserializers that return ``str`` and ``Order``.
+    """
 
     # ---- connection
     bootstrap_servers: str | Sequence[str]
@@ -367,12 +371,12 @@ class ConsumerOptions(TypedDict, total=False):
     """
 
     # ---- records
-    key_deserializer: Callable[[bytes], Any] | None
+    key_deserializer: Callable[[bytes], KeyT_co] | None
     """Function that decodes keys; not called for null.
 
     Default: None. Not from the environment.
     """
-    value_deserializer: Callable[[bytes], Any] | None
+    value_deserializer: Callable[[bytes], ValueT_co] | None
     """Function that decodes values; not called for null.
 
     Default: None. Not from the environment.

@@ -32,6 +32,9 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["changed", "check_names", "parsed_option", "resolve"]
 
+_ARGUMENTS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
+"""Options of other clients that are not options here."""
+
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
 
@@ -56,6 +59,8 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
         close = difflib.get_close_matches(plain, [*_FIELDS, *of_app], n=1)
         if meant is not None:
             hint = f"it is called {meant!r} here"
+        elif plain in _ARGUMENTS:
+            hint = f"use {_ARGUMENTS[plain]}"
         elif close:
             hint = f"did you mean {close[0]!r}?"
         else:

@@ -1,9 +1,11 @@
-"""What users give to a Consumer, looked at once."""
+"""Checks of arguments that users pass to a Consumer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Literal, TypeAlias
 
 from tailrace.consumer.offsets.requests import is_offset
 from tailrace.consumer.positions.start_points import start_of
@@ -14,50 +16,85 @@ from tailrace.errors import ConfigurationError
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = [
+    "Assignable",
+    "StartAt",
     "ToCommit",
     "check_offset",
     "checked_count",
+    "checked_offsets",
     "checked_partitions",
     "checked_subscription",
+    "checked_to_commit",
     "default_start",
-    "with_metadata",
 ]
 
-ToCommit: TypeAlias = Mapping[TopicPartition, int | OffsetAndMetadata] | Iterable[TopicPartition]
-"""Offsets of the caller's choice, or the partitions of which all that is done is meant."""
+ToCommit: TypeAlias = Mapping[TopicPartition, int | OffsetAndMetadata]
+"""Offsets to commit."""
+
+StartAt: TypeAlias = int | Literal["earliest", "latest", "committed"] | dt.datetime | dt.timedelta | None
+"""Start point of an assigned partition: an offset, a name, or a time; None means "committed"."""
+
+_Place: TypeAlias = tuple[str, int]
+_PlaceAt: TypeAlias = tuple[str, int, StartAt]
+
+Assignable: TypeAlias = (
+    str
+    | _Place
+    | _PlaceAt
+    | list[str]
+    | list[TopicPartition]
+    | list[_Place]
+    | list[_PlaceAt]
+    | AbstractSet[str | _Place | _PlaceAt]
+    | Mapping[str, int | list[int] | tuple[int, ...] | AbstractSet[int] | range]
+    | Mapping[TopicPartition, StartAt]
+    | Mapping[_Place, StartAt]
+)
+"""Partitions to assign, as ``Consumer.assign`` takes them."""
 
 
 def checked_subscription(
     topics: Iterable[object], pattern: object, group_protocol: str, *, may_be_none: bool = False
 ) -> tuple[frozenset[str], TopicPattern | None]:
-    """The topics, or the pattern.
+    """Return the topics and the pattern of a subscription, one of which is empty.
 
     Raises:
-        ConfigurationError: neither is given (unless that ``may_be_none``), or both, or one of them is none.
+        ConfigurationError: both or neither are given (neither is allowed if ``may_be_none``), or one is invalid.
     """
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a topic is a name such as 'orders', not {name!r}")
     if (pattern is None) is not bool(names) and not (may_be_none and pattern is None):
-        raise ConfigurationError("which topics? - Consumer('orders', ...), or Consumer(pattern='orders[.].*', ...)")
+        raise ConfigurationError("give topics or a pattern: Consumer('orders', ...) or Consumer(pattern='orders[.].*')")
     return frozenset(map(str, names)), None if pattern is None else checked_pattern(pattern, group_protocol)
 
 
-def with_metadata(
-    offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets to commit, each with its text.
+def checked_to_commit(
+    given: Sequence[object],
+) -> tuple[dict[TopicPartition, OffsetAndMetadata] | None, frozenset[TopicPartition] | None]:
+    """Return the offsets to commit, or the partitions; both are None if all partitions are to be committed.
 
     Raises:
-        ConfigurationError: one of them is no offset.
+        ConfigurationError: an argument is neither a mapping of offsets nor a partition, or the mapping is empty.
     """
-    checked_partitions(offsets)
-    given = {
-        partition: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one)
-        for partition, one in offsets.items()
-    }
-    for one in given.values():
+    match given:
+        case []:
+            return None, None
+        case [Mapping() as offsets]:
+            if not offsets:
+                raise ConfigurationError("commit({}) has no offsets - commit() commits all delivered records")
+            return _with_metadata(offsets), None
+        case _:
+            return None, checked_partitions(given)
+
+
+def _with_metadata(offsets: Mapping[object, object]) -> dict[TopicPartition, OffsetAndMetadata]:
+    checked = {}
+    for partition, value in offsets.items():
+        checked_partitions([partition])
+        assert isinstance(partition, TopicPartition)
+        one = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)  # type: ignore[arg-type]
         check_offset(one.offset)
         if not isinstance(one.metadata, str):
             raise ConfigurationError(f"metadata of OffsetAndMetadata must be a text, not {one.metadata!r}")
@@ -65,57 +102,70 @@ def with_metadata(
             raise ConfigurationError(
                 f"leader_epoch of OffsetAndMetadata must be a whole number or None, not {one.leader_epoch!r}"
             )
-    return given
+        checked[partition] = one
+    return checked
+
+
+def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: str) -> dict[TopicPartition, int]:
+    """Return the offsets of ``seek({partition: offset})``.
+
+    Raises:
+        ConfigurationError: a value is not an offset, or other arguments are given.
+    """
+    if offset is not None or whence != "offset":
+        raise ConfigurationError("seek() takes either a mapping of offsets or partitions with offset= and whence=")
+    checked_partitions(to)
+    for one in to.values():
+        check_offset(one)
+    return dict(to)
 
 
 def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition]:
-    """Partitions, each with the name of its topic.
+    """Return the partitions as a set.
 
     Raises:
-        ConfigurationError: one of them is none.
+        ConfigurationError: one of them is not a TopicPartition.
     """
     given = set()
     for one in partitions:
         if not isinstance(one, TopicPartition):
-            raise ConfigurationError(f"{one!r} is no partition - give TopicPartition('orders', 0)")
+            raise ConfigurationError(f"a partition is TopicPartition('orders', 0), not {one!r}")
         given.add(one)
     return frozenset(given)
 
 
 def checked_count(given: int | None, default: int, least: int = 1) -> int:
-    """How many records are wanted at most.
+    """Return the maximum number of records.
 
     Raises:
-        ConfigurationError: that many cannot be.
+        ConfigurationError: ``max_records`` or ``min_records`` is out of range.
     """
     count = default if given is None else given
     if count < 1:
-        raise ConfigurationError(f"max_records={given} will not do: it has to be at least 1")
+        raise ConfigurationError(f"max_records must be at least 1, not {given}")
     if not 1 <= least <= count:
-        raise ConfigurationError(f"min_records={least} will not do: it has to be at least 1, and at most max_records")
+        raise ConfigurationError(f"min_records must be at least 1 and at most max_records={count}, not {least}")
     return count
 
 
 def default_start(at: object, tail: object) -> RequestedStart:
-    """Where partitions begin of which nothing else is said.
+    """Return the start point of partitions that are assigned without one.
 
     Raises:
-        ConfigurationError: that is no place to begin at.
+        ConfigurationError: ``at`` is not a start point, ``tail`` not a number of records, or both are given.
     """
     if tail is None:
         return start_of(at)
     if at is not None or not is_offset(tail):
-        raise ConfigurationError(
-            f"tail={tail!r} will not do: it has to be a number of records, and at= has to be left out"
-        )
+        raise ConfigurationError(f"tail must be a non-negative integer, and given without at=, not {tail!r}")
     return StartPoint(StartFrom.LATEST, shift=-int(str(tail)))
 
 
 def check_offset(offset: object) -> None:
-    """See that it is one.
+    """Check that an offset is a non-negative integer.
 
     Raises:
         ConfigurationError: it is not.
     """
     if not is_offset(offset):
-        raise ConfigurationError(f"offset={offset!r} will not do: it has to be a whole number, 0 or more")
+        raise ConfigurationError(f"an offset must be a non-negative integer, not {offset!r}")

@@ -1,4 +1,4 @@
-"""Consumer: what users import, call and read from."""
+"""Consumer: the class that users construct and read from."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Self, overload
+from typing import Any, Generic, Literal, Self, overload
 
 from typing_extensions import Unpack
 
 from tailrace.config import ConsumerOptions, changed
 from tailrace.consumer.arguments import (
+    Assignable,
+    StartAt,
     ToCommit,
     checked_count,
+    checked_offsets,
     checked_partitions,
     checked_subscription,
+    checked_to_commit,
     default_start,
-    with_metadata,
 )
 from tailrace.consumer.delivery.batches import Batches
 from tailrace.consumer.delivery.poll_timer import or_stop, within, within_timeout
@@ -26,35 +29,49 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.streams import RecordStream, Streams
 from tailrace.consumer.group.reconciler import in_callback
 from tailrace.consumer.lifecycle import ConsumerLifecycle, UnstartedReader
-from tailrace.consumer.monitoring.status import (
-    ConsumerHealth,
-    ConsumerOffsets,
-    ConsumerStatistics,
-    Kind,
-    Lag,
-    offsets_of,
-    one_kind,
-)
 from tailrace.consumer.positions.start_points import Time, start_at_time, start_of
-from tailrace.consumer.runtime import ConsumerRuntime
+from tailrace.consumer.queries import ConsumerQueries
 from tailrace.consumer.shared_cluster import SharedCluster
 from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.metrics import MetricName
 from tailrace.core.positions.partition_spec import partition_specs
 from tailrace.core.positions.seek import SeekFrom
 from tailrace.errors import ConfigurationError, ConsumerStateError
-from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
+from tailrace.records import (
+    AnyRecord,
+    KeyT_co,
+    Record,
+    TopicPartition,
+    ValueT_co,
+)
 
 __all__ = ["Consumer"]
 
 
-class Consumer:
-    """Reads records from Kafka topics, as a member of a group or by itself.
+class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
+    """Reader of Kafka topics, as a member of a group or alone.
 
     ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and
-    stops it; ``async for record in orders`` reads. A record is done when the next one is asked for: raising, ``break``,
-    cancellation and ``stop()`` leave the one in hand unacknowledged, so it is delivered again (at-least-once). With
-    ``ack="manual"`` each is done when ``ack(record)`` says so, in any order and from any task.
+    stops it; ``async for record in orders`` reads. A record is finished when the next one is polled. After an
+    exception, ``break``, cancellation or ``stop()`` the record in flight is not finished, and is delivered again (at
+    least once).
+    With ``ack="manual"``, ``ack(record)`` finishes each record, in any order and from any task.
+
+    ``value_deserializer=`` and ``key_deserializer=`` set the types of values and keys: with a deserializer that returns
+    an ``Order``, ``Consumer("orders", value_deserializer=…)`` is a ``Consumer[bytes, Order]``.
+
+    Methods take partitions one by one, ``pause(first, second)``; none means all that are assigned. A query for a value
+    of each partition takes one ``TopicPartition`` and returns its value, or an iterable (by default the assignment) and
+    returns a mapping. Offsets are set by mappings: ``commit({partition: 17})``, ``seek({partition: 17})``.
+
+    Options that take a callback, plain or async:
+
+    - ``rebalance_listener``: react to a rebalance, as by saving or loading state. The methods
+      ``on_partitions_revoked``, ``on_partitions_assigned`` and ``on_partitions_lost`` are called with partitions; a
+      revoked partition is released when the method has returned, so it may still commit.
+    - ``post_rebalance_callback``: override offsets. It is called with the offsets before and after the rebalance, and
+      returns those to read from instead, before the first fetch.
+    - ``offset_commit_callback``: observe commits. It is called with the offsets and the error of each commit, also of
+      automatic ones.
 
     Args:
         topics: names of the topics to read; without any, ``subscribe()`` or ``assign()`` say later what to read.
@@ -139,7 +156,7 @@ class Consumer:
         metric_group_prefix="consumer": Prefix of the groups in metrics().
 
     Raises:
-        ConfigurationError: an option is unknown, mistyped, or contradicts another.
+        ConfigurationError: an option is unknown, has a wrong type, or contradicts another.
     """
 
     def __init__(
@@ -147,7 +164,7 @@ class Consumer:
         *topics: str,
         pattern: str | re.Pattern[str] | None = None,
         cluster: SharedCluster | None = None,
-        **options: Unpack[ConsumerOptions],
+        **options: Unpack[ConsumerOptions[KeyT_co, ValueT_co]],
     ) -> None:
         self._life = ConsumerLifecycle(topics, pattern, cluster, options)
         self._reader: Reader | UnstartedReader = UnstartedReader()
@@ -165,13 +182,13 @@ class Consumer:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reach the cluster, see that the topics exist, and begin to join the group.
+        """Connect to the cluster, check that the topics exist, and begin to join the group.
 
         Raises:
             ConfigurationError: an option is missing or wrong.
             ConsumerStateError: it was started or stopped before.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
-            AuthenticationError: the brokers refuse us.
+            AuthenticationError: the brokers refuse the credentials.
             UnsupportedVersionError: the brokers are too old.
             UnknownTopicError: a topic does not exist.
         """
@@ -179,15 +196,15 @@ class Consumer:
         self._reader, self._polled = engine.reader, engine.reader.delivery.polled
 
     async def stop(self, *, commit: bool = True) -> None:
-        """Commit what is done, leave the group, close all connections; within ``stop_timeout_ms``, cluster up or down.
+        """Commit finished records, leave the group and close all connections, within ``stop_timeout_ms``.
 
-        When this is cancelled meanwhile, it ends at once: what was not committed by then is delivered again.
+        Cancellation ends it at once; records that were not committed are delivered again.
 
         Args:
-            commit: False leaves out the last automatic commit; what was not committed yet is delivered again.
+            commit: False skips the last automatic commit.
 
         Raises:
-            ConsumerStateError: it is called from a rebalance callback, which has to end first.
+            ConsumerStateError: it is called in a rebalance callback, for which it would wait.
         """
         await self._life.stop(commit=commit)
 
@@ -206,71 +223,83 @@ class Consumer:
         self._check_readable()
         return self
 
-    async def __anext__(self) -> Record:
+    async def __anext__(self) -> Record[KeyT_co, ValueT_co]:
         for record in self._polled.slice:
             return record
         return await or_stop(self._reader.next_record, self._life.config, self._life.has_stopped)
 
     @overload
-    async def getone(self, *, timeout_ms: None = None) -> Record: ...
+    async def getone(self, *partitions: TopicPartition, timeout_ms: None = None) -> Record[KeyT_co, ValueT_co]: ...
 
     @overload
-    async def getone(self, *, timeout_ms: int) -> Record | None: ...
+    async def getone(self, *partitions: TopicPartition, timeout_ms: int) -> Record[KeyT_co, ValueT_co] | None: ...
 
-    async def getone(self, *, timeout_ms: int | None = None) -> Record | None:
-        """The next record; the one before is done.
-
-        Args:
-            timeout_ms: how long to wait; then None is the answer; 0 does not wait. By default ``consumer_timeout_ms``,
-                or for ever.
-
-        Raises:
-            ConsumerStateError: not started, stopped, or two tasks read at once.
-            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
-            TailraceError: whatever has happened in the background and ends the reading.
-        """
-        self._check_readable()
-        reader = self._started.reader
-        for record in self._polled.slice:
-            return record
-        if timeout_ms is None:
-            return await within_timeout(reader.next_record, self._started.config.consumer_timeout_ms)
-        if timeout_ms <= 0:
-            return await reader.record_now()
-        return await within(reader.next_record, timeout_ms)
-
-    async def getmany(
-        self, *, max_records: int | None = None, timeout_ms: int | None = None, min_records: int = 1
-    ) -> list[Record]:
-        """At least one record, and at most ``max_records`` of those that are there; the batch before is done.
+    async def getone(
+        self, *partitions: TopicPartition, timeout_ms: int | None = None
+    ) -> Record[KeyT_co, ValueT_co] | None:
+        """Return the next record; the record before is finished.
 
         Args:
-            max_records: ``max_queued_records`` when nothing is said. All that are given at once are decoded at once,
-                about a millisecond for each thousand, in which nothing else runs.
-            timeout_ms: how long to wait; then what is there is the answer, if only an empty list; 0 does not wait. By
-                default ``consumer_timeout_ms``, or for ever.
-            min_records: wait for so many, or for as many as there is room for.
+            partitions: partitions to read from, by default all that are assigned. Records of the others stay buffered.
+            timeout_ms: limit after which None is returned; 0 does not wait. By default ``consumer_timeout_ms``, or no
+                limit.
 
         Raises:
-            ConsumerStateError: not started, stopped, or two tasks read at once.
-            ConsumerTimeoutError: no record came within ``consumer_timeout_ms``.
-            TailraceError: whatever has happened in the background and ends the reading.
+            ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
+            ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
+            TailraceError: an error in the background has ended the reading.
         """
         self._check_readable()
         config, reader = self._started.config, self._started.reader
+        among = checked_partitions(partitions) or None
+        if among is None or reader.delivery.partition in among:
+            for record in self._polled.slice:
+                return record
+        if timeout_ms is None:
+            return await within_timeout(partial(reader.next_record, among), config.consumer_timeout_ms)
+        if timeout_ms <= 0:
+            return await reader.record_now(among)
+        return await within(partial(reader.next_record, among), timeout_ms)
+
+    async def getmany(
+        self,
+        *partitions: TopicPartition,
+        max_records: int | None = None,
+        timeout_ms: int | None = None,
+        min_records: int = 1,
+    ) -> list[Record[KeyT_co, ValueT_co]]:
+        """Return at least one record, and at most ``max_records`` of the buffered ones; the batch before is finished.
+
+        Args:
+            partitions: partitions to read from, by default all that are assigned. Records of the others stay buffered.
+            max_records: by default ``max_queued_records``. The records are decoded at once, about a millisecond for
+                each thousand, during which nothing else runs on the event loop.
+            timeout_ms: limit after which the buffered records are returned, or an empty list; 0 does not wait. By
+                default ``consumer_timeout_ms``, or no limit.
+            min_records: number of records to wait for, or as many as fit into the buffer.
+
+        Raises:
+            ConsumerStateError: not started, stopped, two tasks read at once, or none of ``partitions`` is assigned.
+            ConsumerTimeoutError: no record arrived within ``consumer_timeout_ms``.
+            TailraceError: an error in the background has ended the reading.
+        """
+        self._check_readable()
+        config, reader = self._started.config, self._started.reader
+        among = checked_partitions(partitions) or None
         count = checked_count(max_records, config.max_queued_records, min_records)
         wanted = reader.next_records if min_records == 1 else partial(reader.next_full, min_records)
         if timeout_ms is None:
-            return await within_timeout(partial(wanted, count), config.consumer_timeout_ms)
+            return await within_timeout(partial(wanted, count, among), config.consumer_timeout_ms)
         if timeout_ms <= 0:
-            return await reader.records_now(count)
-        found = await within(partial(wanted, count), timeout_ms)
-        return found if found is not None else reader.take_now(count) if min_records > 1 else []
+            return await reader.records_now(count, among)
+        found = await within(partial(wanted, count, among), timeout_ms)
+        return found if found is not None else reader.take_now(count, among) if min_records > 1 else []
 
-    def batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches:
-        """``async for batch in consumer.batches(...)``: lists of records; each is done when the next is asked for.
+    def batches(self, *, max_records: int | None = None, max_wait_ms: int = 0) -> Batches[KeyT_co, ValueT_co]:
+        """Iterate over lists of records: ``async for batch in consumer.batches(...)``.
 
-        One has at most ``max_records``, and what came within ``max_wait_ms`` of its first record.
+        A batch has at most ``max_records``, of those that arrive within ``max_wait_ms`` of its first record. It is
+        finished when the next one is polled.
         """
         self._check_readable()
         reader = self._started.reader
@@ -278,265 +307,249 @@ class Consumer:
         batch = partial(reader.next_batch, count, max_wait_ms / 1000)
         return Batches(lambda: or_stop(batch, self._life.config, self._life.has_stopped))
 
-    def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream]]:
-        """``async for partition, stream in consumer.streams()``: an iterator for each partition that becomes ours.
+    def streams(self) -> AsyncIterator[tuple[TopicPartition, RecordStream[KeyT_co, ValueT_co]]]:
+        """Iterate over newly assigned partitions: ``async for partition, stream in consumer.streams()``.
 
-        Each may be read by a task of its own. A record is done when its own stream is asked for the next one, and the
-        stream ends when its partition is given back. There is no other way of reading beside it. As long as somebody
-        comes to any of the streams, or waits there, ``max_poll_interval_ms`` holds.
+        Each stream may be read by its own task. A record is finished when the next one of its stream is polled; a
+        stream ends when its partition is revoked. No other method reads beside it. ``max_poll_interval_ms`` is kept
+        while any of the streams is polled or awaited.
 
         Raises:
-            ConsumerStateError: not started, stopped, or somebody reads in another way.
-            ConfigurationError: ``ack="manual"``, which is another way of saying what is done.
+            ConsumerStateError: not started, stopped, or another method is reading.
+            ConfigurationError: ``ack="manual"``; a stream has its own ``ack``.
         """
         self._check_readable()
         engine = self._started
         if engine.config.ack != "auto":
-            raise ConfigurationError("ack='manual' is for the other ways of reading: a stream's record has its own ack")
+            raise ConfigurationError("ack='manual' does not apply to streams() - a stream has its own ack()")
         if self._streams is not None:
-            raise ConsumerStateError("streams() was called before - one loop gives all streams")
+            raise ConsumerStateError("streams() was called before - one loop yields all streams")
         streams = Streams(engine.positions, engine.reader, lambda: engine.config)
         engine.reader.hand_over_to(streams, watched=streams)
         self._streams = streams
         return streams
 
-    def ack(self, record: Record) -> bool:
-        """Say that a record in hand is done without asking for the next one.
+    def ack(self, record: AnyRecord) -> bool:
+        """Finish a record in flight without polling the next one; return False if it is not in flight.
 
-        In a batch, what came before it in its partition is done too. With ``ack="manual"`` it alone is done, in any
-        order: the commit follows the lowest record that is not, and says which behind it are. ``record`` is the object
-        that was handed out, and no copy. False when it is not in hand any more: its partition went, or it was done.
+        In a batch, the records before it in its partition are finished too. With ``ack="manual"`` it alone is finished,
+        in any order: the committed offset is that of the lowest unfinished record, and the commit's metadata lists the
+        finished records after it. ``record`` must be the delivered object, not a copy.
         """
         if self._life.has_stopped():
             return False
         finisher = self._streams or self._started.reader
         return finisher.acknowledge(record)
 
-    # ---- offsets -----------------------------------------------------------------------------------------------
+    # ---- committed offsets -------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: ToCommit | None = None) -> None:
-        """Commit now: what was handed out, including what is in hand; or ``offsets``, each the next one to read.
+    @overload
+    async def commit(self, offsets: ToCommit, /) -> None: ...
 
-        Partitions instead of offsets: what was handed out of these alone. In a rebalance callback, and with
-        ``streams()``, what is in hand is not included.
+    @overload
+    async def commit(self, *partitions: TopicPartition) -> None: ...
 
-        With ``ack="manual"``, what is acknowledged, up to the lowest record that is not. A text that goes with an
-        offset stays as long as that offset does.
+    async def commit(self, *given: ToCommit | TopicPartition) -> None:
+        """Commit all delivered records, those of some partitions, or given offsets.
+
+        ``commit()`` and ``commit(*partitions)`` include records in flight, except in a rebalance callback and with
+        ``streams()``. With ``ack="manual"`` they commit up to the lowest record that is not acknowledged.
+        ``commit({partition: 17})`` commits an offset: that of the next record to read. Metadata given with an offset
+        are kept while that offset is the committed one.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.
-            ConfigurationError: one of ``offsets`` is none.
-            CommitFailedError: the group has gone on without this consumer, or nobody answered in time.
-            BrokerError: the broker does not allow it.
-            TailraceError: what has ended this consumer; it has nothing to commit any more.
+            ConfigurationError: an argument is not a partition or offset, or the mapping is empty.
+            UnknownTopicError: a partition does not exist.
+            CommitFailedError: the group has rebalanced without this consumer, or the broker did not answer in time.
+            BrokerError: the broker refuses the commit.
+            TailraceError: the error that has ended this consumer.
         """
         engine = self._started
         if engine.committer is None:
-            raise ConsumerStateError("commit() needs a group_id - there is no group to commit for")
+            raise ConsumerStateError("commit() needs a group_id - this consumer has no group to commit for")
         if engine.failure is not None:
             raise engine.failure
         timeout_s = engine.config.default_api_timeout_ms / 1000
-        if isinstance(offsets, Mapping):
-            await engine.committer.commit_chosen(with_metadata(offsets), timeout_s=timeout_s)
+        offsets, partitions = checked_to_commit(given)
+        if offsets is not None:
+            # The broker would answer with a retriable error until the timeout.
+            await engine.offset_queries.check(offsets.keys() - engine.positions.partitions)
+            await engine.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
-        partitions = None if offsets is None else checked_partitions(offsets)
-        # A callback does not know what is in hand: somebody else works on it, or has left it, at a stop.
+        # In a callback, the record in flight may be unfinished: another task works on it, or stop() has left it.
         if engine.config.ack == "auto" and not in_callback(self):
             engine.reader.delivery.finish() if partitions is None else engine.reader.delivery.finish_of(partitions)
         await engine.committer.commit_finished(partitions, timeout_s=timeout_s)
 
-    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed, as the broker says; a partition without a commit is absent.
+    # ---- positions ---------------------------------------------------------------------------------------------
 
-        Raises:
-            ConsumerStateError: not started, stopped, or without a group.
-            BrokerError: the broker does not allow it.
-            BrokerConnectionError: nobody answers in time.
-        """
-        engine = self._started
-        if engine.config.group_id is None:
-            raise ConsumerStateError("committed() needs a group_id - there is no group that commits")
-        return await engine.offset_queries.committed(engine.config.group_id, checked_partitions(partitions))
+    @overload
+    async def seek(
+        self, to: TopicPartition, offset: int, *, whence: SeekFrom = "offset", spread: Literal[False] = False
+    ) -> int: ...
 
-    async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record to be handed out.
+    @overload
+    async def seek(
+        self, to: Iterable[TopicPartition], offset: int, *, whence: SeekFrom = "offset", spread: bool = False
+    ) -> dict[TopicPartition, int]: ...
 
-        Raises:
-            ConsumerStateError: not started, stopped, or the partition is not assigned.
-            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and it is out of the log or never was committed.
-            RequestTimedOutError: it could not be found out where to begin within ``default_api_timeout_ms``.
-        """
-        return await self._started.seek.position(partition)
+    @overload
+    async def seek(self, to: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]: ...
 
     async def seek(
         self,
-        partition: TopicPartition | Iterable[TopicPartition],
-        offset: int,
+        to: TopicPartition | Iterable[TopicPartition] | Mapping[TopicPartition, int],
+        offset: int | None = None,
         *,
         whence: SeekFrom = "offset",
         spread: bool = False,
-    ) -> dict[TopicPartition, int]:
-        """Read on at ``offset``; what was fetched is dropped, what is in hand is not done. Gives where that is.
+    ) -> int | dict[TopicPartition, int]:
+        """Set the position and return it; buffered records are dropped, the record in flight is not finished.
 
-        With another ``whence``, it is so many records behind the first one ("earliest"), the next one ("current") or
-        the last one ("latest"), before it when negative, and never out of the log. With ``spread`` that number is a
-        total, dealt out to several partitions.
+        Args:
+            to: partitions to seek to ``offset``, or a mapping of partitions to offsets.
+            offset: an offset, or a number of records relative to ``whence``, which may be negative. The result is
+                within the log.
+            whence: "earliest", "current" (the position) or "latest".
+            spread: divide ``offset`` among the partitions.
 
         Raises:
-            ConsumerStateError: not started, stopped, or the partition is not assigned.
-            RequestTimedOutError: a leader does not say in time where its log begins and ends.
+            ConsumerStateError: not started, stopped, or a partition is not assigned.
+            ConfigurationError: an argument is not an offset.
+            RequestTimedOutError: the offset was not found within ``default_api_timeout_ms``.
         """
-        among = [partition] if isinstance(partition, TopicPartition) else checked_partitions(partition)
-        return await self._started.seek.seek(among, offset, whence, spread=spread)
+        seek = self._started.seek
+        if isinstance(to, Mapping):
+            return await seek.go(checked_offsets(to, offset, whence))
+        found = await seek.seek(self._among(to), offset, whence, spread=spread)
+        if not isinstance(to, TopicPartition):
+            return found
+        if to not in found:
+            raise ConsumerStateError(f"{to} was revoked before the seek was complete")
+        return found[to]
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Read on at the first record there is, of all that are assigned when none is named; gives where that is."""
+        """Seek to the first offset of the log, and return it."""
         return await self.seek(partitions or self.assignment(), 0, whence="earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Read on behind the last record there is, of all that are assigned when none is named; gives where that is."""
+        """Seek to the end of the log, and return it."""
         return await self.seek(partitions or self.assignment(), 0, whence="latest")
 
     async def seek_to_time(self, time: Time, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Read on at the first record that is not older than ``time``; at the end where there is none.
+        """Seek to the first record that is not older than ``time``, or to the end; return the offset.
 
-        A time is milliseconds since 1970, a datetime with a time zone, or a timedelta: so long ago.
+        A time is in milliseconds since 1970, a datetime with a time zone, or a timedelta back from now.
         """
-        start, seek = start_at_time(time), self._started.seek
-        return await seek.go(dict.fromkeys(partitions or self.assignment(), start))
+        start = start_at_time(time)
+        return await self._started.seek.go(dict.fromkeys(checked_partitions(partitions) or self.assignment(), start))
 
-    async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that each partition has, assigned or not; UnknownTopicError when there is no such one."""
-        return await self._started.offset_queries.beginning_offsets(checked_partitions(partitions))
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """Seek to where a restarted consumer would begin, and return that offset.
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset that the next record of each partition will have; see ``beginning_offsets``."""
-        return await self._started.offset_queries.end_offsets(checked_partitions(partitions))
+        That is the group's committed offset, or by ``auto_offset_reset`` where there is none. A commit that is under
+        way is waited for.
 
-    async def offsets_for_times(
-        self, times: Mapping[TopicPartition, Time]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each partition that is not older than its time, None where there is none."""
-        checked_partitions(times)
-        return await self._started.offset_queries.offsets_for_times(
-            {one: start_at_time(time) for one, time in times.items()}
+        Raises:
+            ConsumerStateError: not started, stopped, without a group, or a partition is not assigned.
+            OffsetOutOfRangeError: ``auto_offset_reset="none"``, and there is no committed offset.
+            BrokerConnectionError: no broker answers in time.
+        """
+        engine, group_id = self._started, self._group_of("seek_to_committed()")
+        if engine.committer is not None:
+            await engine.committer.wait(timeout_s=engine.config.default_api_timeout_ms / 1000)
+        return await engine.seek.to_committed(
+            checked_partitions(partitions) or self.assignment(), partial(engine.offset_queries.stored, group_id)
         )
 
-    async def lag(self, *partitions: TopicPartition) -> Lag:
-        """How many records are there and not handed out, of each partition (all, when none is named) and in sum."""
-        end_offsets = await self.end_offsets(partitions or self.assignment())
-        positions = await self._started.seek.positions(end_offsets, may_go=not partitions)
-        behind = {one: max(0, end_offsets[one] - at) for one, at in positions.items()}
-        return Lag(behind, sum(behind.values()))
-
-    @overload
-    def offsets(self, kind: None = None) -> ConsumerOffsets: ...
-
-    @overload
-    def offsets(self, kind: Kind) -> dict[TopicPartition, int]: ...
-
-    def offsets(self, kind: Kind | None = None) -> ConsumerOffsets | dict[TopicPartition, int]:
-        """How far each partition is: handed out ("fetch"), in the log ("highwater"), committed ("commit"), "done"."""
-        found = offsets_of(self._started.positions)
-        return found if kind is None else one_kind(found, kind)
-
-    # ---- what is read ------------------------------------------------------------------------------------------
-
-    async def assign(self, *what: object, at: object = None, tail: int | None = None) -> None:
-        """Read these partitions, as a member of nothing, in place of those of before; nothing at all: read none.
-
-        With a ``group_id`` the group is a store of offsets and nothing more, and must not have members.
-
-        Args:
-            what: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]}, {("topic", 0): offset},
-                and lists of these; in place of an offset, whatever ``at`` may be.
-            at: "earliest", "latest", an offset, a datetime, a timedelta (so long ago), or "committed": where the group
-                has committed, and else as ``auto_offset_reset`` says. That is the default.
-            tail: or so many records before the end of each partition.
-
-        Raises:
-            ConsumerStateError: not started, stopped, or topics are subscribed to.
-            ConfigurationError: that names no partition, or no place to begin at.
-            UnknownTopicError: there is no such partition; nothing has changed then.
-        """
-        await self._started.subscription.assign(partition_specs(what, default_start(at, tail), start_of))
+    # ---- subscription and assignment ---------------------------------------------------------------------------
 
     async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
-        """Read these topics, or those that match ``pattern``, in place of what was subscribed to before.
+        """Read these topics, or those that match ``pattern``, in place of the present ones.
 
         Raises:
-            ConsumerStateError: not started, stopped, or partitions are assigned by hand.
-            UnknownTopicError: a topic does not exist; nothing has changed then.
+            ConsumerStateError: not started, stopped, or partitions were assigned by ``assign()``.
+            UnknownTopicError: a topic does not exist; nothing has changed.
         """
         engine = self._started
         names, checked = checked_subscription(topics, pattern, engine.config.group_protocol)
         await engine.subscription.subscribe(names, checked)
         self._life.topics, self._life.pattern = names, checked
 
+    async def assign(self, *partitions: Assignable, at: StartAt = None, tail: int | None = None) -> None:
+        """Read these partitions in place of the present ones, without membership in a group.
+
+        With a ``group_id``, the group stores offsets and must have no members.
+
+        Args:
+            partitions: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]},
+                {("topic", 0): offset}, and lists of these; in place of an offset, any value of ``at``. Without any,
+                nothing is read.
+            at: start point: "earliest", "latest", an offset, a datetime, a timedelta back from now, or "committed" (the
+                default): the group's committed offset, or else by ``auto_offset_reset``.
+            tail: in place of ``at``, a number of records before the end of each partition.
+
+        Raises:
+            ConsumerStateError: not started, stopped, or topics are subscribed to.
+            ConfigurationError: an argument is not a partition or start point.
+            UnknownTopicError: a partition does not exist; nothing has changed.
+        """
+        await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
+
     async def unsubscribe(self) -> None:
-        """Read nothing: leave the group, or let go of what was assigned; what is done is committed."""
+        """Commit finished records, leave the group or drop the assignment, and read nothing."""
         await self._started.subscription.unsubscribe()
         self._life.topics, self._life.pattern = frozenset(), None
 
-    def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are this consumer's now."""
-        return self._started.positions.partitions
+    async def assigned(self, *, timeout_ms: int | None = None) -> frozenset[TopicPartition]:
+        """Wait for the group's first assignment; return the partitions assigned now, which may be none.
 
-    def subscription(self) -> frozenset[str]:
-        """The topics it reads; with a pattern, those that match it now."""
-        life = self._life
-        return life.topics if life.pattern is None or life.engine is None else life.engine.subscription.subscription
+        Rebalance callbacks have returned by then. Without a group it returns at once.
 
-    def highwater(self, partition: TopicPartition) -> int | None:
-        """The end of the partition as the last fetch told it; None before the first."""
-        position = self._started.positions.get(partition)
-        return position.high_watermark if position is not None else None
+        Args:
+            timeout_ms: limit; by default ``default_api_timeout_ms``.
+
+        Raises:
+            ConsumerStateError: not started, stopped, not subscribed, or called in a rebalance callback.
+            RequestTimedOutError: there is no assignment in time.
+            TailraceError: the error that has ended this consumer.
+        """
+        engine = self._started
+        if in_callback(self):
+            raise ConsumerStateError("a rebalance callback cannot await assigned(): the assignment waits for it")
+        await engine.first_assignment(engine.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        return self.assignment()
 
     # ---- flow --------------------------------------------------------------------------------------------------
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of ``partitions`` (all that are assigned, when none is named) until they are resumed."""
+        """Deliver no records of these partitions until ``resume``."""
         engine = self._started
         engine.reader.pause(checked_partitions(partitions) or engine.positions.partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Go on with ``partitions`` (all that are paused, when none is named)."""
+        """Deliver records of these partitions again."""
         engine = self._started
         for position in engine.positions.of(checked_partitions(partitions) or engine.positions.partitions):
             position.is_paused = False
         engine.positions_changed()
 
-    def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are paused."""
-        return frozenset(position.partition for position in self._started.positions if position.is_paused)
+    async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
+        """Change options of a running consumer, all or none.
 
-    async def reconfigure(self, **options: Unpack[ConsumerOptions]) -> None:
-        """Set options anew while it runs, all or none; ConfigurationError for those that stay for its life."""
+        Raises:
+            ConfigurationError: an option cannot change after the start.
+        """
         config = self._life.config = changed(self._started.config, options)
         self._started.reconfigure(config)
 
-    def health(self) -> ConsumerHealth:
-        """How it is, as a member and at all."""
-        return self._started.health()
-
-    def metrics(self) -> dict[MetricName, float]:
-        """A snapshot of what was measured, under the names that Kafka's own consumer has for it."""
-        return self._started.metrics()
-
-    def statistics(self) -> ConsumerStatistics:
-        """What it holds right now."""
-        return self._started.statistics()
-
     # ---- inside ------------------------------------------------------------------------------------------------
-
-    @property
-    def _started(self) -> ConsumerRuntime:
-        return self._life.started
 
     def _check_readable(self) -> None:
         engine = self._started
         if in_callback(self):
-            raise ConsumerStateError("a rebalance callback cannot read: the records come when it is done")
+            raise ConsumerStateError("a rebalance callback cannot read: records are delivered after it returns")
         if engine.failure is not None:
             raise engine.failure
         if engine.subscription.is_nothing:

@@ -14,7 +14,7 @@ from tailrace.consumer.shared_cluster import SharedCluster, opened
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import ConsumerStateError
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.records import Record
+from tailrace.records import AnyRecord
 
 __all__ = ["ConsumerLifecycle", "UnstartedReader"]
 
@@ -27,13 +27,13 @@ class UnstartedReader:
     advice = "this consumer is not started - use `async with Consumer(...)`, or await start() first"
 
     def __init__(self) -> None:
-        self.slice: Iterator[Record] = iter(())
+        self.slice: Iterator[AnyRecord] = iter(())
 
-    async def next_record(self) -> Record:
+    async def next_record(self) -> AnyRecord:
         """Raise ConsumerStateError."""
         raise ConsumerStateError(self.advice)
 
-    async def next_records(self, _count: int) -> list[Record]:
+    async def next_records(self, _count: int) -> list[AnyRecord]:
         """Raise ConsumerStateError."""
         raise ConsumerStateError(self.advice)
 
@@ -159,4 +159,5 @@ class ConsumerLifecycle:
         if not commit and self.engine.committer is not None:
             self.engine.committer.end()
         self.engine.reader.close(ConsumerStateError(_STOPPED))
+        self.engine.subscription.assigned.set()
         await self._supervisor.stop(self.config.stop_timeout_ms / 1000)

@@ -23,7 +23,7 @@ from tailrace.consumer.supervisor import Supervisor, raised
 from tailrace.consumer.topic_patterns import TopicPattern
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.metrics import MetricName
-from tailrace.errors import ConsumerStateError, TailraceError
+from tailrace.errors import ConsumerStateError, RequestTimedOutError, TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from tailrace.observe.hooks import Observer
@@ -164,6 +164,32 @@ class ConsumerRuntime:
             # An error before the start is complete is raised by start().
             self._observer.emit(ConsumerFailed(str(error), error if self._is_started else None))
             self.reader.close(error)
+            self.subscription.assigned.set()
+
+    async def first_assignment(self, timeout_ms: int) -> None:
+        """Wait until the group has assigned partitions for the first time, or none.
+
+        Raises:
+            ConsumerStateError: nothing is subscribed or assigned, or the consumer was stopped.
+            RequestTimedOutError: there is no assignment within ``timeout_ms``.
+            TailraceError: the error that has ended the consumer.
+        """
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.subscription.assigned.wait()
+        except TimeoutError:
+            # An error that a later attempt may heal, such as a missing permission, says more.
+            self.reader.raise_failure()
+            raise RequestTimedOutError(
+                f"group {self.config.group_id!r} has assigned nothing within {timeout_ms} ms - its coordinator does not"
+                " answer, or other members hold up the rebalance"
+            ) from None
+        if self.failure is not None:
+            raise self.failure
+        if self.reader.is_over():
+            self.reader.raise_failure()
+        if self.subscription.is_nothing:
+            raise ConsumerStateError("this consumer reads nothing - subscribe() or assign() first")
 
     def _metadata_changed(self) -> None:
         self.subscription.metadata_changed()

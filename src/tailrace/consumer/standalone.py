@@ -1,4 +1,4 @@
-"""Without a group: all partitions of the topics are this consumer's, and nobody else's business."""
+"""Assignment of a consumer without a group: all partitions of its topics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["StandaloneAssignment"]
 
 
 class StandaloneAssignment:
-    """Follows the topics as they grow."""
+    """Assigns all partitions of the subscribed topics, those created later included."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the rooms it stands between
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the consumer that an assignment changes
         self,
         start_positions: StartPositions,
         cluster: Cluster,
@@ -31,7 +31,7 @@ class StandaloneAssignment:
         self.topics, self._pattern = topics, pattern
 
     def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicChoice | None) -> None:
-        """Follow other topics; of those that stay nothing changes."""
+        """Change the subscription; partitions of topics that stay subscribed are unchanged."""
         self.topics, self._pattern = topics, pattern
         self.metadata_changed()
         gone = {one for one in self._positions.partitions if one.topic not in self.topics}
@@ -40,7 +40,7 @@ class StandaloneAssignment:
         self._start_positions.on_changed()
 
     def metadata_changed(self) -> None:
-        """Take what is there and was not before."""
+        """Assign partitions that are new in the cluster's metadata."""
         topology = self._cluster.topology
         if self._pattern is not None:
             self.topics = topology.matching(self._pattern)

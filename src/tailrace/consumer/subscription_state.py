@@ -74,6 +74,9 @@ class SubscriptionState:
         self.membership_changed = AutoResetEvent()
         """Set when a new membership should run, or the consumer stops."""
         self._left = asyncio.Event()
+        self.assigned = asyncio.Event()
+        """Set unless the first assignment by the group is awaited; also set when the consumer fails or stops."""
+        self.assigned.set()
         if topics or pattern is not None:
             self._subscribe_to(topics, pattern)
 
@@ -123,6 +126,8 @@ class SubscriptionState:
             is_first=self._is_first,
         )
         self._is_first = False
+        self.assigned.clear()
+        reconciler.on_taken_over = self.assigned.set
         return Coordinator(
             config,
             self._cluster,
@@ -170,6 +175,7 @@ class SubscriptionState:
         finally:
             self.coordinator = None
             self._left.set()
+            self.assigned.set()
 
     def stop(self) -> None:
         """End the membership and the loop that waits for another one."""

@@ -196,13 +196,13 @@ async def test_commit_of_some_partitions(kafka, group):
         records: list = []
         while len(records) < 10:
             records += await consumer.getmany()
-        await consumer.commit([TopicPartition(topic, 1)])
+        await consumer.commit(TopicPartition(topic, 1))
         committed = await kafka.committed(group, topic, 2)
-        with pytest.raises(ConfigurationError, match="is no partition"):
-            await consumer.commit(["orders"])
-        with pytest.raises(ConfigurationError, match="is no partition"):
+        with pytest.raises(ConfigurationError, match=r"a partition is TopicPartition\('orders', 0\), not 'orders'"):
+            await consumer.commit("orders")
+        with pytest.raises(ConfigurationError, match="a partition is TopicPartition"):
             await consumer.commit({"orders": 5})
-        with pytest.raises(ConfigurationError, match="whole number"):
+        with pytest.raises(ConfigurationError, match="an offset must be a non-negative integer, not '5'"):
             await consumer.commit({TopicPartition(topic, 0): "5"})
 
     assert committed == {1: 5}
@@ -215,9 +215,9 @@ async def test_commit_of_a_partition_includes_its_record_in_flight(kafka, group)
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
         await read(consumer, 3)
-        await consumer.commit([TopicPartition(topic, 1)])
+        await consumer.commit(TopicPartition(topic, 1))
         assert (await kafka.committed(group, topic, 2)).get(0) is None
-        await consumer.commit([TopicPartition(topic, 0)])
+        await consumer.commit(TopicPartition(topic, 0))
         assert (await kafka.committed(group, topic, 2))[0] == 3
 
 

@@ -214,7 +214,9 @@ def handler_of(record: Record) -> str:
 
 def first_read(record: Record) -> Record:
     """Return the record with the topic, partition, offset and timestamp of its origin."""
-    return Record(*origin_of(record)[:3], record.key, record.value, origin_of(record).timestamp, record.headers)
+    origin = origin_of(record)
+    kind = record.timestamp_type if origin[:3] == tuple(record)[:3] else None
+    return Record(*origin[:3], record.key, record.value, origin.timestamp, record.headers, kind)
 
 
 def origin_headers(origin: Origin) -> tuple[Header, ...]:

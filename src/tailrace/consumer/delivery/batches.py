@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Generic, Self
 
-from tailrace.records import Record
+from tailrace.records import KeyT_co, Record, ValueT_co
 
 __all__ = ["Batches"]
 
 
-class Batches:
+class Batches(Generic[KeyT_co, ValueT_co]):
     """``async for batch in consumer.batches(...)``; a batch is finished when the next one is polled.
 
     Args:
         next_batch: returns the next batch; raises StopAsyncIteration to end the loop.
     """
 
-    def __init__(self, next_batch: Callable[[], Awaitable[list[Record]]]) -> None:
+    def __init__(self, next_batch: Callable[[], Awaitable[list[Record[KeyT_co, ValueT_co]]]]) -> None:
         self._next_batch = next_batch
 
-    def __aiter__(self) -> Batches:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Record]:
+    async def __anext__(self) -> list[Record[KeyT_co, ValueT_co]]:
         return await self._next_batch()

@@ -10,6 +10,7 @@ from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.slices import SliceReader
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.records import TopicPartition
 
 __all__ = ["BufferedCounts"]
 
@@ -20,18 +21,22 @@ class BufferedCounts:
     def __init__(self, positions: Positions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader) -> None:
         self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
-    def are_available(self, count: int, *, is_patient: bool = True) -> bool:
+    def are_available(
+        self, count: int, *, is_patient: bool = True, among: frozenset[TopicPartition] | None = None
+    ) -> bool:
         """Return True if ``count`` records can be delivered now, or as many as there is room for, or an error.
 
         Args:
             count: number of records.
             is_patient: False if one partition without room is enough, since the others may never have records.
+            among: partitions to count; None counts all that are assigned.
         """
         self._slice_reader.skip_empty()
         found, has_room, is_full = 0, False, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:
-            if not self._slice_reader.is_readable(position.partition):
+            is_wanted = among is None or position.partition in among
+            if not is_wanted or not self._slice_reader.is_readable(position.partition):
                 continue
             for buffered in self._buffer.all_buffered(position.partition):
                 found += buffered.expected(position.delivered or 0)

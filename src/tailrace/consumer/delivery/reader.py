@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
@@ -24,9 +25,12 @@ from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.errors import ConsumerStateError, TailraceError
-from tailrace.records import Record, TopicPartition
+from tailrace.records import AnyRecord, TopicPartition
 
 __all__ = ["Reader"]
+
+Among: TypeAlias = frozenset[TopicPartition] | None
+"""Partitions to read from; None for all that are assigned."""
 
 TWO_READERS = (
     "two tasks, or two styles, read from this consumer at once - let one read and hand records to the other,"
@@ -84,24 +88,25 @@ class Reader:
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
-    async def next_record(self) -> Record:
+    async def next_record(self, among: Among = None) -> AnyRecord:
         """Wait for the next record after the current slice and return it."""
-        await self._until_something_to_read()
+        await self._until_something_to_read(among)
         return self._first_of_slice()
 
-    async def record_now(self) -> Record | None:
+    async def record_now(self, among: Among = None) -> AnyRecord | None:
         """Return a buffered record; None if there is none. Other tasks have a turn first."""
         await self._poll_and_yield()
-        if not self.delivery.polled.left and not self._find_slice(self._next_size()):
+        self._put_back_others(among)
+        if not self.delivery.polled.left and not self._find_slice(self._next_size(), among):
             return None
         return self._first_of_slice()
 
-    async def records_now(self, count: int) -> list[Record]:
+    async def records_now(self, count: int, among: Among = None) -> list[AnyRecord]:
         """Return up to ``count`` buffered records. Other tasks have a turn first."""
         await self._poll_and_yield()
-        return self.take_now(count)
+        return self.take_now(count, among)
 
-    async def next_batch(self, count: int, wait_s: float) -> list[Record]:
+    async def next_batch(self, count: int, wait_s: float) -> list[AnyRecord]:
         """Wait for a record, then up to ``wait_s`` for more, and return up to ``count`` records."""
         while True:
             await self.wait_for_records(1)
@@ -112,42 +117,44 @@ class Reader:
                 return taken
             await self.wait_for_news()
 
-    async def next_full(self, least: int, count: int) -> list[Record]:
+    async def next_full(self, least: int, count: int, among: Among = None) -> list[AnyRecord]:
         """Wait for ``least`` records, or as many as there is room for, and return up to ``count``."""
         while True:
-            await self.wait_for_records(least, is_patient=False)
-            if taken := self.take_now(count):
+            await self.wait_for_records(least, is_patient=False, among=among)
+            if taken := self.take_now(count, among):
                 return taken
             await self.wait_for_news()
 
-    async def wait_for_records(self, count: int, *, is_patient: bool = True) -> None:
+    async def wait_for_records(self, count: int, *, is_patient: bool = True, among: Among = None) -> None:
         """Wait until ``count`` records can be delivered; see ``BufferedCounts.are_available``."""
         self._begin_poll()
         try:
             self.delivery.finish()
             self._put_back_current()
             await self._yield_if_due()
-            while not self._buffered_counts.are_available(count, is_patient=is_patient):
-                self.raise_failure()
+            while not self._buffered_counts.are_available(count, is_patient=is_patient, among=among):
+                self._check(among)
                 await self.wait_for_news()
         finally:
             self._is_waiting = False
 
-    async def next_records(self, count: int) -> list[Record]:
+    async def next_records(self, count: int, among: Among = None) -> list[AnyRecord]:
         """Wait for at least one record and return up to ``count`` buffered records."""
         self.delivery.finish()
+        self._put_back_others(among)
         if not self.delivery.polled.left:
-            await self._until_something_to_read()
-        return self.take_now(count)
+            await self._until_something_to_read(among)
+        return self.take_now(count, among)
 
-    def take_now(self, count: int) -> list[Record]:
+    def take_now(self, count: int, among: Among = None) -> list[AnyRecord]:
         """Return up to ``count`` buffered records without awaiting anything."""
         self.delivery.finish()
-        taken: list[Record] = []
+        self._put_back_others(among)
+        taken: list[AnyRecord] = []
         while len(taken) < count:
             wanted = count - len(taken)
             try:
-                if not self.delivery.polled.left and not self._find_slice(wanted):
+                if not self.delivery.polled.left and not self._find_slice(wanted, among):
                     break
             except TailraceError as error:
                 if not taken:
@@ -200,14 +207,15 @@ class Reader:
         self.delivery.note_finished()
         self._news.set()
 
-    async def _until_something_to_read(self) -> None:
+    async def _until_something_to_read(self, among: Among) -> None:
         """Wait for a slice and begin it; nothing is awaited after that."""
         self._begin_poll()
         try:
             self.delivery.finish()
+            self._put_back_others(among)
             await self._yield_if_due()
             size = self._next_size()
-            while not self.delivery.polled.left and not self._find_slice(size):
+            while not self.delivery.polled.left and not self._find_slice(size, among):
                 await self.wait_for_news()
                 self._turn_began_at = self._loop.time()
         finally:
@@ -239,10 +247,12 @@ class Reader:
         self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
         return self.finished_counter.room(self._slice_size)
 
-    def _find_slice(self, count: int) -> bool:
+    def _find_slice(self, count: int, among: Among) -> bool:
         """Decode and begin the next slice; return False if there is none."""
-        self.raise_failure()
-        found = self._next_slice(self._slice_reader.is_readable, lambda _: min(count, self.max_queued_records))
+        self._check(among)
+        is_readable = self._slice_reader.is_readable
+        is_wanted = is_readable if among is None else lambda one: one in among and is_readable(one)
+        found = self._next_slice(is_wanted, lambda _: min(count, self.max_queued_records))
         if found is None:
             return False
         self.delivery.begin(found)
@@ -262,13 +272,13 @@ class Reader:
         until, self.maps.recheck_at = self.maps.recheck_at, None
         await self._news.wait(until)
 
-    def _first_of_slice(self) -> Record:
+    def _first_of_slice(self) -> AnyRecord:
         self._slice_began_at = self._loop.time()
         return next(self.delivery.polled.slice)
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
-    def acknowledge(self, record: Record) -> bool:
+    def acknowledge(self, record: AnyRecord) -> bool:
         """Finish ``record`` as ``DeliveryProgress.acknowledge`` does; return False if it is not in flight."""
         was_in_flight = self.delivery.acknowledge(record)
         if was_in_flight and self.maps.is_holding:
@@ -369,6 +379,16 @@ class Reader:
         return self.delivery.polled.left
 
     # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _check(self, among: Among) -> None:
+        self.raise_failure()
+        if among is not None and not any(one in self._positions for one in among):
+            names = ", ".join(sorted(map(str, among)))
+            raise ConsumerStateError(f"{names} is not assigned to this consumer - await assigned() before reading it")
+
+    def _put_back_others(self, among: Among) -> None:
+        if among is not None and self.delivery.partition is not None and self.delivery.partition not in among:
+            self._put_back_current()
 
     def _put_back_if_not_readable(self) -> None:
         if (partition := self.delivery.partition) is not None and not self._slice_reader.is_readable(partition):

@@ -17,12 +17,12 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError
-from tailrace.records import Record, TopicPartition
+from tailrace.records import AnyRecord, KeyT_co, Record, TopicPartition, ValueT_co
 
 __all__ = ["PartitionStream", "RecordStream", "Streams"]
 
 
-class RecordStream(Protocol):
+class RecordStream(Protocol[KeyT_co, ValueT_co]):
     """Records of one partition while it is assigned; the iteration ends when it is revoked."""
 
     @property
@@ -31,9 +31,9 @@ class RecordStream(Protocol):
 
     def __aiter__(self) -> Self: ...
 
-    async def __anext__(self) -> Record: ...
+    async def __anext__(self) -> Record[KeyT_co, ValueT_co]: ...
 
-    def ack(self, record: Record) -> bool:
+    def ack(self, record: AnyRecord) -> bool:
         """Finish the record in flight without polling the next one; return False if ``record`` is not in flight."""
 
 
@@ -59,7 +59,7 @@ class PartitionStream:
     def __aiter__(self) -> PartitionStream:
         return self
 
-    async def __anext__(self) -> Record:
+    async def __anext__(self) -> AnyRecord:
         if (record := self._take()) is not None:
             return record
         if self._is_waiting:
@@ -70,7 +70,7 @@ class PartitionStream:
         finally:
             self._is_waiting = False
 
-    def ack(self, record: Record) -> bool:
+    def ack(self, record: AnyRecord) -> bool:
         """Finish ``record``; return False if it is not in flight."""
         if self._lease is None or not self._lease.holds(record):
             return False
@@ -78,7 +78,7 @@ class PartitionStream:
         self._streams.progressed()
         return True
 
-    async def _next_record(self) -> Record:
+    async def _next_record(self) -> AnyRecord:
         if self._lease is not None:
             self._lease.finish_taken()
         self._streams.note_poll()
@@ -94,7 +94,7 @@ class PartitionStream:
                 return record
             await self._streams.news()
 
-    def _take(self) -> Record | None:
+    def _take(self) -> AnyRecord | None:
         """Return the next record of the lease; None if there is none, or the partition is paused."""
         if self._lease is None or self._position.is_held_back:
             return None
@@ -238,7 +238,7 @@ class Streams:
         if (stream := self._streams.get(partition)) is not None:
             stream.drop()
 
-    def acknowledge(self, record: Record) -> bool:
+    def acknowledge(self, record: AnyRecord) -> bool:
         """Finish ``record``; return False if it is not in flight."""
         stream = self._streams.get(record.topic_partition)
         return stream is not None and stream.ack(record)

@@ -103,9 +103,11 @@ class AssignmentReconciler:
         self._reader, self._committer, self._observer = reader, committer, observer
         self._start_positions, self._offset_resetter = start_positions, offset_resetter
         self._consumer = consumer
+        self.on_taken_over: Callable[[], None] = lambda: None
+        """Called when an assignment is complete: callbacks have returned, overrides are applied."""
         self._resets_offsets = config.reset_offset_on_start and is_first
         self._positions_before: dict[TopicPartition, int | None] = {}
-        """Positions of the partitions owned before the rebalance in progress."""
+        """What was owned before the rebalance that is going on, and where each partition stood."""
         self._announced: Partitions = frozenset()
         """Partitions that the user's listener knows as assigned: the next rebalance may cancel a takeover."""
         self._unsought: dict[TopicPartition, int] = {}
@@ -152,6 +154,7 @@ class AssignmentReconciler:
             position.is_fetchable = True
         self._positions_before.clear()
         self._start_positions.on_changed()
+        self.on_taken_over()
 
     async def _announce(self, added: Partitions) -> None:
         self._announced |= added

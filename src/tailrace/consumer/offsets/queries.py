@@ -91,14 +91,33 @@ class OffsetQueries:
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets with the user's metadata; a partition without a commit is absent."""
-        found = await self._cluster.retrying(
+        found = await self.stored(group_id, partitions)
+        return {
+            at: one._replace(metadata=decode_metadata(one.metadata, one.offset).user_text) for at, one in found.items()
+        }
+
+    async def stored(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return a group's committed offsets with their metadata as stored: offset maps included."""
+        return await self._cluster.retrying(
             partial(committed_offsets, self._cluster, group_id, list(partitions)),
             timeout_s=self._timeout_s,
             what=f"reading the committed offsets of group {group_id!r}",
         )
-        return {
-            at: one._replace(metadata=decode_metadata(one.metadata, one.offset).user_text) for at, one in found.items()
-        }
+
+    async def topics(self) -> frozenset[str]:
+        """Return the names of the topics that exist, as far as they may be described."""
+        token = object()
+        self._cluster.watch(token, None)
+        try:
+            await self._cluster.retrying(self._cluster.refresh, timeout_s=self._timeout_s, what="listing the topics")
+            topology = self._cluster.topology
+        finally:
+            self._cluster.unwatch(token)
+        return frozenset(
+            name for name, topic in topology.topics.items() if not (topic.is_internal and topology.hides_internal)
+        )
 
     async def partitions_of(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Return the current partitions of topics; raises as ``check_topics`` does."""
@@ -118,10 +137,19 @@ class OffsetQueries:
         """Check that partitions exist.
 
         Raises:
-            UnknownTopicError: one of them does not exist.
+            UnknownTopicError: a partition does not exist.
         """
         wanted = list(partitions)
-        there = await self.partitions_of({one.topic for one in wanted})
+        topics = {one.topic for one in wanted}
+        there = await self.partitions_of(topics)
+        if any(one.partition not in there.get(one.topic, ()) for one in wanted):
+            # The topic may have grown since the last refresh.
+            self._cluster.watch(token := object(), topics)
+            try:
+                await self._retrying(self._cluster.refresh, "looking for the partitions")
+                there = await self.partitions_of(topics)
+            finally:
+                self._cluster.unwatch(token)
         for one in wanted:
             if one.partition not in there.get(one.topic, ()):
                 raise broker_error(

@@ -6,16 +6,16 @@ that is canceled or times out does not revert the seek.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.seek import seeks
-from tailrace.core.positions.start_point import StartPoint
+from tailrace.core.positions.start_policy import Start
 from tailrace.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
-from tailrace.records import TopicPartition
+from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["Seek"]
 
@@ -90,8 +90,34 @@ class Seek:
         now = await self.positions(among) if whence == "current" else dict.fromkeys(among, 0)
         return await self.go(seeks(now, offset, whence, spread=spread))
 
-    async def go(self, to: Mapping[TopicPartition, int | StartPoint]) -> dict[TopicPartition, int]:
-        """Seek to offsets or start points, and return the new positions of partitions that are still assigned.
+    async def to_committed(
+        self,
+        partitions: Iterable[TopicPartition],
+        look_up: Callable[[Iterable[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
+    ) -> dict[TopicPartition, int]:
+        """Seek to the committed offsets that ``look_up`` returns, or by the reset policy where there is none.
+
+        Records after the committed offset that its offset map lists as finished are not delivered again. A partition
+        that is revoked or sought meanwhile is left alone.
+
+        Raises:
+            ConsumerStateError: a partition is not assigned.
+            OffsetOutOfRangeError: a partition has no committed offset, and ``auto_offset_reset`` is "none".
+            RequestTimedOutError: a leader does not return an offset in time.
+        """
+        before = {partition: self.assigned(partition).epoch for partition in partitions}
+        committed = await look_up(before)
+        policy = self._start_positions.policy
+        return await self.go(
+            {
+                partition: policy.of_chosen(None, committed.get(partition))
+                for partition, epoch in before.items()
+                if (position := self._positions.get(partition)) is not None and position.epoch == epoch
+            }
+        )
+
+    async def go(self, to: Mapping[TopicPartition, Start]) -> dict[TopicPartition, int]:
+        """Go on at these places; gives where they are. A partition that is given back meanwhile is left out.
 
         Raises:
             ConsumerStateError: one of the partitions is not assigned.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from tailrace.core.delivery.progress import Lease, Progress
-from tailrace.records import Record, TopicPartition
+from tailrace.records import AnyRecord, TopicPartition
 
 __all__ = ["PolledRecords"]
 
-_NONE: Iterator[Record] = iter(())
+_NONE: Iterator[AnyRecord] = iter(())
 
 
 class PolledRecords:
@@ -23,7 +23,7 @@ class PolledRecords:
     """
 
     def __init__(self) -> None:
-        self.slice: Iterator[Record] = _NONE
+        self.slice: Iterator[AnyRecord] = _NONE
         self.current: Lease | None = None
         self._used_up: list[Lease] = []
         """Exhausted leases with records in flight, as part of a batch."""
@@ -61,13 +61,13 @@ class PolledRecords:
         self.current, self.slice = lease, lease.left
         self.added += lease.count
 
-    def take(self, count: int) -> list[Record]:
+    def take(self, count: int) -> list[AnyRecord]:
         """Take up to ``count`` records of the current lease for a batch."""
         assert self.current is not None
         self.slice = _NONE
         return self.current.take(count)
 
-    def give_back(self) -> tuple[Lease, list[Record]] | None:
+    def give_back(self) -> tuple[Lease, list[AnyRecord]] | None:
         """Return the lease and the records that were not taken, to deliver them again; None if there are none."""
         lease = self.current
         if lease is None or not lease.count:
@@ -114,7 +114,7 @@ class PolledRecords:
             if lease.partition in partitions:
                 lease.finish_taken()
 
-    def acknowledge(self, record: Record) -> bool:
+    def acknowledge(self, record: AnyRecord) -> bool:
         """Finish ``record`` and those before it in its partition; return False if it is not in flight."""
         leases = self._leases()
         found = next((number for number, lease in enumerate(leases) if lease.holds(record)), None)

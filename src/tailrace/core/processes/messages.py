@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from tailrace.records import Record, TopicPartition
+from tailrace.records import Record, TimestampType, TopicPartition
 
 __all__ = [
     "HEADER",
@@ -127,7 +127,8 @@ class SliceMessage(_ProcessMessage, frozen=True, tag=14):
     headers: Headers | None
     """None if no record has headers."""
     topic_id: UUID | None = None
-    """Id of the topic that the records were read from, if known."""
+    """Id of the topic the records were read from, if it is known."""
+    timestamp_type: TimestampType | None = "CreateTime"
 
 
 class HaltedMessage(_ProcessMessage, frozen=True, tag=15):
@@ -196,12 +197,13 @@ def slice_of(
         [record.timestamp for record in records],
         [tuple(record.headers) for record in records] if has_headers else None,
         topic_id,
+        # Of one batch, so the same for all.
+        records[0].timestamp_type if records else "CreateTime",
     )
 
 
 def records_of(part: SliceMessage) -> list[Record]:
     """Return the records of a message."""
     columns = (repeat(part.topic), repeat(part.partition), part.offsets, part.keys, part.values, part.timestamps)
-    if part.headers is None:
-        return list(map(Record, *columns))
-    return list(map(Record, *columns, part.headers))
+    headers = repeat(()) if part.headers is None else part.headers
+    return list(map(Record, *columns, headers, repeat(part.timestamp_type)))

@@ -52,7 +52,7 @@ def slices_of(batch: Any, topic: str | None, *, is_of_one: bool) -> Iterator[tup
         return
     *_, partitions, offsets, keys, values, timestamps, headers = batch.columns
     all_headers = repeat(()) if headers.null_count == len(headers) else map(_headers, headers.to_pylist())
-    rest = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers)
+    rest = (*(one.to_pylist() for one in (offsets, keys, values, timestamps)), all_headers, repeat(None))
     if is_of_one:
         place = TopicPartition(batch.column(0)[0].as_py() if topic is None else topic, partitions[0].as_py())
         yield place, list(map(Record, repeat(place.topic), repeat(place.partition), *rest))
