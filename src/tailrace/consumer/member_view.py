@@ -43,7 +43,7 @@ class MemberView:
         ]
 
     def passed(self) -> list[Position]:
-        """Return the positions past the committed offset; without a delivered record, only markers were skipped."""
+        """Return the positions past the committed offset, by delivered records or only by skipped markers."""
         return [
             one
             for one in self._engine.positions

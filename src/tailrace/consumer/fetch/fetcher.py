@@ -240,7 +240,7 @@ class Fetcher:
         return self._next_plan(connection)
 
     def _cut(self, overdrawn: Iterable[TopicPartition]) -> bool:
-        """Drop batches beyond the partitions' shares, which have shrunk; they are fetched again later."""
+        """Drop batches beyond shares that have shrunk, to be fetched again later; return True if that made room."""
         share, has_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
             # An unpaused partition below its share would be fetched again at once, and cut again.
