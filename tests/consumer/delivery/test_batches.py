@@ -142,7 +142,7 @@ async def test_a_batch_larger_than_the_buffer_is_cut(new_topic, new_consumer, wi
 
 
 async def test_an_exhausted_batch_frees_its_room(new_topic, new_consumer, witness, group):
-    """Also if it had exactly as many records as were requested: the next batch is fetched, however large both are."""
+    """The next batch is fetched even if the first had exactly as many records as requested, however large both are."""
     topic = new_topic()
     for _ in range(3):
         witness.produce(topic, [b"x" * 60_000])

@@ -36,7 +36,7 @@ async def take(consumer, count):
 
 
 async def test_a_commit_stops_at_the_lowest_unacknowledged_record(new_topic, by_hand, witness, group):
-    """In whatever order records are acknowledged; polling the next record acknowledges none."""
+    """Records may be acknowledged in any order; polling the next record acknowledges none."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
 
@@ -147,7 +147,7 @@ async def test_control_and_aborted_records_hold_no_commit_back(new_topic, by_han
 
 
 async def test_compacted_records_hold_no_commit_back(quick, by_hand, group):
-    """Also those removed while records are in flight: with all acknowledged, the commit is after the last one."""
+    """With all records acknowledged, the commit is after the last one, also if some were compacted in flight."""
     topic = quick.topic(cleanup_policy="compact", segment_ms=50, min_cleanable_dirty_ratio=0.01)
     place = {"bootstrap_servers": quick.server.bootstrap_servers}
     for _ in range(4):
@@ -237,7 +237,7 @@ async def test_ack_after_the_revocation_returns_false(new_topic, by_hand, witnes
 
 
 async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, witness, group):
-    """Also with ``ack="auto"``: an ack of the record in flight is enough, without another poll."""
+    """An ack of the record in flight is enough, without another poll, with ``ack="auto"``, too."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
 

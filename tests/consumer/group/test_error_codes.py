@@ -517,6 +517,6 @@ async def commit_one(consumer):
 
 @pytest.mark.parametrize("reactions", [{14: "dance"}, {"14": "retry"}, ["retry"], {14: None}])
 def test_invalid_group_error_reactions_raise_at_once(witness_of, reactions):
-    """Whatever is recognizably invalid raises before anything starts."""
+    """Reactions that are recognizably invalid raise before anything starts."""
     with pytest.raises(ConfigurationError, match="group_error_reactions"):
         witness_of.consumer("any", group_id="g", group_error_reactions=reactions)

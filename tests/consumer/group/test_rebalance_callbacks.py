@@ -70,7 +70,7 @@ async def test_the_callback_gets_old_and_new_positions(new_topic, new_consumer, 
 
 
 async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_consumer, witness, group):
-    """To the record, also if no partition is revoked and nothing was committed since."""
+    """They are exact to the record, also if no partition is revoked and nothing was committed since."""
     topic, calls = new_topic(2), []
     witness.fill(topic, 2, 10)
 
@@ -240,7 +240,7 @@ async def test_reading_or_stopping_in_a_callback_raises(new_topic, new_consumer,
 
 
 async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer, witness, group):
-    """Such as state kept in a topic: the consumer is started, read, committed and stopped in the callback."""
+    """It may start, read, commit and stop one, for example to load state from a topic."""
     topic, state, found = new_topic(), new_topic(), []
     witness.produce(topic, [b"0"])
     witness.produce(state, [b"state"])
@@ -297,7 +297,7 @@ async def test_listener_methods_are_called_in_order(new_topic, new_consumer, wit
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_listener_may_commit_at_stop(new_topic, new_consumer, witness, group, protocol):
-    """As in a rebalance: chosen offsets and finished records; the batch in flight, whose loop has ended, is not."""
+    """It commits chosen offsets and finished records as in a rebalance; the batch in flight is not committed."""
     topic, events, stood = new_topic(2), EventRecorder(), []
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -141,7 +141,7 @@ async def test_an_absent_static_member_is_replaced_after_its_session(witness_of,
 
 @pytest.mark.parametrize("by", ["Heartbeat", "OffsetCommit", "JoinGroup", "SyncGroup"])
 async def test_the_older_of_two_holders_is_fenced(witness_of, group, by):
-    """Whatever request it sends next: its reader gets an error with the option, and it commits nothing more."""
+    """Its next request of any kind fails: the reader gets an error with the option, and nothing more is committed."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     both = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000}
     listens = QUICK if by == "Heartbeat" else {**SILENT, "metadata_max_age_ms": 200}

@@ -20,7 +20,7 @@ def of_group(consumer, prefix="consumer"):
 
 
 async def test_heartbeats_are_measured(kafka, group):
-    """Their rate, the longest response time, and the age of the last one."""
+    """The metrics are their rate, the longest response time, and the age of the last one."""
     topic = kafka.topic_with(1)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -68,7 +68,7 @@ def longest_ms(kafka, kind, client):
 
 
 async def test_commits_are_measured(kafka, group):
-    """As many as were sent, and the slowest is as slow as the network made it."""
+    """The metrics count every commit sent; the slowest is as slow as the network made it."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(

@@ -27,7 +27,7 @@ def of(metrics, group) -> dict[str, float]:
 
 
 async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
-    """After ten records of which six are finished and committed: each kind, by name and by index, as a copy."""
+    """Ten records, six of them finished and committed: offsets() has each kind by name and by index, as a copy."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -58,7 +58,7 @@ async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
 
 
 async def test_lag_is_the_end_offset_minus_the_position(new_topic, new_consumer, witness, group):
-    """Of each partition, of some, and in total; it grows with production and shrinks with reading."""
+    """lag() has each partition and the total; it grows with production and shrinks with reading."""
     topic = new_topic(2)
     first, second = (TopicPartition(topic, number) for number in range(2))
     for number in range(2):
@@ -238,7 +238,7 @@ async def test_several_connections_fetch_at_once(witness_of, group):
 
 
 async def test_the_high_watermark_is_known_after_a_reassignment(new_topic, new_consumer, witness):
-    """At once, not with the next record: an unchanged high watermark is sent only in a new fetch session."""
+    """It is known before the next record: a broker sends an unchanged one only in a new fetch session."""
     topic = new_topic()
     witness.fill(topic, 1, 5)
     place = TopicPartition(topic, 0)

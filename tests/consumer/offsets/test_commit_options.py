@@ -138,7 +138,7 @@ async def test_without_number_and_interval_only_stop_commits(kafka, group):
 
 
 async def test_a_rebalance_commits_finished_records(kafka, group):
-    """Even without an interval, the revocation commits: the new member begins after it and repeats nothing."""
+    """The revocation commits even without an interval: the new member begins after it and repeats nothing."""
     topic = kafka.topic_with(10, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, heartbeat_interval_ms=200, **NEVER) as one:
@@ -422,7 +422,7 @@ async def test_an_error_of_the_commit_callback_is_an_event(kafka, group):
 
 
 async def test_concurrent_commits_arrive_in_order(kafka, group):
-    """Of commits in separate tasks, one is in flight at a time, and the later one arrives last."""
+    """One commit is in flight at a time, and of commits in separate tasks the later one arrives last."""
     topic = kafka.topic_with(10)
     partition = TopicPartition(topic, 0)
 

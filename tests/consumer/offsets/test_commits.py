@@ -152,7 +152,7 @@ async def run_program(kafka_server, topic, group, end="pass"):
 
 
 async def test_a_new_process_begins_at_the_committed_offset(new_topic, kafka_server, witness, group):
-    """However the first process ended."""
+    """It continues there however the first process ended."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -210,7 +210,7 @@ async def test_a_zombies_commit_is_not_retried(quick, group):
     ],
 )
 async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protocol, code):
-    """Whichever error code ends the membership, the event announces no retry."""
+    """The event announces no retry, whichever error code ends the membership."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events], "group_id": group}
 

@@ -70,7 +70,7 @@ async def test_assign_accepts_every_form_of_partitions(filled, new_consumer):
 
 
 async def test_assign_begins_at_the_given_start(filled, new_consumer):
-    """At either end, at an offset, at a number of records before the end, by time; by policy without one."""
+    """A start is either end, an offset, a number of records before the end, or a time; the default is the policy."""
     topic = filled()
     place = TopicPartition(topic, 0)
     now = int(time.time() * 1000)
@@ -177,7 +177,7 @@ async def test_an_invalid_assignment_changes_nothing(filled, new_consumer, what,
 
 
 async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer, group):
-    """One at a time; unsubscribe() ends either, and without one nothing is read."""
+    """unsubscribe() ends either, and without one nothing is read."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:

@@ -85,7 +85,7 @@ async def test_an_assignment_replaces_the_one_before(kafka):
 
 
 async def test_only_assigned_partitions_are_fetched(kafka, group):
-    """Of a topic with three partitions one is fetched, and no group is joined."""
+    """One of a topic's three partitions is fetched, and no group is joined."""
     topic = kafka.topic_with(5, partitions=3)
 
     async with kafka.consumer(topic, client_id=group, **EARLIEST) as consumer:
@@ -101,7 +101,7 @@ async def test_only_assigned_partitions_are_fetched(kafka, group):
 
 
 async def test_assign_with_a_group_only_stores_offsets(kafka, group):
-    """Without a member; the next consumer continues there; a group with members refuses the commit."""
+    """The group has no member; the next consumer continues there; a group with members refuses the commit."""
     topic = kafka.topic_with(10)
 
     async def assigned(count):
@@ -182,7 +182,7 @@ async def test_offsets_by_kind(kafka, group):
 
 
 async def test_offsets_are_a_tuple_of_four(kafka):
-    """By index and by name, in this order; they can be pickled, copied and printed."""
+    """They can be read by index and by name, in this order, and pickled, copied and printed."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:

@@ -59,7 +59,7 @@ def cut(server, topic: str, partitions: int, before: int) -> None:
 
 
 async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_consumer, group):
-    """From the first record, from the position and from the end; the result stays within the log."""
+    """seek() counts from the first record, the position or the end; the result stays within the log."""
     topic = stamped(gone=10)
     place = TopicPartition(topic, 0)
 
@@ -96,7 +96,7 @@ async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group
 
 
 async def test_seek_to_either_end_and_to_a_time(stamped, new_consumer, group):
-    """Of all assigned partitions or some; a time is a number, datetime or timedelta; after the last record: the end."""
+    """These move all assigned partitions or some; a time is a number, datetime or timedelta, after the last the end."""
     topic = stamped(partitions=2, gone=10)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     middle = dt.datetime.fromtimestamp((NOON + 49_500) / 1000, dt.UTC)
@@ -157,7 +157,7 @@ async def test_a_seek_with_a_silent_leader_times_out(witness_of, group):
 
 
 async def test_offset_queries(stamped, new_consumer):
-    """Of any partition, assigned or not: first offset, end, first record at or after a time; else None."""
+    """Beginning, end and the first record at or after a time are found for any partition, assigned or not."""
     topic, other = stamped(gone=10), stamped()
     place, beside = TopicPartition(topic, 0), TopicPartition(other, 0)
 
@@ -191,7 +191,7 @@ async def test_offset_queries_follow_a_changed_leader(witness_of):
 
 
 async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer):
-    """After the grace period of a new topic, or default_api_timeout_ms."""
+    """They raise after the grace period of a new topic, or default_api_timeout_ms."""
     async with new_consumer(new_topic(), default_api_timeout_ms=1_000) as consumer:
         async with asyncio.timeout(20):
             with pytest.raises(UnknownTopicError):
@@ -211,7 +211,7 @@ async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer)
     ],
 )
 async def test_auto_offset_reset(stamped, new_consumer, group, reset, first):
-    """By name, by time, or by a timedelta before now; a time after the last record is the end."""
+    """The start is a name, a time, or a timedelta before now; a time after the last record is the end."""
     topic = stamped(gone=10)
 
     async with new_consumer(topic, group_id=group, auto_offset_reset=reset) as consumer:
