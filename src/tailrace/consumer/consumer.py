@@ -176,7 +176,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
     def __del__(self) -> None:
         life = getattr(self, "_life", None)
-        if life is not None and life.was_left:
+        if life is not None and life.is_unstopped:
             warnings.warn(f"{self!r} was never stopped - use `async with`", ResourceWarning, source=self, stacklevel=1)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         if self._streams is not None:
             raise ConsumerStateError("streams() was called before - one loop yields all streams")
         streams = Streams(engine.positions, engine.reader, lambda: engine.config)
-        engine.reader.hand_over_to(streams, watched=streams)
+        engine.reader.attach_sink(streams, watched=streams)
         self._streams = streams
         return streams
 
@@ -552,5 +552,5 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             raise ConsumerStateError("a rebalance callback cannot read: records are delivered after it returns")
         if engine.failure is not None:
             raise engine.failure
-        if engine.subscription.is_nothing:
+        if engine.subscription.is_empty:
             raise ConsumerStateError("this consumer reads nothing yet - subscribe() or assign() first")

@@ -93,7 +93,7 @@ class ConsumerLifecycle:
         return ", ".join(sorted(self.topics)) or "of nothing"
 
     @property
-    def was_left(self) -> bool:
+    def is_unstopped(self) -> bool:
         """True if the consumer was started and never stopped."""
         return self._supervisor is not None and not self._is_stopped
 

@@ -50,7 +50,7 @@ def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
         )
     if engine.config.key_deserializer is not None or engine.config.value_deserializer is not None:
         raise ConfigurationError("key_deserializer and value_deserializer are for Consumer - an App has codecs")
-    engine.reader.hand_over_to(sink)
+    engine.reader.attach_sink(sink)
     return engine.reader, engine.config.max_queued_records
 
 

@@ -276,7 +276,7 @@ class SubscriptionState:
     # ---- state -------------------------------------------------------------------------------------------------
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """True if there is neither a subscription nor a manual assignment."""
         return self.coordinator is None and self._standalone is None and not self._is_manual
 

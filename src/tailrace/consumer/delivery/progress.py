@@ -39,7 +39,7 @@ class PolledSink(Protocol):
     def progress(self) -> object:
         """A value that changes whenever the user polls."""
 
-    def is_owed(self, *, waits: bool) -> bool:
+    def awaits_poll(self, *, waits: bool) -> bool:
         """Return True if the user has a record in flight or waiting and does not wait for one.
 
         Args:
@@ -114,7 +114,7 @@ class DeliveryProgress:
                 del self._unacknowledged[lease.partition][1][offset]
         return found, rest
 
-    def hand_over_to(self, sink: RecordSink, watched: PolledSink | None) -> None:
+    def attach_sink(self, sink: RecordSink, watched: PolledSink | None) -> None:
         """Deliver whole slices to ``sink`` from now on; ``watched`` is the same sink if a user polls it."""
         self.sink, self._watched = sink, watched
 
@@ -220,8 +220,8 @@ class DeliveryProgress:
         """A value that changes whenever the user polls."""
         return self._poll_count, self.polled.taken, None if self._watched is None else self._watched.progress
 
-    def is_owed(self, *, waits: bool) -> bool:
+    def awaits_poll(self, *, waits: bool) -> bool:
         """Return True if the user has a record in flight or waiting; ``waits``: records are buffered."""
         if self.sink is not None:
-            return self._watched is not None and self._watched.is_owed(waits=waits)
+            return self._watched is not None and self._watched.awaits_poll(waits=waits)
         return waits or self.polled.has_delivered

@@ -165,7 +165,7 @@ class Reader:
             taken += self.delivery.polled.take(wanted)
         return taken
 
-    def hand_over_to(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
+    def attach_sink(self, sink: RecordSink, watched: PolledSink | None = None) -> None:
         """Deliver whole slices to ``sink`` from now on, by ``next_slice``.
 
         Args:
@@ -179,7 +179,7 @@ class Reader:
             raise ConsumerStateError(TWO_READERS)
         self.delivery.finish()
         self._put_back_current()
-        self.delivery.hand_over_to(sink, watched)
+        self.delivery.attach_sink(sink, watched)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
         """Wait for a slice of a partition for which ``room_of`` is positive, with as many records at most."""
@@ -354,14 +354,14 @@ class Reader:
         return self.delivery.progress
 
     @property
-    def is_owed(self) -> bool:
+    def awaits_poll(self) -> bool:
         """True if the user has records in flight or waiting, and does not wait for one."""
         if self._is_waiting:
             return False
         waits = any(
             self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
         )
-        return self.delivery.is_owed(waits=waits)
+        return self.delivery.awaits_poll(waits=waits)
 
     def is_over(self) -> bool:
         """Return True if the consumer was stopped.

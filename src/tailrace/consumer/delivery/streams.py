@@ -117,7 +117,7 @@ class PartitionStream:
         return self._is_waiting
 
     @property
-    def is_owed(self) -> bool:
+    def awaits_poll(self) -> bool:
         """True if a record is in flight, or may be polled."""
         if self._lease is None:
             return False
@@ -223,10 +223,10 @@ class Streams:
         """A value that changes whenever a stream is polled."""
         return sum(stream.taken for stream in self._streams.values())
 
-    def is_owed(self, *, waits: bool) -> bool:
+    def awaits_poll(self, *, waits: bool) -> bool:
         """Return True if a record may be polled and no stream waits; ``waits``: records are buffered."""
         streams = self._streams.values()
-        return not any(one.is_waiting for one in streams) and (waits or any(one.is_owed for one in streams))
+        return not any(one.is_waiting for one in streams) and (waits or any(one.awaits_poll for one in streams))
 
     def halt(self, partition: TopicPartition) -> None:
         """Deliver no more records of a partition."""
