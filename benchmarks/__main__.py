@@ -123,9 +123,9 @@ def main() -> int:
             "size": (one.size, "BYTES", "size of each value (default: %(default)s)"),
             "rounds": (one.rounds, "N", "default: %(default)s"),
         }
-        for option, (default, metavar, said) in counts.items():
+        for option, (default, metavar, text) in counts.items():
             if default is not None:
-                command.add_argument(f"--{option}", type=_count, default=default, metavar=metavar, help=said)
+                command.add_argument(f"--{option}", type=_count, default=default, metavar=metavar, help=text)
         written = RESULTS / f"{name}.json"
         command.add_argument(
             "--json", dest="path", type=Path, default=written, metavar="PATH", help="default: %(default)s"

@@ -1,4 +1,4 @@
-"""Topics and groups of a test's own on the shared broker, and witnesses of them."""
+"""Topics and groups of a test on the shared broker, and other clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kafkas_tool(kafka_server) -> KafkaTool:
 
 @pytest.fixture
 def new_topic(kafka_server) -> Callable[..., str]:
-    """Makes a topic with so many records in each partition, a second apart from ``since_ms`` (an hour ago) on."""
+    """Create a topic with records a second apart from ``since_ms`` (an hour ago) on in each partition."""
 
     def make(partitions: int = 1, records: int = 0, *, since_ms: int | None = None) -> str:
         topic = f"t-{uuid.uuid4().hex[:12]}"
@@ -53,5 +53,5 @@ def new_topic(kafka_server) -> Callable[..., str]:
 
 @pytest.fixture
 def commit(kafka_server) -> Callable[..., None]:
-    """``commit(group, topic, {0: 5, 1: 7})``, by librdkafka, outside of any membership."""
+    """Commit as in ``commit(group, topic, {0: 5, 1: 7})``, by librdkafka without membership."""
     return partial(commit_to, kafka_server.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""Groups listed, described and measured are what librdkafka and Kafka's own tool see."""
+"""Listing, description and lag of groups, compared with librdkafka and Kafka's tool."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ QUICK = {"heartbeat_interval_ms": 200}
 
 @pytest.fixture
 def members(kafka_server, witness):
-    """Live members of a group, each with its share of a topic, which all of it is dealt out to; the broker knows."""
+    """Live members of a group with assigned partitions, after the broker knows all of them."""
 
     @asynccontextmanager
     async def live(group: str, topic: str, partitions: int, *client_ids: str, **options: object):
@@ -69,15 +69,15 @@ def members(kafka_server, witness):
 
 @pytest.fixture(scope="module")
 def counting_server():
-    """A broker whose proxy counts what is asked; its tests are of one xdist_group, so that there is one."""
+    """Broker whose proxy counts requests; its tests share one xdist_group."""
     with KafkaServer(proxied=True) as server:
         yield server
-        server.kill()  # in order, the end of so many logs takes seconds
+        server.kill()  # a clean stop of so many logs takes seconds
 
 
 @pytest.fixture
 def counting(counting_server):
-    """That broker, and nothing asked of it yet; its line is whole again after the test."""
+    """That broker without earlier requests, and without faults after the test."""
     counting_server.proxy.frames.clear()
     yield counting_server
     counting_server.proxy.restore()
@@ -85,9 +85,9 @@ def counting(counting_server):
 
 @asynccontextmanager
 async def connect_group(cluster: Cluster, group: str):
-    """A group of Kafka Connect's kind, with one member."""
+    """Group of Kafka Connect's protocol type with one member."""
     with pytest.raises(UnknownGroupError):
-        await describe_group(cluster, group)  # by then its coordinator is known
+        await describe_group(cluster, group)  # now the coordinator is known
     coordinator = await cluster.coordinator(group)
     offer = (JoinGroupProtocol("sessioned", b"\x00\x01whatever"),)
     first = await coordinator.send(JoinGroupRequest(group, 30_000, 30_000, "", "connect", offer))
@@ -103,7 +103,7 @@ async def connect_group(cluster: Cluster, group: str):
 async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
     reached, admin, kafkas_tool, new_topic, commit, members, group
 ):
-    """Every group is there, with its state and protocol, as librdkafka and Kafka's own tool list it."""
+    """All groups with state and type, as librdkafka and Kafka's tool list them."""
     topic = new_topic(2)
     commit(f"{group}-idle", topic, {0: 0})
     async with (
@@ -131,7 +131,7 @@ async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
 async def test_a_group_is_described_as_librdkafka_describes_it(  # noqa: PLR0917
     reached, witness, admin, new_topic, members, group, protocol
 ):
-    """Members by client and host, each with its partitions, the assignor and the coordinator, in both protocols."""
+    """Members with client, host and partitions, assignor and coordinator, in both protocols."""
     topic = new_topic(4)
     names, options = (("north", "south"), QUICK) if protocol == "classic" else (("north",), {})
     async with members(group, topic, 4, *names, group_protocol=protocol, **options), reached() as cluster:
@@ -152,8 +152,8 @@ async def test_a_group_is_described_as_librdkafka_describes_it(  # noqa: PLR0917
     }
 
 
-async def test_a_static_member_goes_by_its_name(reached, new_topic, members, group):
-    """Its instance id is there, and stands in every text about it."""
+async def test_a_static_member_has_its_instance_id(reached, new_topic, members, group):
+    """Its description contains the instance id."""
     topic = new_topic()
     async with members(group, topic, 1, "till", group_instance_id="till-1"), reached() as cluster:
         (member,) = (await describe_group(cluster, group)).members
@@ -164,7 +164,7 @@ async def test_a_static_member_goes_by_its_name(reached, new_topic, members, gro
 
 @pytest.mark.xdist_group("admin-counting")
 async def test_many_groups_are_described_in_one_request(counting, group):
-    """Not one a group: what was listed is described by its coordinator all at once."""
+    """The groups of a coordinator share a request."""
     names = [f"{group}-{n:02}" for n in range(10)]
     counting.create_topic("any")
     for name in names:
@@ -178,8 +178,8 @@ async def test_many_groups_are_described_in_one_request(counting, group):
     assert not counting.proxy.requests(ConsumerGroupDescribeRequest)
 
 
-async def test_a_group_of_another_kind_is_described_and_has_no_lag(reached, group):
-    """Kafka Connect's workers are members without partitions; what is about offsets is refused, saying what it is."""
+async def test_a_group_of_another_type_has_no_lag(reached, group):
+    """Kafka Connect's workers are members without partitions; functions for offsets raise an error."""
     async with reached() as cluster, connect_group(cluster, group) as member_id:
         described = await describe_group(cluster, group)
 
@@ -189,8 +189,8 @@ async def test_a_group_of_another_kind_is_described_and_has_no_lag(reached, grou
             await group_lag(cluster, group)
 
 
-async def test_a_group_that_is_not_there_is_told_at_once(reached, group):
-    """Nobody waits for it; the error names it and says where to look."""
+async def test_an_unknown_group_raises_at_once(reached, group):
+    """The error names the group and says how to list groups."""
     async with reached() as cluster:
         began = time.monotonic()
         for ask in (describe_group, group_lag):
@@ -200,10 +200,10 @@ async def test_a_group_that_is_not_there_is_told_at_once(reached, group):
         assert time.monotonic() - began < 20
 
 
-async def test_who_may_not_look_is_told(group):
-    """Without an ACL, description, lag and offsets are refused by an error that says which right is missing.
+async def test_missing_permissions_raise(group):
+    """Without an ACL, description, lag and offsets raise an error that names the permission.
 
-    Who may list groups and not look at them has the list, and no descriptions.
+    With permission to list only, the list is complete and there are no descriptions.
     """
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -232,7 +232,7 @@ async def test_who_may_not_look_is_told(group):
             await asyncio.to_thread(asked[listing].result, 20)
             listed = []
             async with asyncio.timeout(20):
-                # The broker acts upon it a while after it was stored.
+                # The broker applies an ACL some time after storing it.
                 while not listed:
                     listed = await list_groups(cluster)
 
@@ -244,8 +244,8 @@ async def test_who_may_not_look_is_told(group):
 # ---- offsets and lag -----------------------------------------------------------------------------------------------
 
 
-async def test_lag_is_what_kafkas_tool_says(reached, kafkas_tool, new_topic, commit, group):
-    """Committed offset, end and lag of each partition, and the sum; without a commit there is no lag."""
+async def test_lag_equals_that_of_kafkas_tool(reached, kafkas_tool, new_topic, commit, group):
+    """Committed offset, end and lag per partition, and the total; no lag without a commit."""
     topic = new_topic(3, records=10)
     commit(group, topic, {0: 10, 1: 4})
 
@@ -265,8 +265,8 @@ async def test_lag_is_what_kafkas_tool_says(reached, kafkas_tool, new_topic, com
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_lag_says_who_has_the_partition(reached, new_topic, members, group, protocol):
-    """Each partition of a live group has its member, before anything is committed too."""
+async def test_lag_has_the_owner_of_a_partition(reached, new_topic, members, group, protocol):
+    """Also before a first commit."""
     topic = new_topic(2)
     async with members(group, topic, 2, "north", group_protocol=protocol), reached() as cluster:
         found = await group_lag(cluster, group)
@@ -277,8 +277,8 @@ async def test_lag_says_who_has_the_partition(reached, new_topic, members, group
     ]
 
 
-async def test_what_the_log_lost_before_it_was_read_is_counted(reached, kafka_server, new_topic, commit, group):
-    """A commit before the log's beginning: the lag is as Kafka counts it, what of it is gone is told apart."""
+async def test_deleted_unread_records_are_counted(reached, kafka_server, new_topic, commit, group):
+    """The lag is Kafka's; the number of deleted offsets in it is separate."""
     topic = new_topic(1, records=10)
     commit(group, topic, {0: 2})
     kafka_server.delete_records(topic, {0: 7})
@@ -289,8 +289,8 @@ async def test_what_the_log_lost_before_it_was_read_is_counted(reached, kafka_se
     assert (found.begin, found.end, found.lag, found.lost) == (7, 10, 8, 5)
 
 
-async def test_a_topic_that_went_has_no_end(reached, kafka_server, new_topic, members, group):
-    """A member still asks for a topic that was deleted: the group is measured all the same."""
+async def test_a_deleted_topic_has_no_end_offset(reached, kafka_server, new_topic, members, group):
+    """The lag of other topics is known while a member still subscribes to it."""
     topic = new_topic()
     async with members(group, topic, 1, "north"), reached() as cluster:
         kafka_server.delete_topic(topic)
@@ -299,8 +299,8 @@ async def test_a_topic_that_went_has_no_end(reached, kafka_server, new_topic, me
     assert all((one.end, one.lag) == (None, None) for one in found.partitions)
 
 
-async def test_the_text_beside_an_offset_is_read(reached, new_topic, commit, group):
-    """The user's own text, and how much is finished beyond the offset, whoever wrote it."""
+async def test_metadata_of_commits_is_decoded(reached, new_topic, commit, group):
+    """The user's text and the number of finished records, for all writers."""
     topic = new_topic(3, records=10)
     ours = encode_metadata(OffsetMap(4, 9, (4, 6)), "the café's", 4096, writer="billing-1").text
     commit(group, topic, {2: 5})
@@ -316,8 +316,8 @@ async def test_the_text_beside_an_offset_is_read(reached, new_topic, commit, gro
     assert (third.metadata, third.finished_beyond) == ("", 0)
 
 
-async def test_only_the_partitions_that_are_asked_for(reached, new_topic, commit, group):
-    """What is not committed is absent, and never an offset of 0 or -1."""
+async def test_committed_offsets_of_chosen_partitions(reached, new_topic, commit, group):
+    """Partitions without a commit are absent."""
     topic = new_topic(3)
     commit(group, topic, {0: 0, 2: 0})
 
@@ -329,7 +329,7 @@ async def test_only_the_partitions_that_are_asked_for(reached, new_topic, commit
 
 @pytest.mark.xdist_group("admin-counting")
 async def test_many_partitions_take_one_request(counting):
-    """One OffsetFetch, and one ListOffsets a question and a broker, however many partitions there are."""
+    """One OffsetFetch, and one ListOffsets per broker and timestamp, for any number of partitions."""
     counting.create_topic("wide", 300)
     commit_to(counting.bootstrap_servers, "wide", "wide", dict.fromkeys(range(300), 0))
     async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
@@ -341,10 +341,10 @@ async def test_many_partitions_take_one_request(counting):
 
 
 @pytest.mark.slow
-async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
-    """Each leader and each coordinator is asked for its own; when one dies, the tools find who stands in for it.
+async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
+    """After a broker has failed, requests go to its successors.
 
-    Where nobody can, of a topic without copies, the lag is unknown, and that of all other partitions is told.
+    The lag of a topic without replicas is unknown; that of other partitions is known.
     """
     brokers = kafka_cluster(3)
     brokers.create_topic("spread", 12)
@@ -361,7 +361,7 @@ async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
         brokers.nodes[0].kill()
         described = again = []
         async with asyncio.timeout(60):
-            # What a coordinator has taken over it knows when its followers have caught up, and not before.
+            # A new coordinator knows its groups once its followers have caught up.
             while [one.group_id for one in described] != names:
                 again = await list_groups(cluster)
                 described = await describe_groups(cluster, again)
@@ -381,7 +381,7 @@ async def test_several_brokers_and_one_that_is_gone(kafka_cluster):
 
 @pytest.mark.xdist_group("admin-counting")
 async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(counting, group):
-    """Brokers that take questions and answer none end a tool with an error, when its time is over."""
+    """Brokers that do not respond raise an error after the timeout."""
     async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
         with pytest.raises(UnknownGroupError):
             await describe_group(cluster, group)
@@ -395,8 +395,8 @@ async def test_a_broker_that_hangs_is_waited_for_in_bounded_time(counting, group
 # ---- forgetting ----------------------------------------------------------------------------------------------------
 
 
-async def test_committed_offsets_are_forgotten(reached, witness, new_topic, commit, group):
-    """Those that are named are gone, the others stay; to forget what is not there is no error."""
+async def test_committed_offsets_are_deleted(reached, witness, new_topic, commit, group):
+    """Only the named ones; deleting missing ones is no error."""
     topic = new_topic(3)
     commit(group, topic, {0: 0, 1: 0})
 
@@ -406,8 +406,8 @@ async def test_committed_offsets_are_forgotten(reached, witness, new_topic, comm
     assert await witness.committed(group, topic, 3) == {0: 0}
 
 
-async def test_what_live_members_read_is_not_forgotten(reached, new_topic, members, witness, group):
-    """While somebody reads the topic its offsets stay, and who it is is named."""
+async def test_offsets_of_topics_with_live_readers_are_kept(reached, new_topic, members, witness, group):
+    """The error names the members."""
     topic = new_topic()
     async with members(group, topic, 1, "north") as (consumer,), reached() as cluster:
         await consumer.commit({TopicPartition(topic, 0): 0})
@@ -418,8 +418,8 @@ async def test_what_live_members_read_is_not_forgotten(reached, new_topic, membe
         assert await witness.committed(group, topic, 1) == {0: 0}
 
 
-async def test_offsets_of_no_group_cannot_be_forgotten(reached, new_topic, group):
-    """A group that is not there is an error here: probably it is misspelt."""
+async def test_deleting_offsets_of_an_unknown_group_raises(reached, new_topic, group):
+    """The group is probably misspelled."""
     async with reached() as cluster:
         with pytest.raises(UnknownGroupError):
             await delete_offsets(cluster, group, [TopicPartition(new_topic(), 0)])

@@ -1,4 +1,4 @@
-"""Offsets set anew: planned, then executed, as librdkafka and Kafka's own tool see it."""
+"""Planned and executed resets of offsets, compared with librdkafka and Kafka's tool."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def moves(plan) -> dict[int, tuple[int | None, int | None]]:
     ],
     ids=["earliest", "latest", "offset", "back", "time", "the future"],
 )
-async def test_a_plan_is_what_kafkas_tool_plans_and_is_done_when_it_is_executed(  # noqa: PLR0917
+async def test_a_plan_equals_that_of_kafkas_tool(  # noqa: PLR0917
     reached, kafka_server, kafkas_tool, witness, new_topic, commit, group, target, options, new
 ):
-    """Without execute nothing changes; with it librdkafka sees the new offsets, which are those of Kafka's own tool."""
+    """Without execute, nothing changes; with it, librdkafka sees the new offsets."""
     topic = new_topic(2, records=10, since_ms=NOON_MS)
     commit(group, topic, {0: 4, 1: 7})
     kafka_server.delete_records(topic, {0: 3})
@@ -64,8 +64,8 @@ async def test_a_plan_is_what_kafkas_tool_plans_and_is_done_when_it_is_executed(
     assert await witness.committed(group, topic, 2) == new
 
 
-async def test_only_what_is_chosen_is_set(reached, witness, new_topic, commit, group):
-    """Single partitions, or all of a topic, those without a commit too; everything else stays."""
+async def test_only_chosen_partitions_are_reset(reached, witness, new_topic, commit, group):
+    """Single partitions or all of a topic, also without a commit; other offsets are unchanged."""
     first, second = new_topic(3, records=5), new_topic(1, records=5)
     commit(group, first, {0: 2, 1: 2})
     commit(group, second, {0: 2})
@@ -81,8 +81,8 @@ async def test_only_what_is_chosen_is_set(reached, witness, new_topic, commit, g
     assert await witness.committed(group, second, 1) == {0: 2}
 
 
-async def test_a_group_may_be_made_so(reached, witness, new_topic, group):
-    """A group that is not there gets its first offsets: the plan says so, and its first member begins there."""
+async def test_a_reset_creates_a_group(reached, witness, new_topic, group):
+    """The plan notes that the group is new, and its first member starts at the offsets."""
     topic = new_topic(1, records=5)
     async with reached() as cluster:
         plan = await reset_offsets(cluster, group, ToOffset(3), topics=[topic], execute=True)
@@ -93,8 +93,8 @@ async def test_a_group_may_be_made_so(reached, witness, new_topic, group):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_nothing_is_set_under_live_members(reached, witness, new_topic, group, protocol):
-    """They are named, in the plan and in the error; when they are gone it is done, in both protocols."""
+async def test_a_group_with_live_members_is_not_reset(reached, witness, new_topic, group, protocol):
+    """Plan and error name them; after they have left, the reset succeeds, in both protocols."""
     topic = new_topic(1, records=5)
     options = {"bootstrap_servers": witness.bootstrap_servers, "group_id": group, "group_protocol": protocol}
     async with reached() as cluster:
@@ -112,10 +112,10 @@ async def test_nothing_is_set_under_live_members(reached, witness, new_topic, gr
     assert await witness.committed(group, topic, 1) == {0: 5}
 
 
-async def test_who_joins_in_between_is_told_by_the_coordinator(  # noqa: PLR0917
+async def test_a_member_that_joins_meanwhile_prevents_the_reset(  # noqa: PLR0917
     reached, witness, new_topic, commit, group, monkeypatch
 ):
-    """Somebody joins after it was looked at: the coordinator refuses, and who it is is named all the same."""
+    """The coordinator refuses the commit, and the error names the member."""
     topic = new_topic(1, records=5)
     commit(group, topic, {0: 1})
     joiner = Consumer(topic, bootstrap_servers=witness.bootstrap_servers, group_id=group, client_id="late")
@@ -134,10 +134,10 @@ async def test_who_joins_in_between_is_told_by_the_coordinator(  # noqa: PLR0917
     await joiner.stop()
 
 
-async def test_a_topic_that_has_vanished_is_left_out(  # noqa: PLR0917
+async def test_a_deleted_topic_is_left_out(  # noqa: PLR0917
     reached, witness, new_topic, commit, group, monkeypatch
 ):
-    """Where all topics are meant, a coordinator that still knows of one that is no more holds up nothing."""
+    """When resetting all topics, the plan notes it and resets the others."""
     topic = new_topic(2, records=3)
     commit(group, topic, {0: 3, 1: 3})
     vanished = GroupOffset(TopicPartition("a-vanished-topic", 0), 7)
@@ -160,8 +160,8 @@ async def test_a_topic_that_has_vanished_is_left_out(  # noqa: PLR0917
     assert await witness.committed(group, topic, 2) == {0: 0, 1: 0}
 
 
-async def test_what_there_is_not_is_refused(reached, new_topic, commit, group):
-    """Unknown topics and partitions, a group without commits, one of another kind: told at once, nothing is done."""
+async def test_unknown_topics_partitions_and_groups_raise(reached, new_topic, commit, group):
+    """Also a group without commits, or of another type; nothing is changed."""
     topic = new_topic(2)
     async with reached() as cluster:
         began = time.monotonic()
@@ -188,7 +188,7 @@ async def test_what_there_is_not_is_refused(reached, new_topic, commit, group):
 async def test_offsets_of_a_deleted_topic_are_not_set_for_the_new_one(
     reached, kafka_server, new_topic, group, monkeypatch
 ):
-    """A topic that is recreated between the look at its log and the commit keeps the group without an offset."""
+    """If a topic is recreated before the commit, nothing is committed to the new one."""
     topic = new_topic(1, records=10)
     bounds = resets._bounds
 

@@ -1,4 +1,4 @@
-"""What the page about these tools says is so."""
+"""Examples on the page about admin tools."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs/howto/inspect-and-reset-groups.md").re
 
 
 async def test_the_program_of_the_page_resets_a_group(kafka_server, witness, new_topic, commit, group):
-    """It tells the lag, plans, and sets the offsets back by an hour."""
-    topic = new_topic(1, records=10)  # an hour old, but for some seconds
+    """It shows the lag, plans, and resets the offsets by an hour."""
+    topic = new_topic(1, records=10)  # almost an hour old
     commit(group, topic, {0: 7})
     program = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0].replace(
         "localhost:9092", kafka_server.bootstrap_servers
@@ -33,8 +33,8 @@ async def test_the_program_of_the_page_resets_a_group(kafka_server, witness, new
     assert await witness.committed(group, topic, 1) == {0: 0}
 
 
-def test_the_commands_of_the_page_are_ones():
-    """Each command line of the page is one that its parser takes."""
+def test_the_commands_of_the_page_are_valid():
+    """The parser accepts each command line."""
     lines = re.findall(r"^\$ tailrace (.*)$", PAGE, re.MULTILINE)
     for line in lines:
         name, *arguments = shlex.split(line.partition(" | ")[0], comments=True)

@@ -1,4 +1,4 @@
-"""Where a reset goes to, decided without a broker."""
+"""Plan of an offset reset."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ def planned(target, old: GroupOffset | None = None, at_time: int | None = None):
     ],
 )
 def test_a_target_is_an_offset_within_the_log(target, new, note):
-    """Each target has its offset; one outside of the log is taken back to the nearer end, and says so."""
+    """A target outside the log becomes the nearer end, with a note."""
     change = planned(target, committed(500))
 
     assert (change.old, change.new, change.note) == (500, new, note)
 
 
-def test_a_time_is_the_first_record_that_is_not_older():
-    """A time that is later than all records is the end, and says so."""
+def test_a_time_becomes_the_first_record_at_or_after_it():
+    """A time after all records becomes the end, with a note."""
     assert planned(ToTime(5), at_time=512).new == 512
     assert planned(ToTime(5), at_time=-1).new == END
     assert planned(ToTime(5), at_time=-1).note == "no record is that late: the end of the log"
 
 
-def test_without_a_commit_there_is_nothing_to_shift_from():
-    """Such a partition is left out, and says why; every other target reaches it."""
+def test_a_shift_leaves_out_partitions_without_a_commit():
+    """With a note; other targets include them."""
     assert planned(ShiftBy(-5)).new is None
     assert "no committed offset" in planned(ShiftBy(-5)).note
     assert (planned(ToEarliest()).old, planned(ToEarliest()).new) == (None, 100)
 
 
-def test_what_was_finished_beyond_is_told_when_it_is_handled_again():
-    """A map of finished records does not outlive a reset to before them; ahead of it there is nothing to tell."""
+def test_a_discarded_offset_map_is_noted():
+    """Only if the new offset is not after the committed one."""
     text = encode_metadata(OffsetMap(500, 504, (500, 502)), "", 4096).text
 
     assert planned(ToOffset(500), committed(500, text)).note == "2 finished records after 500 are handled again"
@@ -77,8 +77,8 @@ def test_what_was_finished_beyond_is_told_when_it_is_handled_again():
     | st.integers(0, 3_000).map(ToOffset)
     | st.integers(-3_000, 3_000).filter(bool).map(ShiftBy),
 )
-def test_no_plan_leads_out_of_the_log(begin, size, old, target):
-    """Whatever is asked for, what is planned can be read from, and what is changed by more than asked has a note."""
+def test_a_planned_offset_is_within_the_log(begin, size, old, target):
+    """For any target; a partition that is not changed has a note."""
     change = planned_change(HERE, target, None if old is None else committed(old), begin, begin + size)
 
     assert change.new is None or begin <= change.new <= begin + size
@@ -97,12 +97,12 @@ def test_no_plan_leads_out_of_the_log(begin, size, old, target):
         lambda: ToTime.ago(float("nan"), now=100),
     ],
 )
-def test_what_is_no_target_is_refused(make):
-    """Before anybody is asked, in words."""
+def test_invalid_targets_raise(make):
+    """The error is raised on construction and names the value."""
     with pytest.raises(ConfigurationError, match=" must be "):
         make()
 
 
 def test_a_duration_is_a_time_before_now():
-    """An hour ago is an hour before the time that the caller says it is."""
+    """An hour ago is an hour before the given time."""
     assert ToTime.ago(3_600, now=7_200.5) == ToTime(3_600_500)

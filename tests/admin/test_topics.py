@@ -1,4 +1,4 @@
-"""What tools change in the cluster is changed when the call returns, as others see it."""
+"""Changes of topics and groups are complete when a call returns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tailrace.admin.groups import delete_group
 from tailrace.admin.topics import create_topic, delete_topic
 
 
-async def test_a_topic_is_there_when_it_was_created(reached, admin, name):
-    """The new topic has its partitions, each with a leader, and its own settings."""
+async def test_a_created_topic_has_leaders_and_configuration(reached, admin, name):
+    """All partitions have leaders, and the topic has its configuration."""
     async with reached() as cluster:
         await create_topic(cluster, name, 3, config={"retention.ms": 1_234_567})
 
@@ -20,8 +20,8 @@ async def test_a_topic_is_there_when_it_was_created(reached, admin, name):
     assert len(admin.list_topics(name, 10).topics[name].partitions) == 3
 
 
-async def test_a_topic_that_exists_is_not_created_again(reached, kafka_server, name):
-    """Creating what is there is an error that names it, not a success."""
+async def test_creating_an_existing_topic_raises(reached, kafka_server, name):
+    """The error names the topic."""
     kafka_server.create_topic(name)
 
     async with reached() as cluster:
@@ -30,7 +30,7 @@ async def test_a_topic_that_exists_is_not_created_again(reached, kafka_server, n
 
 
 async def test_a_deleted_topic_is_gone(reached, kafka_server, admin, name):
-    """Nobody sees the topic any more; deleting it once more is no error."""
+    """No broker lists it; deleting it again is no error."""
     kafka_server.create_topic(name)
 
     async with reached() as cluster:
@@ -40,8 +40,8 @@ async def test_a_deleted_topic_is_gone(reached, kafka_server, admin, name):
     assert name not in admin.list_topics(timeout=10).topics
 
 
-async def test_a_group_is_removed_with_what_it_committed(reached, kafka_server, admin, name):
-    """The group is known before and unknown after; removing it once more is no error."""
+async def test_a_group_is_deleted_with_its_offsets(reached, kafka_server, admin, name):
+    """Deleting it again is no error."""
     kafka_server.create_topic(name)
     await read_one_of(kafka_server.bootstrap_servers, name)
     assert name in groups(admin)
@@ -53,8 +53,8 @@ async def test_a_group_is_removed_with_what_it_committed(reached, kafka_server, 
     assert name not in groups(admin)
 
 
-async def test_a_group_with_members_stays(reached, kafka_server, name):
-    """Whoever still reads keeps the group, and is named."""
+async def test_a_group_with_members_is_not_deleted(reached, kafka_server, name):
+    """The error names the members."""
     kafka_server.create_topic(name)
 
     async with Consumer(name, bootstrap_servers=kafka_server.bootstrap_servers, group_id=name) as consumer:

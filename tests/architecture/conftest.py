@@ -1,4 +1,4 @@
-"""The source as data: every module of ``src`` parsed once, with what it imports and what it defines."""
+"""Parsed modules of ``src``, with their imports and definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, such as ``tailrace.core.fetch.buffer`` and ``FetchBuffer``."""
+    """Imported name, such as ``tailrace.core.fetch.buffer`` and ``FetchBuffer``."""
 
     module: str
     name: str | None
@@ -29,7 +29,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One file of ``src``."""
+    """File of ``src``."""
 
     file: Path
     text: str = field(repr=False)
@@ -37,12 +37,12 @@ class Module:
 
     @property
     def where(self) -> str:
-        """As it is named in a failure: ``tailrace/core/fetch/buffer.py``."""
+        """Path in failure messages, such as ``tailrace/core/fetch/buffer.py``."""
         return self.file.relative_to(SOURCE).as_posix()
 
     @property
     def name(self) -> str:
-        """As it is imported: ``tailrace.core.fetch.buffer``, and ``tailrace.core`` for its ``__init__``."""
+        """Import name: ``tailrace.core.fetch.buffer``, or ``tailrace.core`` for its ``__init__``."""
         parts = self.file.relative_to(SOURCE).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -51,7 +51,7 @@ class Module:
         return self.file.name == "__init__.py"
 
     def imports(self, *, at_import_time: bool = False) -> Iterator[Import]:
-        """All of them, those in functions and under TYPE_CHECKING too, unless only what runs at import is asked."""
+        """Yield all imports, or with ``at_import_time`` only those outside functions and TYPE_CHECKING."""
         for node in _run_at_import(self.tree) if at_import_time else ast.walk(self.tree):
             match node:
                 case ast.Import(names):
@@ -64,7 +64,7 @@ class Module:
                     yield Import(named, None, node.lineno)
 
     def public_definitions(self) -> Iterator[tuple[str, ast.ClassDef | Function]]:
-        """Public classes and functions of the module and public methods of public classes, by their full names."""
+        """Yield public classes and functions, and public methods of public classes, by qualified name."""
         for node in self.tree.body:
             match node:
                 case ast.ClassDef(name) if is_public(name):
@@ -77,7 +77,7 @@ class Module:
 
     @property
     def exported(self) -> list[str] | None:
-        """What ``__all__`` lists; None without one."""
+        """Names in ``__all__``; None without ``__all__``."""
         for node in self.tree.body:
             match node:
                 case ast.Assign([ast.Name("__all__")], ast.List(names)):
@@ -105,7 +105,7 @@ def _run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 @pytest.fixture(scope="session")
 def modules() -> list[Module]:
-    """Every module of ``src``, the package and what is beside it."""
+    """All modules of ``src``."""
     files = sorted(SOURCE.rglob("*.py"))
     found = [Module(file, text := file.read_text(encoding="utf-8"), ast.parse(text)) for file in files]
     assert len(found) > 50, f"is {SOURCE} the source?"

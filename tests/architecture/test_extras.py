@@ -1,4 +1,4 @@
-"""Each extra brings what its code imports."""
+"""Each extra installs what its code imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# What is used where it happens to be there, and done without where it is not; py4j comes with pyspark.
+# Optional packages that are used if installed; py4j comes with pyspark.
 BESIDE = {"tailrace", "py4j", "rich"}
 
 
@@ -21,8 +21,8 @@ BESIDE = {"tailrace", "py4j", "rich"}
         ("testing", ("tailrace/embedded/", "tailrace/testing/")),
     ],
 )
-def test_an_extra_brings_what_its_code_imports(modules, extra, places):
-    """Whoever installs one extra alone has all that the folders it is for import, at import or later."""
+def test_an_extra_installs_what_its_code_imports(modules, extra, places):
+    """Packages imported by the extra's folders are dependencies of the project or the extra."""
     brought = PROJECT["dependencies"] + PROJECT["optional-dependencies"][extra]
     there = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in brought} | sys.stdlib_module_names | BESIDE
     missing = [

@@ -1,4 +1,4 @@
-"""Programs wait for the import of tailrace: it imports what a consumer needs to start, and nothing more."""
+"""Importing tailrace imports only what a consumer needs to start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NOT_IMPORTED = {"aiokafka", "pygments", "pyspark", "pytest", "rich", "structlog"
 
 
 @pytest.mark.parametrize("name", ["Consumer", "Record", "TailraceError"])
-def test_an_import_of_a_name_leaves_out_what_it_does_not_need(name):
-    """Importing Consumer imports no client of aiokafka, no terminal library, no pytest and no Spark."""
+def test_importing_a_name_imports_no_heavy_packages(name):
+    """Importing Consumer imports no aiokafka client, terminal library, pytest or Spark."""
     program = f"import sys; from tailrace import {name}; print(*{{m.partition('.')[0] for m in sys.modules}})"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -23,7 +23,7 @@ def test_an_import_of_a_name_leaves_out_what_it_does_not_need(name):
 
 
 def test_importing_consumer_imports_no_app_and_no_messages_of_other_clients():
-    """Apps, producers, tools, and the messages that they alone send wait for their first use."""
+    """Apps, producers, tools and their messages are imported on first use."""
     program = "import sys; from tailrace import Consumer; print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

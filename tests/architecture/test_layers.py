@@ -1,4 +1,4 @@
-"""Import order between and inside packages, purity of core, and one door to each part of aiokafka."""
+"""Import order of packages, purity of core, and access to aiokafka."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 
-# From the top down; packages on one line do not import each other. `__init__` is the package's own front page.
+# From the top down; packages on one line do not import each other. `__init__` is that of tailrace.
 LAYERS = [
     {"testing"},
     {"__main__"},
@@ -59,16 +59,16 @@ CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep
 
 
 def package_of(path: str, known: set[str]) -> str | None:
-    """The top-level package or module that holds ``tailrace.…``; None for what is not part of tailrace."""
+    """Return the top-level package or module of ``tailrace.…``; None for other imports."""
     parts = path.split(".")
     if parts[0] != "tailrace":
         return None
-    # `from tailrace import Consumer` names no module: it reads the front page.
+    # `from tailrace import Consumer` names no module: it imports tailrace itself.
     return parts[1] if len(parts) > 1 and f"tailrace.{parts[1]}" in known else "__init__"
 
 
 def imported_modules(modules) -> dict[str, set[str]]:
-    """The modules of tailrace that each module imports, under TYPE_CHECKING and inside functions, too."""
+    """Return the modules of tailrace that each module imports, also under TYPE_CHECKING and inside functions."""
     known = {module.name for module in modules}
     edges: dict[str, set[str]] = {}
     for module in modules:
@@ -78,7 +78,7 @@ def imported_modules(modules) -> dict[str, set[str]]:
 
 
 def test_every_package_has_its_layer(modules):
-    """Every package and every module at the top stands in the import order."""
+    """All packages and top-level modules are in the import order."""
     known = {module.name for module in modules}
 
     packages = {package_of(module.name, known) for module in modules} - {None}
@@ -88,7 +88,7 @@ def test_every_package_has_its_layer(modules):
 
 
 def test_a_package_imports_only_what_is_below_it(modules):
-    """No package imports one above it or beside it, under TYPE_CHECKING neither."""
+    """No package imports one above or beside it, also under TYPE_CHECKING."""
     known = {module.name for module in modules}
     wrong = []
     for module in modules:
@@ -104,7 +104,7 @@ def test_a_package_imports_only_what_is_below_it(modules):
 
 
 def test_no_folder_imports_in_a_circle(modules):
-    """Within each folder, subfolders and modules have an import order: none imports itself by way of its siblings."""
+    """The subfolders and modules of each folder have an import order."""
     edges = imported_modules(modules)
     circles = {}
     for folder in sorted({name.rpartition(".")[0] for name in edges} - {""}):
@@ -122,19 +122,19 @@ def test_no_folder_imports_in_a_circle(modules):
 
 
 def child_of(folder: str, name: str) -> str | None:
-    """The subfolder or module of ``folder`` that holds the module ``name``."""
+    """Return the subfolder or module of ``folder`` that contains the module ``name``."""
     return name[len(folder) + 1 :].partition(".")[0] if name.startswith(f"{folder}.") else None
 
 
 def test_no_folder_is_too_wide_to_read(modules):
-    """No folder has more than fifteen modules side by side."""
+    """A folder has at most fifteen modules."""
     widths = Counter(module.name.rpartition(".")[0] for module in modules if not module.is_package)
 
     assert {folder: width for folder, width in widths.items() if width > MOST_MODULES} == {}
 
 
-def test_no_two_classes_have_one_name(modules):
-    """A class's name names one class of the project, private ones included."""
+def test_class_names_are_unique(modules):
+    """Private classes included."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in modules:
         for node in module.tree.body:
@@ -145,7 +145,7 @@ def test_no_two_classes_have_one_name(modules):
 
 
 def test_core_and_protocol_are_pure(modules):
-    """Whatever core/, protocol/ and records import, directly or through others, has no clock, IO, log or aiokafka."""
+    """core/, protocol/ and records import, directly or indirectly, no clock, IO, logging or aiokafka."""
     by_name = {module.name: module for module in modules}
     edges = imported_modules(modules)
     reached: set[str] = set()
@@ -170,8 +170,8 @@ def test_core_and_protocol_are_pure(modules):
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_part_of_aiokafka_has_one_door(modules):
-    """Record batches in batches/, SASL in net/, errors where they are raised."""
+def test_each_part_of_aiokafka_is_imported_by_one_package(modules):
+    """Record batches by batches/, SASL by net/, errors where they are raised."""
     doors = {
         "aiokafka.record": {"batches"},
         "aiokafka.conn": {"net"},
@@ -190,13 +190,12 @@ def test_each_part_of_aiokafka_has_one_door(modules):
     assert not wrong, "\n".join(wrong)
 
 
-def test_tasks_are_made_by_the_supervisor_alone(modules):
-    """A task outside of a task group is easily forgotten: the supervisor makes one, `run` its main, a line its workers.
+def test_tasks_are_created_in_known_modules(modules):
+    """Tasks outside task groups are created by few modules, each for a reason.
 
-    A producer makes the one that holds its task group, since it may be started and closed by different tasks.
-
-    A line's workers each have a context of their own, which no task group gives; it ends them all before it ends.
-    A stop hook is abandoned if it swallows its cancellation, and a task group would wait for it.
+    The supervisor and a producer hold their task group in one, since other tasks may start and stop them; ``run`` needs
+    one for its main coroutine. Workers of an executor have contexts of their own, which task groups do not provide. A
+    stop hook is abandoned if it ignores its cancellation, and a task group would wait for it.
     """
     makers = {
         "tailrace/app/closing.py": {"ensure_future"},
@@ -208,7 +207,7 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     wrong = []
     for module in modules:
         if module.name.startswith("tailrace.testing"):
-            continue  # its proxy has a loop of its own, in a thread of its own
+            continue  # FaultProxy runs its own loop in a thread
         for node in ast.walk(module.tree):
             match node:
                 case ast.Attribute(owner, "create_task" | "ensure_future" as maker) if is_loop(owner):
@@ -223,12 +222,12 @@ def test_tasks_are_made_by_the_supervisor_alone(modules):
     assert not wrong, "\n".join(wrong)
 
 
-# Positions of their own, without a consumer's reset policy.
+# Modules with positions that have no reset policy.
 OTHER_POSITIONS = {"tailrace/spark/worker/arrow_source.py", "tailrace/testing/log_source.py"}
 
 
 def test_one_module_of_the_consumer_begins_and_resets_positions(modules):
-    """Where reading begins is decided once, and a position is placed there by ``StartPositions`` alone."""
+    """Only ``StartPositions`` places a consumer's position."""
     placing = "tailrace/consumer/positions/start_positions.py"
     calls: dict[str, list[str]] = defaultdict(list)
     for module in modules:
@@ -257,8 +256,8 @@ DELIVERY_FIELDS = {
 }
 
 
-def test_one_module_changes_what_is_delivered_finished_and_committed(modules):
-    """All others hold leases and push completion into them; what a class says of itself is its own."""
+def test_one_module_changes_delivery_progress(modules):
+    """Others hold leases and report completion to them; a class may change its own attributes."""
     wrong = [
         f"{module.where}:{target.lineno}: {ast.unparse(target)}"
         for module in modules
@@ -275,7 +274,7 @@ def test_one_module_changes_what_is_delivered_finished_and_committed(modules):
 
 
 def is_position(node: ast.expr, module) -> bool:
-    """Whether it is a position: by its name, and where nothing else in the consumer has such methods, by that."""
+    """Return True for a position, by its name, or if no other class of the consumer has such methods."""
     name = ast.unparse(node).rpartition(".")[2]
     if module.name.startswith("tailrace.consumer.") and not module.name.startswith("tailrace.consumer.delivery."):
         return not name.endswith("_callback")  # a context variable
@@ -283,19 +282,18 @@ def is_position(node: ast.expr, module) -> bool:
 
 
 def is_loop(node: ast.expr) -> bool:
-    """Whether it is asyncio itself or an event loop, by its name; a task group may make tasks."""
+    """Return True for asyncio itself or an event loop, by its name; task groups may create tasks."""
     return ast.unparse(node).removesuffix("()").rpartition(".")[2].endswith(("asyncio", "loop"))
 
 
-# What a letter says, of when it failed and when it is due, is said and read on everybody's clock;
-# so is a record's time.
+# Timestamps of dead letters and records, and due times of retries, use the wall clock.
 EVERYBODYS_CLOCK = {
     f"tailrace/{name}.py" for name in ("app/sources", "consumer/positions/start_points", "spark/worker/arrow_source")
 }
 
 
 def test_time_is_passed_in(modules):
-    """The clock of a consumer is its event loop's; only what runs outside of any loop looks at another."""
+    """A consumer uses the clock of its event loop; only code outside a loop may use another."""
     wrong = []
     for module in modules:
         if module.name.startswith(("tailrace.embedded", "tailrace.cli", "tailrace.testing")):
@@ -314,8 +312,8 @@ def test_time_is_passed_in(modules):
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_pytest_plugin_costs_nothing_until_asked(modules):
-    """Every pytest run loads the plugin: at import it touches pytest and the standard library alone."""
+def test_the_pytest_plugin_imports_only_pytest(modules):
+    """Every pytest run loads the plugin, so it imports only pytest and the standard library at import time."""
     plugin = next(module for module in modules if module.name == "pytest_tailrace")
 
     imported = {one.module.partition(".")[0] for one in plugin.imports(at_import_time=True)}
@@ -324,12 +322,12 @@ def test_the_pytest_plugin_costs_nothing_until_asked(modules):
 
 
 def test_nothing_imports_the_pytest_plugin(modules):
-    """It stands beside the package, and the package does without it."""
+    """The package does not depend on the plugin."""
     assert [m.where for m in modules if any(one.module == "pytest_tailrace" for one in m.imports())] == []
 
 
-def test_tests_stand_where_the_code_stands(modules):
-    """Each folder of tests is named after a package, or splits one, but for those about the project as a whole."""
+def test_folders_of_tests_mirror_packages(modules):
+    """Except those about the project as a whole."""
     tests = Path(__file__).parents[1]
     packages = {module.where.removeprefix("tailrace/").rpartition("/")[0] for module in modules} - {""}
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}

@@ -1,4 +1,4 @@
-"""Each file says what it is, exports what it means to, and stays small enough to be read at a sitting."""
+"""Docstrings, exports and size of modules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 MOST_LINES = 500
 
-# Lists of names and fields, looked up and not read.
+# Tables of names and fields.
 TABLES = {"tailrace/config/consumer_options.py", "tailrace/error_codes.py", "tailrace/observe/events.py"}
 
-# asyncio calls these; it says what they mean.
+# Documented by asyncio, which calls them.
 CALLBACKS = {
     "buffer_updated",
     "connection_lost",
@@ -25,13 +25,13 @@ CALLBACKS = {
 }
 
 
-def test_every_module_says_what_it_is(modules):
-    """The first thing in a file is what it is for, and its rule."""
+def test_every_module_has_a_docstring(modules):
+    """It says what the module contains."""
     assert [m.where for m in modules if not ast.get_docstring(m.tree)] == []
 
 
-def test_every_public_thing_says_what_it_promises(modules):
-    """Public classes, functions and methods have docstrings, but for messages' fields and stubs."""
+def test_public_definitions_have_docstrings(modules):
+    """Classes, functions and methods, except messages and stubs."""
     silent = [
         f"{module.where}:{node.lineno}: {name}"
         for module in modules
@@ -50,18 +50,18 @@ def speaks_for_itself(module, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFu
 
 
 def is_message(node: ast.ClassDef) -> bool:
-    """Of declared messages: a subclass of ApiMessage, of another message, or of Request."""
+    """Return True for a declared message: a subclass of ApiMessage, Request or another message."""
     bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
     return bool(bases & {"ApiMessage", "Request", "TopicResult"})
 
 
 def is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Of a Protocol or an overload: nothing but its signature."""
+    """Return True for a stub of a Protocol or an overload."""
     return ast.unparse(node.body[-1]) == "..."
 
 
 def stubs_of(module) -> set[str]:
-    """Methods of the module's Protocols, which say what those that implement them promise."""
+    """Return the methods of the module's Protocols, whose docstrings apply to implementations."""
     return {
         node.name
         for name, node in module.public_definitions()
@@ -69,8 +69,8 @@ def stubs_of(module) -> set[str]:
     }
 
 
-def test_what_modules_export_exists(modules):
-    """Every name of every __all__ is there to import."""
+def test_exported_names_exist(modules):
+    """All names of ``__all__`` can be imported."""
     missing = [
         f"{module.name}.{name}"
         for module in modules
@@ -82,7 +82,7 @@ def test_what_modules_export_exists(modules):
 
 
 def test_exports_are_sorted(modules):
-    """__all__ is in order (constants, classes, functions), each name once."""
+    """``__all__`` has constants, classes and functions in order, without duplicates."""
 
     def place(name: str) -> tuple[object, ...]:
         kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
@@ -94,7 +94,7 @@ def test_exports_are_sorted(modules):
 
 
 def test_exports_are_complete(modules):
-    """A public class or function, or whatever another module imports, is in __all__; what is private is in none."""
+    """``__all__`` has all public classes and functions and all imported names, and no private ones."""
     known = {module.name: module for module in modules}
     imported: dict[str, set[str]] = {name: set() for name in known}
     for module in modules:
@@ -113,7 +113,7 @@ def test_exports_are_complete(modules):
 
 
 def is_defined_in(module, name: str) -> bool:
-    """Whether the module has the name of its own or passes it on, rather than being a plain package."""
+    """Return True if the module defines or re-exports the name, instead of being a plain package."""
     return not module.is_package or bool(module.exported)
 
 
@@ -123,12 +123,12 @@ def lines_of_imports(module) -> int:
 
 
 def lines_of_options(module) -> int:
-    """Lines that docs/options.py writes into docstrings."""
+    """Return the number of lines that docs/options.py writes into docstrings."""
     return len(re.findall(r"^ {8}(?: {4})?\w+=\S+: [A-Z\"].*\.$", module.text, re.MULTILINE))
 
 
-def test_a_file_can_be_read_at_a_sitting(modules):
-    """No file is over 500 lines, its imports and lists of options not counted, but for tables."""
+def test_files_are_short(modules):
+    """At most 500 lines without imports and lists of options, except tables."""
     long = {
         m.where: lines
         for m in modules
@@ -139,7 +139,7 @@ def test_a_file_can_be_read_at_a_sitting(modules):
 
 
 def test_the_module_map_names_modules_that_exist(modules):
-    """Every module that the contributors' map answers a question with is there."""
+    """All answers of the module map are modules."""
     page = Path(__file__).parents[2] / "docs" / "explanation" / "module-map.md"
 
     answers = re.findall(r"\? \| `([\w/]+\.py)` \|", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The names that users type: those that exist are exported, documented, and the same everywhere."""
+"""Public names are exported, documented and consistent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.config import ConsumerConfig, ConsumerOptions
 from tailrace.records import TopicPartition
 
-# The names that the documentation, examples and tests of tailrace rely on, by where they are imported from.
+# Names used by documentation, examples and tests, by the package they are imported from.
 SURFACE = {
     "tailrace": {
         "App",
@@ -64,19 +64,19 @@ ERRORS = [
 
 @pytest.mark.parametrize("front", SURFACE)
 def test_public_names_come_from_the_front_page(front, modules):
-    """A name of the users' surface that exists anywhere is imported from where the documentation says."""
+    """Documented names can be imported from the documented package."""
     here = [module for module in modules if f"{module.name}.".startswith(f"{front}.")]
     defined = {name for module in here for name, _ in module.public_definitions()}
     wanted = SURFACE[front] & defined
     if not here:
-        return  # the room is still empty
+        return  # the package does not exist yet
 
     assert wanted <= set(importlib.import_module(front).__all__)
     assert wanted or front != "tailrace"
 
 
-def test_a_consumer_has_no_second_spelling_of_anything():
-    """Every public method of Consumer is one of those that are documented."""
+def test_consumer_has_only_documented_methods():
+    """Every public method of Consumer is documented, and none has a second name."""
     public = {name for name, _ in inspect.getmembers(tailrace.Consumer) if not name.startswith("_")}
 
     assert public <= set(CONSUMER.split())
@@ -86,15 +86,15 @@ def test_a_consumer_has_no_second_spelling_of_anything():
 # ---- options -------------------------------------------------------------------------------------------------------
 
 
-def test_options_are_the_same_for_programs_and_for_type_checkers():
-    """ConsumerConfig and ConsumerOptions have the same names, in the same order."""
+def test_consumer_options_equal_consumer_config():
+    """The same names in the same order."""
     assert list(ConsumerOptions.__annotations__) == [field.name for field in dataclasses.fields(ConsumerConfig)]
     assert not ConsumerOptions.__required_keys__
 
 
 @pytest.mark.parametrize("name", ConsumerOptions.__annotations__)
-def test_a_type_checker_accepts_what_an_option_holds(name):
-    """An option takes what its config holds; any sequence for a tuple, and more only where we convert or pass on."""
+def test_types_of_options_match(name):
+    """An option accepts the type in its config, any sequence for a tuple, and more only if it is converted."""
     holds, takes = (
         members(typing.get_type_hints(ConsumerConfig)[name]),
         members(anything_for_variables(typing.get_type_hints(ConsumerOptions)[name])),
@@ -144,7 +144,7 @@ def test_options_of_handlers_and_apps_are_those_that_are_documented():
 
 
 def drawn_tree() -> dict[str, str | None]:
-    """Each error of the tree in the docstring of errors.py, with the one that it hangs from."""
+    """Return the parent of each error in the tree of errors.py's docstring."""
     parents: dict[str, str | None] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -158,8 +158,8 @@ def drawn_tree() -> dict[str, str | None]:
     return parents
 
 
-def test_the_drawn_tree_of_errors_is_the_real_one():
-    """The picture in errors.py shows every error where it is; of the classes of codes, some and an ellipsis."""
+def test_the_documented_tree_of_errors_is_correct():
+    """It has all errors, except some subclasses of BrokerError."""
     real = {one.__name__: one.__base__.__name__ if one is not errors.TailraceError else None for one in ERRORS}
     drawn = drawn_tree()
 
@@ -169,7 +169,7 @@ def test_the_drawn_tree_of_errors_is_the_real_one():
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_every_error_is_exported(error):
-    """Who may meet an error can import it: from tailrace, and those of the embedded broker from tailrace.testing."""
+    """Errors can be imported from tailrace, those of the embedded broker from tailrace.testing."""
     front = importlib.import_module("tailrace.testing") if error in OF_TESTING else tailrace
 
     assert getattr(front, error.__name__, None) is error
@@ -178,8 +178,8 @@ def test_every_error_is_exported(error):
     assert issubclass(error, errors.TailraceError)
 
 
-def test_every_error_stands_in_one_file(modules):
-    """No public exception is defined outside of errors.py; `Reject`, a handler's word, is none."""
+def test_all_errors_are_in_errors_py(modules):
+    """Except `Reject`, which handlers raise."""
     elsewhere = [
         f"{module.where}: {name}"
         for module in modules
@@ -196,7 +196,7 @@ def is_an_exception(module: str, name: str) -> bool:
 
 
 def made(error: type[errors.TailraceError]) -> errors.TailraceError:
-    """One of its kind, as the code raises it."""
+    """Return an instance, created as in the code."""
     if issubclass(error, errors.BrokerError):
         return error(3, "orders: no such topic")
     if error is errors.OffsetOutOfRangeError:
@@ -216,8 +216,8 @@ def made(error: type[errors.TailraceError]) -> errors.TailraceError:
     [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy],
     ids=["pickle", "copy", "deep"],
 )
-def test_errors_travel(error, travel):
-    """An error comes out of another process, or a copy, as it went in: its kind, words and values."""
+def test_errors_can_be_pickled_and_copied(error, travel):
+    """Type, message and attributes are kept."""
     before = made(error)
 
     after = travel(before)

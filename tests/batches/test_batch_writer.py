@@ -1,4 +1,4 @@
-"""Batches that are written: read back by our own reader, which reads what brokers store."""
+"""BatchWriter: batches are decoded again by the reader of brokers' batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ records = st.lists(
 
 
 def written(rows, compression: str = "none") -> bytes:
-    """These records as one batch of producer 7 in epoch 3, from 11 on in its sequence."""
+    """Return the records as a batch of producer 7 in epoch 3, with sequence 11."""
     writer = BatchWriter(1 << 20, compression)
     for row in rows:
         assert writer.append(*row)
@@ -35,8 +35,8 @@ def written(rows, compression: str = "none") -> bytes:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_is_written_is_read(compression):
-    """Keys, values, headers and times come back as they were, in every codec, with a checksum that holds."""
+def test_batches_round_trip(compression):
+    """Keys, values, headers and timestamps in all codecs, with a valid checksum."""
 
     @settings(max_examples=30)
     @given(records)
@@ -53,8 +53,8 @@ def test_what_is_written_is_read(compression):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_batch_says_whose_it_is(compression):
-    """It is of a transaction, of its producer and epoch, and has its place in the sequence (KIP-98)."""
+def test_a_batch_has_producer_and_sequence(compression):
+    """It is transactional, with producer id, epoch and first sequence (KIP-98)."""
     content = written([(b"k", b"v" * 1_000, (), 1_000)] * 5, compression)
 
     raw = DefaultRecordBatch(content)
@@ -70,8 +70,8 @@ def test_a_batch_says_whose_it_is(compression):
     assert (len(content) < 5_000) is (compression != "none")
 
 
-def test_a_full_batch_takes_no_more():
-    """What does not fit is told, and the batch is as it was; a first record always fits."""
+def test_a_full_batch_accepts_no_record():
+    """Appending returns 0 and changes nothing; a first record always fits."""
     writer = BatchWriter(200)
 
     assert writer.append(None, b"x" * 1_000)
@@ -80,8 +80,8 @@ def test_a_full_batch_takes_no_more():
     assert len(batch.decode("t", 0, 0).take(10)) == writer.count == 1
 
 
-def test_a_time_that_is_not_said_is_now():
-    """Records without a time have that of their writing."""
+def test_the_default_timestamp_is_now():
+    """Records without a timestamp have the time of their writing."""
     writer = BatchWriter(1_000)
     writer.append(None, b"first")
     writer.append(None, b"second", timestamp_ms=1_700_000_000_000)
@@ -103,8 +103,8 @@ def test_a_time_that_is_not_said_is_now():
         (b"k", b"v", (), "yesterday"),
     ],
 )
-def test_what_is_no_record_is_refused(row):
-    """It is an error of ours, and the batch is as it was."""
+def test_an_invalid_record_is_refused(row):
+    """It raises MalformedMessageError, and the batch is unchanged."""
     writer = BatchWriter(1_000)
     writer.append(b"k", b"before", (), 1_000)
 
@@ -118,7 +118,7 @@ def test_what_is_no_record_is_refused(row):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_batch_is_written_for_another_epoch(compression):
-    """Under another epoch the records are the same, and the bytes that were written before stay as they are."""
+    """The records are the same, and the previous bytes are unchanged."""
     writer = BatchWriter(1 << 20, compression, is_transactional=False)
     for number in range(100):
         writer.append(b"k", b"%d" % number)
@@ -137,8 +137,8 @@ def test_a_batch_is_written_for_another_epoch(compression):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_some_records_of_a_batch_make_another(compression):
-    """Keys, values, headers and times are those of the first batch."""
+def test_selected_records_make_a_batch(compression):
+    """Keys, values, headers and timestamps are those of the first batch."""
     writer = BatchWriter(1 << 20, compression)
     for number in range(5):
         writer.append(b"k", b"%d" % number, [("h", None)], 1_000 + number)

@@ -1,4 +1,4 @@
-"""Compressed batches that are larger than they look: decompressed up to a limit, and no byte further."""
+"""Decompression is limited exactly, whatever sizes a batch claims."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bomb(magic: int, codec: int, size: int) -> bytes:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
 @pytest.mark.parametrize(("magic", "codec"), WRITTEN)
 def test_a_bomb_takes_no_more_memory_than_the_limit(magic, codec):
-    """In every codec of every format, 128 MiB of zeros with a limit of 8 MiB cost a process little more than that."""
+    """128 MiB of zeros with a limit of 8 MiB take little more than that, in all codecs and formats."""
     done = subprocess.run(
         [sys.executable, "-c", READ, str(LIMIT)],
         input=bomb(magic, CODECS[codec], PLAIN),
@@ -55,13 +55,13 @@ def test_a_bomb_takes_no_more_memory_than_the_limit(magic, codec):
 
     fits, grown_mib = done.stdout.split()
     assert fits == b"False"
-    # The compressed bytes of snappy, which stand beside its output, are a twentieth of the plain ones.
+    # The compressed bytes of snappy, in memory with its output, are a twentieth of its size.
     assert int(grown_mib) < 4 * LIMIT // MIB
 
 
 @pytest.mark.parametrize(("magic", "codec"), WRITTEN)
 def test_the_limit_is_exact(magic, codec):
-    """A batch of as many bytes as the limit is read whole; with one byte less it is not, and may be tried again."""
+    """A batch of the size of the limit is decompressed; with one byte less it is not, and can be retried."""
     data = bomb(magic, CODECS[codec], 100_000)
     plain = len(bomb(magic, 0, 100_000)) - (61 if magic == 2 else 0)
     (one,) = split(memoryview(data))
@@ -74,8 +74,8 @@ def test_the_limit_is_exact(magic, codec):
     assert record.value == bytes(100_000)
 
 
-def test_a_size_in_a_header_is_not_believed():
-    """A size that claims too little or too much changes nothing; nor does it take memory."""
+def test_a_size_in_a_header_is_not_trusted():
+    """A wrong size changes neither the result nor the memory used."""
     plain = bytes(MIB)
     gzip = bytearray(cramjam.gzip.compress(plain))
     gzip[-4:] = struct.pack("<I", 5)
@@ -83,7 +83,7 @@ def test_a_size_in_a_header_is_not_believed():
     with pytest.raises(cramjam.DecompressionError):
         decompressed(GZIP, memoryview(gzip), 2 * MIB)
     assert decompressed(GZIP, memoryview(gzip), MIB // 2) is None
-    # Claims of four gigabytes in ten bytes.
+    # Ten bytes that claim four gigabytes.
     snappy = memoryview(b"\xff\xff\xff\xff\x0f" + bytes(5))
     assert decompressed(SNAPPY, snappy, LIMIT) is None
     blocks = b"\x82SNAPPY\0" + bytes(8) + (struct.pack(">i", 10) + bytes(snappy)) * 3
@@ -94,8 +94,8 @@ def test_a_size_in_a_header_is_not_believed():
     "plain", [bytes(300_000), b"\xa5" * 300_000, bytes(range(256)) * 1_200], ids=["zeros", "fills", "all bytes"]
 )
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
-def test_no_text_of_an_error_decides(codec, plain, monkeypatch):
-    """The output grows whatever cramjam says when it is full, and what is broken is still told from what is large."""
+def test_error_texts_do_not_matter(codec, plain, monkeypatch):
+    """A full buffer and invalid bytes are told apart whatever cramjam's error says."""
     stream = decompression._STREAMS[CODECS[codec]]
 
     def reworded(packed, room):
@@ -113,8 +113,8 @@ def test_no_text_of_an_error_decides(codec, plain, monkeypatch):
         decompressed(CODECS[codec], memoryview(b"none of this" * 10), LIMIT)
 
 
-def test_several_streams_in_one_are_read():
-    """A codec's streams one after the other are one, and the limit is for all of them."""
+def test_concatenated_streams_are_read():
+    """The limit applies to all of them together."""
     for name in ("gzip", "lz4", "zstd"):
         packed = bytes(getattr(cramjam, name).compress(bytes(50_000)))
         assert decompressed(CODECS[name], memoryview(packed * 2), 100_000, b"ab") == b"ab" + bytes(100_000)
@@ -123,14 +123,14 @@ def test_several_streams_in_one_are_read():
 
 
 @pytest.mark.parametrize("length", [-4, -1, 11, 1 << 30])
-def test_lengths_of_snappys_blocks_lead_nowhere(length):
-    """A block of Java's snappy that leads out of the batch, or back, is malformed; it neither loops nor crashes."""
+def test_invalid_lengths_of_snappy_blocks_are_malformed(length):
+    """A block of Java's snappy that exceeds the batch neither loops nor crashes."""
     with pytest.raises(MalformedMessageError):
         decompressed(SNAPPY, memoryview(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", length) + bytes(10)), LIMIT)
 
 
 def test_many_small_messages_of_an_old_format_are_read_one_by_one():
-    """A million messages inside one are no million objects before the first of them is read."""
+    """A million inner messages are not decoded before the first one is read."""
     inside = old_batch(Said(None, None), magic=1)
     count = 100_000
     whole = bytearray(old_batch(Said(None, bytes(cramjam.gzip.compress(inside * count))), magic=1))

@@ -1,4 +1,4 @@
-"""Record batches: every codec and format, cut off, garbled, read from the middle, never copied before they are read."""
+"""Record batches of all codecs and formats: whole, truncated, garbled, and read from the middle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.protocol.built_batches import (
 
 CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 
-# A format, a codec, and what makes a batch of them.
+# A format, a codec, and the function that builds a batch of them.
 WRITTEN = [
     *((2, codec) for codec in CODECS.values()),
     *((1, codec) for codec in (NONE, GZIP, SNAPPY, LZ4)),
@@ -60,7 +60,7 @@ def records_of(data: bytes, position: int = 0) -> list[Record]:
 
 
 def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Record]:
-    """What a format keeps of what was said."""
+    """Return the fields that a format keeps."""
     return [
         Record(
             *("t", 3, base_offset + at, one.key, one.value, one.timestamp if magic else -1),
@@ -76,8 +76,8 @@ def expected(magic: int, records: tuple[Said, ...], base_offset: int) -> list[Re
 
 
 @written
-def test_records_come_back(magic, codec):
-    """Key, value, timestamp, headers and offset of every record, in every codec of every format; null is not empty."""
+def test_records_round_trip(magic, codec):
+    """Key, value, timestamp, headers and offset in all codecs and formats; null differs from empty."""
 
     @settings(max_examples=15)
     @given(st.lists(SAID, min_size=1, max_size=4).map(tuple), st.integers(0, 1 << 40))
@@ -91,7 +91,7 @@ def test_records_come_back(magic, codec):
 
 
 def test_formats_may_be_mixed_in_one_answer():
-    """An old topic holds batches of each time it lived through, and each says its own format (B12)."""
+    """A response may contain batches of several formats (B12)."""
     data = (
         made(0, *FIVE)
         + made(1, *FIVE, base_offset=5, codec=GZIP)
@@ -106,8 +106,8 @@ def test_formats_may_be_mixed_in_one_answer():
     assert [record.value for record in records] == [one.value for one in FIVE] * 5
 
 
-def test_what_a_batch_says_of_itself():
-    """Its offsets, size, leader's epoch and producer are known before anything is decoded."""
+def test_the_header_of_a_batch():
+    """Offsets, size, leader epoch and producer id are known before decoding."""
     data = batch(*FIVE, base_offset=70, leader_epoch=4, producer_id=9, is_transactional=True)
     (plain,) = split(memoryview(batch(*FIVE, producer_id=9)))
 
@@ -117,19 +117,19 @@ def test_what_a_batch_says_of_itself():
     assert found.size == len(data)
     assert not found.is_control
     assert repr(found) == f"<RecordBatch 70..74 {len(data)} bytes>"
-    # An idempotent producer's batch is part of no transaction.
+    # A batch of an idempotent producer is not transactional.
     assert plain.producer_id is None
 
 
 def test_an_old_format_has_no_epoch():
-    """Formats 0 and 1 have no leader's epoch; what stands in its place is a checksum and is not taken for one."""
+    """In formats 0 and 1, a checksum is in place of the leader epoch."""
     assert [one.leader_epoch for one in split(memoryview(made(1, *FIVE)))] == [-1] * 5
 
 
 def test_gaps_of_compaction_are_left_as_they_are():
-    """A batch whose last records were compacted away still ends where it ended; nothing is renumbered."""
+    """The end offset of a batch remains if its last records were compacted away."""
     data = bytearray(batch(*FIVE, base_offset=10))
-    data[23:27] = (99).to_bytes(4, "big")  # the last offset, counted from the first
+    data[23:27] = (99).to_bytes(4, "big")  # the last offset, relative to the first
 
     (found,) = split(memoryview(resealed(data)))
 
@@ -138,7 +138,7 @@ def test_gaps_of_compaction_are_left_as_they_are():
 
 
 def test_the_brokers_time_replaces_the_producers():
-    """With ``message.timestamp.type=LogAppendTime`` each record has the time of its batch, in both formats."""
+    """With ``message.timestamp.type=LogAppendTime``, records have the timestamp of the batch, in both formats."""
     new = bytearray(batch(*FIVE))
     new[22] |= 0x08
     new[35:43] = (5_000).to_bytes(8, "big")
@@ -156,7 +156,7 @@ def test_the_brokers_time_replaces_the_producers():
 
 @written
 def test_reading_may_begin_in_the_middle(magic, codec):
-    """Of the batch that a position is in, what lies before it is left out; old compressed ones say so inside only."""
+    """Records before the position are left out; old compressed batches have offsets only after decompression."""
     data = made(magic, *FIVE, codec=codec, base_offset=10)
 
     for position in range(8, 17):
@@ -165,7 +165,7 @@ def test_reading_may_begin_in_the_middle(magic, codec):
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(0, 12))
 def test_slices_make_up_the_whole(sizes, position):
-    """However it is sliced, each record from the position on comes once, in order, and then nothing more."""
+    """With any slice sizes, each record from the position on is returned once, in order."""
     records = tuple(Said(None, b"%d" % n) for n in range(12))
     (one,) = split(memoryview(batch(*records, codec=GZIP)))
     decoder = one.decode("t", 0, position)
@@ -179,8 +179,8 @@ def test_slices_make_up_the_whole(sizes, position):
         left -= len(part)
 
 
-def test_nothing_is_decoded_before_it_is_asked_for():
-    """Finding batches, and beginning one, reads no record: garbage inside is found when it is taken, not before."""
+def test_decoding_is_lazy():
+    """Invalid bytes inside a batch raise when records are taken, not before."""
     data = bytearray(batch(*FIVE, codec=GZIP))
     data[61:] = bytes(len(data) - 61)
 
@@ -193,7 +193,7 @@ def test_nothing_is_decoded_before_it_is_asked_for():
 
 @pytest.mark.parametrize("magic", [1, 2])
 def test_a_batch_shares_the_frames_memory(magic):
-    """Nothing is copied before it is decoded: the frame's bytes are the batch's, and a record outlives both."""
+    """Nothing is copied before decoding; records outlive batch and frame."""
     frame = bytearray(made(magic, Said(None, b"before")))
     (one,) = split(memoryview(frame))
     (early,) = split(memoryview(frame))[0].decode("t", 0, 0).take(1)
@@ -203,7 +203,7 @@ def test_a_batch_shares_the_frames_memory(magic):
     (late,) = one.decode("t", 0, 0).take(1)
 
     assert (early.value, late.value) == (b"before", b"after!")
-    # A frame whose memory is lent cannot be resized under its batches.
+    # A bytearray with a view cannot be resized.
     with pytest.raises(BufferError):
         frame.clear()
 
@@ -214,7 +214,7 @@ def test_a_batch_shares_the_frames_memory(magic):
     ids=["a small share", "a large share", "a small frame"],
 )
 def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
-    """A partition that brings little beside busy ones holds its own bytes while it waits, and not theirs."""
+    """Record sets that are small compared to their frame are copied."""
     ours = made(2, Said(None, b"x" * size))
     frame = bytearray(ours) + bytes(beside)
     with memoryview(frame) as whole:
@@ -231,8 +231,8 @@ def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
 # ---- transactions ----------------------------------------------------------------------------------------------
 
 
-def test_markers_are_told_apart():
-    """A control batch says whether its transaction was taken back; one of records is no marker."""
+def test_abort_markers_are_recognized():
+    """A control batch has a commit or abort marker; a batch of records has none."""
     abort = split(memoryview(marker(ABORT, base_offset=5, producer_id=7)))[0]
     commit = split(memoryview(marker(COMMIT, base_offset=5, producer_id=7)))[0]
     data = split(memoryview(batch(*FIVE)))[0]
@@ -246,7 +246,7 @@ def test_markers_are_told_apart():
 
 
 def test_a_marker_that_cannot_be_read_is_malformed():
-    """A control record whose key is too short says nothing, and is not taken for a commit."""
+    """A control record whose key is too short is not taken for a commit."""
     data = bytearray(batch(Said(b"\x00", None), producer_id=7, is_transactional=True))
     data[22] |= 0x20
 
@@ -260,8 +260,8 @@ def test_a_marker_that_cannot_be_read_is_malformed():
 
 
 @written
-def test_a_batch_that_was_cut_off_is_left_out(magic, codec):
-    """A broker fills an answer to its last byte: the part of a batch at its end is no error and no batch."""
+def test_a_truncated_batch_is_left_out(magic, codec):
+    """Brokers fill a response to its maximum size, so its last batch may be incomplete."""
     first, second = made(magic, *FIVE[:1], codec=codec), made(magic, *FIVE[1:2], codec=codec, base_offset=1)
 
     for end in range(len(second)):
@@ -270,13 +270,13 @@ def test_a_batch_that_was_cut_off_is_left_out(magic, codec):
 
 
 def test_no_bytes_are_no_batches():
-    """A partition without news."""
+    """An empty record set has no batches."""
     assert split(memoryview(b"")) == []
 
 
 @written
 def test_a_changed_bit_breaks_the_checksum(magic, codec):
-    """Any bit behind the checksum: a batch that was not changed in length is found out."""
+    """Any flipped bit after the checksum is detected."""
     data = made(magic, Said(b"k", b"v" * 20), codec=codec)
     begin = 21 if magic == 2 else 18
     random = Random(5)
@@ -300,15 +300,15 @@ def test_a_changed_bit_breaks_the_checksum(magic, codec):
         (bytes(8) + bytes(4) + bytes(4) + b"\x01" + bytes(100), "claims 0 bytes"),
     ],
 )
-def test_a_length_that_no_batch_can_have_is_malformed(data, why):
-    """Too short for what its format has at least, or of a format that is not known."""
+def test_an_impossible_batch_length_is_malformed(data, why):
+    """A length below the minimum of the format, or an unknown format."""
     with pytest.raises(MalformedMessageError, match=why):
         split(memoryview(data))
 
 
 @written
 def test_garbled_batches_are_records_or_malformed(magic, codec):
-    """Whatever bits change, checksum or no checksum, the answer is records or MalformedMessageError."""
+    """Flipped bits result in records or MalformedMessageError, also without checking the checksum."""
     random = Random(magic * 8 + codec)
     data, read, malformed = made(magic, *FIVE, codec=codec), 0, 0
 
@@ -331,7 +331,7 @@ def test_garbled_batches_are_records_or_malformed(magic, codec):
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_garbage_inside_a_compressed_message_is_malformed(codec):
-    """Lengths inside an old compressed message are not believed: negative ones would lead out of it, or nowhere."""
+    """Lengths inside an old compressed message are checked."""
     for length in (-12, -1, 0, 21, 1 << 20, -(1 << 31)):
         inside = bytearray(made(1, *FIVE))
         inside[8:12] = length.to_bytes(4, "big", signed=True)
@@ -341,7 +341,7 @@ def test_garbage_inside_a_compressed_message_is_malformed(codec):
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_offsets_inside_a_compressed_message(codec):
-    """In format 1 they count from the first, as the outer one is the last one's; those of format 0 are as they are."""
+    """In format 1 they are relative, with the last one's in the outer message; in format 0 absolute."""
     one = wrapped(made(1, *FIVE), codec)
     zero = bytearray(made(0, *FIVE, codec=GZIP))
 
@@ -350,7 +350,7 @@ def test_offsets_inside_a_compressed_message(codec):
 
 
 def test_an_old_message_is_as_long_as_it_says():
-    """Its key and value fill it to its end, and only -1 is null."""
+    """Key and value fill a message completely, and only -1 is null."""
     data = made(1, Said(b"k", b"v"))
     longer = data[:8] + (len(data) - 12 + 3).to_bytes(4, "big") + data[12:] + bytes(3)
     with pytest.raises(MalformedMessageError, match="3 bytes left over"):
@@ -361,8 +361,8 @@ def test_an_old_message_is_as_long_as_it_says():
 
 @pytest.mark.parametrize("length", [21, 1 << 40, (1 << 63) - 100, (1 << 63) - 50, (1 << 63) - 1])
 @pytest.mark.parametrize("at", [4, 5])
-def test_lengths_inside_a_record_are_not_believed(at, length):
-    """A key or value of a length that leads out of the batch, or past all counting, is malformed."""
+def test_lengths_inside_a_record_are_not_trusted(at, length):
+    """A key or value whose length exceeds the batch is malformed."""
     data = batch(Said(b"", b"v" * 20))
     head, record = data[:61], bytearray(data[61:])
     record[at : at + 1] = zigzag(length)
@@ -376,21 +376,21 @@ def test_lengths_inside_a_record_are_not_believed(at, length):
 
 
 def zigzag(number: int) -> bytes:
-    """A signed varint of 64 bits."""
+    """Encode a signed varint of 64 bits."""
     out = bytearray()
     write_uvarint(out, (number << 1 ^ number >> 63) & 0xFFFF_FFFF_FFFF_FFFF)
     return bytes(out)
 
 
 def test_a_message_compressed_twice_is_malformed():
-    """One layer is all that there may be."""
+    """Only one level of compression is valid."""
     with pytest.raises(MalformedMessageError, match="inner message is compressed"):
         records_of(wrapped(made(1, *FIVE, codec=GZIP), GZIP))
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (0, ZSTD), (1, ZSTD), (1, 7)])
 def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
-    """Zstandard came with format 2, and format 0 has its own broken LZ4 (KAFKA-3160)."""
+    """Zstandard came with format 2, and format 0 has its own variant of LZ4 (KAFKA-3160)."""
     data = bytearray(made(magic, Said(None, b"x"), codec=GZIP))
     data[17] = codec
 
@@ -398,8 +398,8 @@ def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
         records_of(bytes(data))
 
 
-def test_snappy_blocks_that_were_cut_off_are_malformed():
-    """Java's snappy has blocks with lengths of their own; half a length is none."""
+def test_truncated_snappy_blocks_are_malformed():
+    """A truncated length of a block of Java's snappy is malformed."""
     data = bytearray(batch(*FIVE, codec=SNAPPY)) + b"\0\0"
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
 
@@ -408,7 +408,7 @@ def test_snappy_blocks_that_were_cut_off_are_malformed():
 
 
 def test_an_unknown_codec_is_malformed():
-    """A codec of tomorrow cannot be read, and is told so by name."""
+    """The error names the codec."""
     data = bytearray(batch(*FIVE))
     data[22] |= 5
 
@@ -417,7 +417,7 @@ def test_an_unknown_codec_is_malformed():
 
 
 def wrapped(inside: bytes, codec: int) -> bytes:
-    """Bytes in place of the messages in a compressed message of format 1."""
+    """Return a compressed message of format 1 with these bytes inside."""
     packed = {
         GZIP: cramjam.gzip.compress,
         SNAPPY: cramjam.snappy.compress_raw,

@@ -1,4 +1,4 @@
-"""What is left of a run, as the operating system sees it, and Python processes of a test's own to be ended."""
+"""Processes and files that a run leaves behind, and Python child processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 
 class Temporary:
-    """A folder for temporary files of a test's own: what runs leave in it, and which brokers work in it."""
+    """Folder for temporary files of a test, with the brokers whose files are in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Temporary:
 
     @property
     def brokers(self) -> set[int]:
-        """Process ids of the JVMs that work in here, found by their command lines."""
+        """Process ids of the JVMs with files in this folder, by their command lines."""
         found = set()
         for process in psutil.process_iter(["cmdline", "status"]):
             command = " ".join(process.info["cmdline"] or ())
@@ -47,7 +47,7 @@ class Temporary:
 
 
 class Child:
-    """A Python process that runs a script, and tells how far it is by lines."""
+    """Python process that runs a script and reports its progress in lines."""
 
     def __init__(self, script: str, temporary: Path, environ: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Child:
         )
 
     def line(self) -> str:
-        """What it says next."""
+        """Return the next line of output."""
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
         line = self.process.stdout.readline().strip() if readable else ""
@@ -78,7 +78,7 @@ class Child:
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Iterator[Temporary]:
-    """Runs of this process and its children are in a folder of the test's own; what a failing test left is ended."""
+    """Folder for the runs of this process and its children; brokers left by a failed test are killed."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -90,7 +90,7 @@ def temporary(tmp_path, monkeypatch) -> Iterator[Temporary]:
 
 @pytest.fixture
 def new_child(temporary) -> Iterator[Callable[..., Child]]:
-    """Starts a script as a process of its own."""
+    """Start a script as a child process."""
     with ExitStack() as stack:
 
         def start(script: str, **environ: str) -> Child:
@@ -104,7 +104,7 @@ def new_child(temporary) -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], object], str], None]:
-    """Waits for something that only the operating system knows: a process that has come or gone."""
+    """Wait for a condition that only the operating system knows, such as the end of a process."""
 
     def wait(happened: Callable[[], object], what: str) -> None:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -117,7 +117,7 @@ def eventually() -> Callable[[Callable[[], object], str], None]:
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path) -> Path:
-    """The cache of a machine that never started a broker."""
+    """Empty cache, as on a machine that never started a broker."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if not jars.cache_folder().is_relative_to(tmp_path):
         pytest.skip("this system has no variable for its cache")
@@ -126,5 +126,5 @@ def empty_cache(monkeypatch, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_external_broker(monkeypatch) -> None:
-    """These tests are about brokers of our own."""
+    """Unset the variable of external brokers."""
     monkeypatch.delenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", raising=False)

@@ -1,4 +1,4 @@
-"""However a program ends that runs a broker, nothing is left: no process, no file."""
+"""A program that runs a broker leaves no process and no file behind, however it ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NO_BLOCK = """
     ],
 )
 def test_a_signal_ends_the_broker_with_its_program(new_child, temporary, script, number):
-    """Ctrl-C, a supervisor's SIGTERM and a closed terminal leave nothing, in a block or without one."""
+    """SIGINT, SIGTERM and SIGHUP leave nothing behind, with or without a ``with`` block."""
     child = new_child(script)
     pid = int(child.line())
     assert temporary.brokers == {pid}
@@ -67,10 +67,10 @@ def test_a_signal_ends_the_broker_with_its_program(new_child, temporary, script,
     temporary.assert_nothing_is_left()
 
 
-def test_what_a_kill_left_is_reaped_by_the_next_run(new_child, temporary):
-    """SIGKILL gives nobody time: the broker outlives its program until somebody starts another.
+def test_the_next_run_removes_what_a_killed_run_left(new_child, temporary):
+    """After a SIGKILL, the broker outlives its program until another run starts.
 
-    Only the brokers of an abandoned run are ended, not every process that has its folder on the command line.
+    Only brokers of abandoned runs are killed, not every process with the folder on its command line.
     """
     first = new_child(WITH)
     orphan = int(first.line())
@@ -97,8 +97,8 @@ def test_what_a_kill_left_is_reaped_by_the_next_run(new_child, temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_a_run_whose_program_lives_is_left_alone(new_child, temporary):
-    """Two programs at once: neither reaps what is the other's, and each ends only its own."""
+def test_runs_of_living_programs_are_kept(new_child, temporary):
+    """Two programs do not affect each other's brokers."""
     first = new_child(WITH)
     one = int(first.line())
     second = new_child(WITH)
@@ -116,8 +116,8 @@ def test_a_run_whose_program_lives_is_left_alone(new_child, temporary):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("script", [WITH, ASYNC_WITH], ids=["with", "async-with"])
-def test_a_signal_during_the_start_leaves_nothing_either(new_child, temporary, eventually, script, number):
-    """A program may be ended before its broker answers."""
+def test_a_signal_during_the_start_leaves_nothing(new_child, temporary, eventually, script, number):
+    """The program is terminated before its broker answers."""
     child = new_child(script)
     eventually(lambda: temporary.brokers, "a JVM")
 
@@ -136,7 +136,7 @@ def test_a_signal_during_the_start_leaves_nothing_either(new_child, temporary, e
     ],
 )
 def test_a_program_that_ends_by_itself_leaves_nothing(new_child, temporary, ending, code):
-    """The end of the script, an exit, an exception, a broker that is dead or paused: all is gone after."""
+    """Normal end, exit, exception, and with a dead or paused broker."""
     child = new_child(f"from tailrace.testing import KafkaServer; server = KafkaServer(); server.start(); {ending}")
 
     assert child.wait() == code
@@ -165,7 +165,7 @@ BESIDE_AN_APP = {
 
 @pytest.mark.parametrize("order", BESIDE_AN_APP)
 def test_an_app_that_ends_leaves_signals_to_the_servers_that_run(new_child, temporary, order):
-    """SIGTERM ends the process in order while a server runs, whoever handled it before, and only then."""
+    """SIGTERM ends the process cleanly while a server runs, after an app has restored its handlers."""
     steps, code = BESIDE_AN_APP[order]
     child = new_child(
         "import signal, time; from tailrace.testing import KafkaServer; from tailrace.signals import handle_signals\n"
@@ -178,8 +178,8 @@ def test_an_app_that_ends_leaves_signals_to_the_servers_that_run(new_child, temp
     temporary.assert_nothing_is_left()
 
 
-def test_signals_are_handled_only_while_a_server_runs_and_nobody_else_does(new_child, temporary):
-    """A program's own handler stays; where there was none, there is none afterwards."""
+def test_signals_are_handled_only_while_a_server_runs(new_child, temporary):
+    """A program's own handlers are kept; otherwise the default is restored."""
     child = new_child(
         """
         import asyncio, signal
@@ -220,7 +220,7 @@ def test_signals_are_handled_only_while_a_server_runs_and_nobody_else_does(new_c
 
 
 def test_a_forked_child_does_not_end_its_parents_broker(new_child, temporary):
-    """fork() copies the block and what was registered for the exit, but the broker stays the parent's."""
+    """fork() copies the block and the exit handlers, but the broker belongs to the parent."""
     child = new_child(
         """
         import os, sys
@@ -231,7 +231,7 @@ def test_a_forked_child_does_not_end_its_parents_broker(new_child, temporary):
         with server:
             pid = os.fork()
             if pid == 0:
-                sys.exit(7)  # leaves the block, then runs what waits for the exit
+                sys.exit(7)  # leaves the block, then runs the exit handlers
             _, status = os.waitpid(pid, 0)
             print(os.waitstatus_to_exitcode(status), server.node.is_running, os.path.exists(server.node.folder))
         """

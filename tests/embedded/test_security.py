@@ -1,4 +1,4 @@
-"""Each way to get in: a client with what client_options says is let in, one without is not."""
+"""Security setups of brokers: clients with client_options connect, others do not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = {
 
 
 def as_librdkafka(options: dict[str, object]) -> dict[str, object]:
-    """Our options in the witness's words; its token is one of its own making."""
+    """Convert consumer options to librdkafka's, with a token of its own."""
     config = {NAMES[name]: value for name, value in options.items() if name in NAMES}
     if options.get("sasl_mechanism") == "OAUTHBEARER":
         config |= {"enable.sasl.oauthbearer.unsecure.jwt": True, "sasl.oauthbearer.config": "principal=alice"}
@@ -49,7 +49,7 @@ def as_librdkafka(options: dict[str, object]) -> dict[str, object]:
 
 
 def first_error(config: dict[str, object]) -> KafkaError | None:
-    """What keeps the client out; None when the broker has told it its topics."""
+    """Return the error that keeps the client out; None if the broker returned its topics."""
     errors: list[KafkaError] = []
     client = AdminClient({**config, "error_cb": errors.append, "log_level": 0})
     asked = client.describe_cluster(request_timeout=PATIENCE_S)
@@ -66,24 +66,24 @@ def server(request):
         yield one
 
 
-def test_who_has_what_client_options_says_is_let_in(server):
-    """They are consumer options as they stand, and another client gets in with the same."""
+def test_client_options_connect(server):
+    """They are consumer options, and another client connects with the same."""
     config = resolve(server.client_options, {})
 
     assert config.security_protocol != "PLAINTEXT"
     assert first_error(as_librdkafka(server.client_options)) is None
 
 
-def test_who_comes_in_plain_text_is_not(server):
-    """The CLIENT listener speaks nothing else than it was told."""
+def test_plain_text_is_refused(server):
+    """The CLIENT listener accepts only its own security protocol."""
     error = first_error({"bootstrap.servers": server.bootstrap_servers})
 
     assert error is not None
     assert error.code() in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
 
-def test_who_has_one_part_wrong_is_not(server):
-    """A wrong password, a missing certificate, an authority that nobody trusts or another mechanism: nobody gets in."""
+def test_wrong_credentials_are_refused(server):
+    """A wrong password, a missing certificate, an untrusted authority or another mechanism."""
     config = as_librdkafka(server.client_options)
     match config:
         case {"sasl.password": _}:
@@ -101,8 +101,8 @@ def test_who_has_one_part_wrong_is_not(server):
     assert re.search(r"(?i)authentication|certificate|mechanism", str(error))
 
 
-def test_a_token_for_tests_says_who_and_until_when():
-    """unsecured_token makes what a test's broker accepts: a JWT without a signature."""
+def test_an_unsecured_token_has_subject_and_expiration():
+    """unsecured_token returns a JWT without a signature."""
     header, claims, signature = unsecured_token("bob", lifetime_s=60).split(".")
 
     def read(part: str) -> dict[str, object]:

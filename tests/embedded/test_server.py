@@ -1,4 +1,4 @@
-"""One broker: started, stopped, killed, paused and restarted, as other clients see it."""
+"""Start, stop, kill, pause and restart of a broker, as seen by other clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("embedded-server")  # they share brokers
 
 @pytest.fixture(scope="module")
 def server():
-    """A broker that may be stopped and killed; each test leaves it running."""
+    """Broker that tests may stop and kill; each test leaves it running."""
     with KafkaServer() as one:
         yield one
 
@@ -53,8 +53,8 @@ def topics_of(server: KafkaServer, timeout_s: float = 20) -> set[str]:
 # ---- life ------------------------------------------------------------------------------------------------------------
 
 
-def test_another_client_finds_the_broker_where_it_says_it_is(server):
-    """bootstrap_servers is all that a client needs, and the broker is one process on the loopback address."""
+def test_another_client_connects_to_bootstrap_servers(server):
+    """The broker is one process on the loopback address."""
     found = AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=20)
 
     assert [f"{broker.host}:{broker.port}" for broker in found.brokers.values()] == [server.bootstrap_servers]
@@ -62,8 +62,8 @@ def test_another_client_finds_the_broker_where_it_says_it_is(server):
     assert "java" in psutil.Process(server.node.pid).name()
 
 
-def test_nobody_outside_of_this_machine_can_connect(server):
-    """All that the broker listens on is the loopback address."""
+def test_the_broker_listens_only_on_the_loopback_address(server):
+    """No other machine can connect."""
     listening = {
         connection.laddr
         for connection in psutil.Process(server.node.pid).net_connections("tcp")
@@ -74,8 +74,8 @@ def test_nobody_outside_of_this_machine_can_connect(server):
     assert len(listening) == 3
 
 
-def test_what_was_acknowledged_survives_a_kill(server, topic):
-    """SIGKILL, then restart: the same address, the same records, another process."""
+def test_acknowledged_records_survive_a_kill(server, topic):
+    """After SIGKILL and restart, a new process has the same address and records."""
     produce(server, topic, b"one", b"two")
     address, pid = server.bootstrap_servers, server.node.pid
 
@@ -91,8 +91,8 @@ def test_what_was_acknowledged_survives_a_kill(server, topic):
     assert read(server, topic, 3) == [b"one", b"two", b"three"]
 
 
-def test_a_stopped_broker_refuses_connections_and_comes_back(server, topic):
-    """SIGTERM lets it close its logs; its port is free until it is there again, with all it had."""
+def test_a_stopped_broker_refuses_connections_until_its_restart(server, topic):
+    """It closes its logs, its port is free meanwhile, and its data is kept."""
     produce(server, topic, b"one")
     host, port = server.bootstrap_servers.split(":")
 
@@ -107,8 +107,8 @@ def test_a_stopped_broker_refuses_connections_and_comes_back(server, topic):
     assert "running" in repr(server)
 
 
-def test_a_stopped_broker_has_ended_in_order(server):
-    """stop() is no kill: the broker says itself that it shut down."""
+def test_a_stopped_broker_shuts_down_cleanly(server):
+    """The log of the broker says that it shut down."""
     server.stop()
     try:
         assert "shut down completed" in server.node.log_file.read_text()
@@ -116,8 +116,8 @@ def test_a_stopped_broker_has_ended_in_order(server):
         server.restart()
 
 
-def test_stopping_what_is_stopped_changes_nothing(server, topic):
-    """stop(), kill(), pause() and resume() may be called in any state."""
+def test_operations_are_possible_in_all_states(server, topic):
+    """stop(), kill(), pause() and resume() may be called repeatedly."""
     server.stop()
     server.stop()
     server.kill()
@@ -133,7 +133,7 @@ def test_stopping_what_is_stopped_changes_nothing(server, topic):
 
 
 def test_a_paused_broker_keeps_its_sockets_and_answers_nothing(server, topic):
-    """SIGSTOP: a client connects and waits; SIGCONT: it gets its answer."""
+    """After SIGSTOP a client connects and waits; after SIGCONT it gets its response."""
     host, port = server.bootstrap_servers.split(":")
 
     server.pause()
@@ -153,7 +153,7 @@ def test_a_paused_broker_keeps_its_sockets_and_answers_nothing(server, topic):
 
 
 def test_a_paused_broker_can_be_killed_and_restarted(server, topic):
-    """A pause does not outlive the process."""
+    """The new process is not paused."""
     server.pause()
     server.restart()
 
@@ -161,8 +161,8 @@ def test_a_paused_broker_can_be_killed_and_restarted(server, topic):
     assert topic in topics_of(server)
 
 
-def test_restarting_what_runs_replaces_the_process(server):
-    """restart() of a broker that runs stops it first."""
+def test_restart_replaces_a_running_process(server):
+    """restart() stops a running broker first."""
     pid = server.node.pid
 
     server.restart()
@@ -171,8 +171,8 @@ def test_restarting_what_runs_replaces_the_process(server):
     assert not psutil.pid_exists(pid)
 
 
-def test_questions_to_a_broker_that_is_down_are_told_so(server):
-    """Nobody waits half a minute to learn that the broker is stopped."""
+def test_requests_to_a_stopped_broker_fail_at_once(server):
+    """They do not wait for a timeout."""
     server.stop()
     try:
         with pytest.raises(KafkaServerError, match="no broker is running"):
@@ -183,8 +183,8 @@ def test_questions_to_a_broker_that_is_down_are_told_so(server):
         server.restart()
 
 
-def test_a_broker_that_does_not_come_back_says_why(server):
-    """A failed restart tells what this start wrote to the log, and nothing of the lives before."""
+def test_the_error_of_a_failed_restart(server):
+    """It contains the log since this start, not of earlier ones."""
     server.stop()
     meta = server.node.data / "meta.properties"
     before = meta.read_text()
@@ -201,8 +201,8 @@ def test_a_broker_that_does_not_come_back_says_why(server):
 # ---- beginning and end -----------------------------------------------------------------------------------------------
 
 
-async def test_several_servers_at_once_are_strangers(temporary):
-    """Each has its own ports, process, folder and topics; `with` and `async with` do the same; all are gone after."""
+async def test_several_servers_are_independent(temporary):
+    """Each has its own ports, process, folder and topics, with `with` and `async with`."""
     with KafkaServer() as one:
         async with KafkaServer() as other:
             one.create_topic("of-one")
@@ -221,7 +221,7 @@ async def test_several_servers_at_once_are_strangers(temporary):
 
 
 def test_a_server_may_be_started_again(temporary):
-    """start() after close() gives a new broker with nothing of the old one; both may be called twice."""
+    """start() after close() starts an empty broker; both may be called twice."""
     server = KafkaServer()
     server.start()
     server.start()
@@ -237,8 +237,8 @@ def test_a_server_may_be_started_again(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_what_is_not_started_says_so():
-    """Before start and after close, each question is answered with what to do."""
+def test_errors_before_the_start_and_after_close():
+    """They say what to do."""
     server = KafkaServer()
 
     for question in (
@@ -265,8 +265,8 @@ def test_what_is_not_started_says_so():
         ({"config": {"log.dirs": "/"}}, "config must not contain 'log.dirs'"),
     ],
 )
-def test_options_of_a_server_that_will_not_do_are_told_at_once(options, words):
-    """They are refused when the server is made, before any JVM is started."""
+def test_invalid_options_of_a_server(options, words):
+    """They raise on construction, before a JVM is started."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaServer(**options)
 
@@ -278,7 +278,7 @@ def test_options_of_a_server_that_will_not_do_are_told_at_once(options, words):
         (3, {"racks": ["a", "b"]}, "one entry for each of 3 brokers"),
     ],
 )
-def test_options_of_a_cluster_that_will_not_do_are_told_at_once(brokers, options, words):
-    """The same for several."""
+def test_invalid_options_of_a_cluster(brokers, options, words):
+    """They raise on construction."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaCluster(brokers, **options)

@@ -1,4 +1,4 @@
-"""A broker that does not start says why, in Kafka's words, and leaves nothing but the log that it names."""
+"""Errors of a broker that does not start contain Kafka's reason, and only the log is kept."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.slow
 
 
 def kept_logs(error: BaseException) -> list[Path]:
-    """The files that the message names."""
+    """Return the log files that the message names."""
     return [Path(name) for name in str(error).rpartition("The whole log: ")[2].split(", ")]
 
 
-def test_a_configuration_that_kafka_does_not_take_is_shown(temporary):
-    """The message is what Kafka says of the setting, not a stack trace, and the whole log is kept."""
+def test_the_error_of_an_invalid_configuration(temporary):
+    """It contains Kafka's message about the setting, not a stack trace, and the log is kept."""
     with pytest.raises(KafkaServerError, match=r"Invalid value soon for configuration log\.retention\.ms") as caught:
         KafkaServer(config={"log.retention.ms": "soon"}).start()
 
@@ -32,8 +32,8 @@ def test_a_configuration_that_kafka_does_not_take_is_shown(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_a_broker_that_ends_while_it_starts_is_shown(temporary):
-    """It is not waited for in vain, and the message has the part of the log that matters."""
+def test_the_error_of_a_broker_that_exits_while_starting(temporary):
+    """It is raised promptly, with the relevant part of the log."""
     with pytest.raises(KafkaServerError, match=r"(?s)broker 1 exited while starting.*no\.such\.Authorizer") as caught:
         KafkaServer(config={"authorizer.class.name": "no.such.Authorizer"}).start()
 
@@ -42,8 +42,8 @@ def test_a_broker_that_ends_while_it_starts_is_shown(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_a_server_that_failed_may_be_closed_and_says_that_it_is_not_started(temporary):
-    """After a failure the object is as before the start."""
+def test_a_failed_server_can_be_closed(temporary):
+    """Its state is as before the start."""
     server = KafkaServer(config={"num.io.threads": 0})
     for _ in range(2):
         with pytest.raises(KafkaServerError, match=r"num\.io\.threads"):
@@ -56,7 +56,7 @@ def test_a_server_that_failed_may_be_closed_and_says_that_it_is_not_started(temp
 
 
 async def test_async_with_fails_the_same_way(temporary):
-    """Nothing depends on which kind of block it is."""
+    """The error is the same as with ``with``."""
     with pytest.raises(KafkaServerError, match=r"num\.io\.threads"):
         async with KafkaServer(config={"num.io.threads": 0}):
             pytest.fail("it started")
@@ -64,17 +64,17 @@ async def test_async_with_fails_the_same_way(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_one_bad_broker_takes_the_others_with_it(temporary):
-    """A cluster starts as a whole or not at all."""
+def test_one_failing_broker_stops_the_cluster(temporary):
+    """A cluster starts completely or not at all."""
     with pytest.raises(KafkaServerError, match=r"no\.such\.Authorizer"):
         KafkaCluster(2, config={"authorizer.class.name": "no.such.Authorizer"}).start()
 
     temporary.assert_nothing_is_left()
 
 
-def test_a_port_that_somebody_took_meanwhile_is_no_failure(temporary, monkeypatch):
-    """Between looking for a port and listening on it others may come: then other ports are taken."""
-    # Clients' port, which a broker opens after the one that we ask it by.
+def test_a_port_taken_meanwhile_is_replaced(temporary, monkeypatch):
+    """If another process takes a chosen port before the broker listens, other ports are used."""
+    # The CLIENT port, which a broker opens after the INTERNAL one.
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = [[taken.getsockname()[1], *free_ports(2)], free_ports(3)]
         monkeypatch.setattr(embedded, "free_ports", lambda _: choices.pop(0))
@@ -87,8 +87,8 @@ def test_a_port_that_somebody_took_meanwhile_is_no_failure(temporary, monkeypatc
     temporary.assert_nothing_is_left()
 
 
-def test_a_port_of_ones_choice_is_taken_or_told_to_be_somebodys(temporary):
-    """port= says where the broker listens; where somebody does already, that is the whole message."""
+def test_the_port_option(temporary):
+    """port= is used, or the error says that it is in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(KafkaServerError, match=rf"^port {port} is in use.*$"):
@@ -103,7 +103,7 @@ def test_a_port_of_ones_choice_is_taken_or_told_to_be_somebodys(temporary):
 
 
 def test_ports_are_free_and_below_those_of_outgoing_connections():
-    """A stopped broker's port is not given to some client's connection, so that it is free when it comes back."""
+    """The port of a stopped broker is not used for outgoing connections, so that it stays free."""
     ports = free_ports(30)
 
     assert len(set(ports)) == 30
@@ -115,12 +115,12 @@ def test_ports_are_free_and_below_those_of_outgoing_connections():
 
 @pytest.fixture
 def never_ready(monkeypatch) -> None:
-    """However fast a broker is, its start is not over before something ends it."""
+    """Keep a start from completing until the test ends it."""
     monkeypatch.setattr(embedded.BrokerNode, "is_listening", False)
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(never_ready, temporary, eventually):
-    """Cancelling `async with` while the broker starts ends it, and what was cancelled is told so."""
+async def test_a_canceled_start_leaves_nothing(never_ready, temporary, eventually):
+    """Canceling `async with` during the start stops the broker and raises CancelledError."""
     server = KafkaServer()
 
     async def use() -> None:
@@ -138,8 +138,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing(never_ready, temporary, 
         _ = server.bootstrap_servers
 
 
-async def test_a_start_that_is_closed_by_another_thread_ends(never_ready, temporary, eventually):
-    """close() does not wait for a start to finish; whoever started it learns why it did not."""
+async def test_close_in_another_thread_ends_a_start(never_ready, temporary, eventually):
+    """The start raises an error that says why."""
     server = KafkaServer()
 
     started = asyncio.create_task(asyncio.to_thread(server.start))
@@ -151,8 +151,8 @@ async def test_a_start_that_is_closed_by_another_thread_ends(never_ready, tempor
     temporary.assert_nothing_is_left()
 
 
-async def test_an_exit_that_is_cancelled_is_an_exit(temporary):
-    """Cancelling the task that leaves the block does not leave a broker behind."""
+async def test_a_canceled_exit_stops_the_broker(temporary):
+    """Canceling the task that leaves the block leaves no broker behind."""
     leaving = asyncio.Event()
 
     async def use() -> None:
@@ -168,8 +168,8 @@ async def test_an_exit_that_is_cancelled_is_an_exit(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_a_log_that_says_nothing_bad_is_shown_by_its_end(tmp_path):
-    """complaint() is what went wrong, else the last lines, else a word that there is no log."""
+def test_a_log_without_errors_is_shown_by_its_end(tmp_path):
+    """complaint() returns errors, else the last lines, else a note that there is no log."""
     node = embedded.BrokerNode(1, None, tmp_path, Path("java"), [])
     assert node.complaint() == "(no log)"
 

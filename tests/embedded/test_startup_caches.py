@@ -1,4 +1,4 @@
-"""What a start needs is made once and kept: jars, a formatted folder, the JVM's classes."""
+"""Caches of a start: jars, the formatted folder and the class data archive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.testing import KafkaServer
 
 @pytest.fixture
 def cache(empty_cache, monkeypatch) -> Path:
-    """A cache that has the jars and nothing else."""
+    """Cache that contains only the jars."""
     listed = jars._list_of(jars._broker(jars.KAFKA_VERSION)).name
     with monkeypatch.context() as before:
         before.delenv("XDG_CACHE_HOME")
@@ -31,7 +31,7 @@ def cache(empty_cache, monkeypatch) -> Path:
 
 @pytest.fixture
 def java(tmp_path):
-    """A java of a version, which does nothing but say so."""
+    """Create a ``java`` that only reports a version."""
 
     def make(version: str, then: str = "") -> Path:
         path = tmp_path / f"java-{version}"
@@ -43,8 +43,8 @@ def java(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_second_start_formats_nothing_and_the_third_loads_no_class_anew(cache, temporary):
-    """Each is made by a start and used by those after it; every broker has ids of its own all the same."""
+def test_starts_use_the_caches_of_earlier_starts(cache, temporary):
+    """The second start skips formatting, the third reads the class archive; all brokers have their own ids."""
     formatted, reads, ids = [], [], []
     for _ in range(3):
         with KafkaServer() as server:
@@ -62,8 +62,8 @@ def test_the_second_start_formats_nothing_and_the_third_loads_no_class_anew(cach
     temporary.assert_nothing_is_left()
 
 
-def test_brokers_of_another_kind_are_formatted_anew(cache):
-    """What is kept is of one version, one configuration and one way to get in."""
+def test_other_brokers_have_their_own_formatted_file(cache):
+    """It is cached per version, configuration and SCRAM mechanism."""
     from tailrace.embedded.storage import formatted_file  # noqa: PLC0415 - of this cache
 
     kinds = [("4.3.0", None, {}), ("4.2.0", None, {}), ("4.3.0", "SCRAM-SHA-256", {}), ("4.3.0", None, {"a": 1})]
@@ -80,10 +80,8 @@ def test_brokers_of_another_kind_are_formatted_anew(cache):
         ("25", ("-XX:AOTCacheOutput=", "-XX:AOTCache=", ".aot")),
     ],
 )
-def test_the_second_start_writes_the_classes_and_those_after_it_read_them(
-    empty_cache, java, tmp_path, version, options
-):
-    """Nobody waits for it at a first start; one writes, by the name that its Java understands; then all read."""
+def test_the_second_start_writes_the_class_archive(empty_cache, java, tmp_path, version, options):
+    """The first start does not wait for it; one start writes it with the options of its Java; later ones read it."""
     classes, new = ClassDataArchive(java(version), [], []), tmp_path / "new"
     writing, reading, suffix = options
     assert classes.to_read() == classes.to_write(new) == []
@@ -101,8 +99,8 @@ def test_the_second_start_writes_the_classes_and_those_after_it_read_them(
     assert classes.to_read() == []
 
 
-def test_a_java_that_cannot_write_them_is_not_asked_again(empty_cache, java, tmp_path):
-    """A JRE that was cut down may lack what it needs for that: it starts as ever."""
+def test_a_java_that_cannot_write_the_archive_is_not_tried_again(empty_cache, java, tmp_path):
+    """A reduced JRE may lack the feature, and starts as usual."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.to_write(new)
     assert classes.to_write(new) != []
@@ -112,8 +110,8 @@ def test_a_java_that_cannot_write_them_is_not_asked_again(empty_cache, java, tmp
     assert classes.to_write(new) == classes.to_read() == []
 
 
-def test_a_writer_that_was_killed_does_not_keep_others_from_it(empty_cache, java, tmp_path):
-    """After an hour nobody believes any more that it is being written."""
+def test_a_killed_writer_is_replaced_after_an_hour(empty_cache, java, tmp_path):
+    """Then another start writes the archive."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.to_write(new)
     assert classes.to_write(new) != []
@@ -125,8 +123,8 @@ def test_a_writer_that_was_killed_does_not_keep_others_from_it(empty_cache, java
     assert classes.to_write(new) != []
 
 
-def test_classes_with_which_a_jvm_crashes_are_removed(empty_cache, java, tmp_path, eventually):
-    """A bad file costs one start, not all that follow."""
+def test_an_archive_is_removed_when_a_jvm_crashes(empty_cache, java, tmp_path, eventually):
+    """A bad archive fails one start only."""
     crashing = java("17.0.1", then="kill -SEGV $$")
     node = BrokerNode(1, Ports(1, 2, 3, 1), tmp_path / "node", crashing, [])
     node.folder.mkdir()

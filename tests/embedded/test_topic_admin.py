@@ -1,4 +1,4 @@
-"""Topics as tests need them, seen by another client."""
+"""Administration of topics, as seen by another client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def admin(kafka_server) -> AdminClient:
 
 
 def partitions_of(admin: AdminClient, topic: str) -> dict[int, int]:
-    """Each partition's leader."""
+    """Return the leader of each partition."""
     return {number: one.leader for number, one in admin.list_topics(topic, 20).topics[topic].partitions.items()}
 
 
@@ -41,15 +41,15 @@ def bounds_of(kafka_server, topic: str, partition: int) -> tuple[int, int]:
         consumer.close()
 
 
-def test_a_topic_is_there_when_it_was_made(kafka_server, admin, name):
-    """create_topic returns when all partitions have leaders, so a client may begin at once."""
+def test_a_created_topic_has_leaders(kafka_server, admin, name):
+    """create_topic returns when all partitions have leaders."""
     kafka_server.create_topic(name, 7)
 
     assert partitions_of(admin, name) == dict.fromkeys(range(7), 1)
 
 
-def test_a_topic_is_served_when_it_was_made(kafka_server, name):
-    """A broker says who leads before it does: of many partitions, no first read is refused for that."""
+def test_a_created_topic_is_served(kafka_server, name):
+    """Metadata name leaders before they serve; no first fetch of many partitions fails."""
     kafka_server.create_topic(name, 300)
     asked = ListOffsetsRequest(tuple(ListOffsetsPartition(name, partition, -1) for partition in range(300)))
 
@@ -59,8 +59,8 @@ def test_a_topic_is_served_when_it_was_made(kafka_server, name):
     kafka_server.delete_topic(name)
 
 
-def test_a_topic_has_the_configuration_it_was_made_with(kafka_server, admin, name):
-    """Numbers, truth values and texts arrive as Kafka means them; the rest is the broker's default."""
+def test_the_configuration_of_a_created_topic(kafka_server, admin, name):
+    """Numbers, booleans and strings are converted to Kafka's format."""
     kafka_server.create_topic(
         name, config={"retention.ms": 60_000, "cleanup.policy": "compact,delete", "preallocate": True}
     )
@@ -72,8 +72,8 @@ def test_a_topic_has_the_configuration_it_was_made_with(kafka_server, admin, nam
     assert found["compression.type"] == "producer"
 
 
-def test_brokers_make_no_topic_by_themselves(kafka_server, admin, name):
-    """A misspelt topic is an error in a test, not a new topic."""
+def test_automatic_topic_creation_is_disabled(kafka_server, admin, name):
+    """A misspelled topic is an error."""
     errors: list[KafkaError | None] = []
     producer = Producer(
         {
@@ -90,7 +90,7 @@ def test_brokers_make_no_topic_by_themselves(kafka_server, admin, name):
 
 
 def test_a_deleted_topic_is_gone(kafka_server, admin, name):
-    """delete_topic returns when nobody sees it any more; a new one of that name is another topic."""
+    """delete_topic returns when no broker lists it; a new topic of that name is empty."""
     kafka_server.create_topic(name, 2)
     before = kafka_server._admin.metadata(name).topics[0].topic_id
 
@@ -102,8 +102,8 @@ def test_a_deleted_topic_is_gone(kafka_server, admin, name):
     assert kafka_server._admin.metadata(name).topics[0].topic_id != before
 
 
-def test_a_topic_grows(kafka_server, admin, name):
-    """add_partitions takes the new total and returns when the new ones have leaders."""
+def test_partitions_can_be_added(kafka_server, admin, name):
+    """add_partitions takes the new total and returns when the new partitions have leaders."""
     kafka_server.create_topic(name, 2)
 
     kafka_server.add_partitions(name, 5)
@@ -111,8 +111,8 @@ def test_a_topic_grows(kafka_server, admin, name):
     assert partitions_of(admin, name) == dict.fromkeys(range(5), 1)
 
 
-def test_records_go_as_retention_would_take_them(kafka_server, name):
-    """delete_records moves the beginning of a partition: to an offset, or to the end with -1."""
+def test_records_can_be_deleted(kafka_server, name):
+    """delete_records moves the first offset of a partition to an offset, or to the end with -1."""
     kafka_server.create_topic(name, 3)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     for partition in range(3):
@@ -125,8 +125,8 @@ def test_records_go_as_retention_would_take_them(kafka_server, name):
     assert [bounds_of(kafka_server, name, partition) for partition in range(3)] == [(4, 10), (10, 10), (0, 10)]
 
 
-def test_the_leader_of_a_partition_is_one_of_the_brokers(kafka_server, name):
-    """leader_of gives the broker to stop or to pause."""
+def test_leader_of_returns_the_node(kafka_server, name):
+    """The broker can be stopped or paused."""
     kafka_server.create_topic(name)
 
     assert kafka_server.leader_of(name) is kafka_server.node
@@ -134,8 +134,8 @@ def test_the_leader_of_a_partition_is_one_of_the_brokers(kafka_server, name):
         kafka_server.leader_of(name, 1)
 
 
-def test_what_the_broker_refuses_is_the_brokers_error(kafka_server, name):
-    """Names that exist, do not exist, or are no names, and counts that are none, raise what Kafka says of them."""
+def test_errors_of_the_broker_are_raised(kafka_server, name):
+    """Existing, missing and invalid topic names, and invalid numbers, raise Kafka's error."""
     kafka_server.create_topic(name, 2)
 
     with pytest.raises(BrokerError, match="TOPIC_ALREADY_EXISTS"):
@@ -154,8 +154,8 @@ def test_what_the_broker_refuses_is_the_brokers_error(kafka_server, name):
         kafka_server.delete_records(name, {0: 0, 9: 0})
 
 
-def test_a_topic_may_exist_already_where_that_is_said(kafka_server, name):
-    """Tests that share a broker each create their topic; one that exists stays as it is, other refusals are raised."""
+def test_exist_ok(kafka_server, name):
+    """An existing topic is unchanged; other errors are raised."""
     kafka_server.create_topic(name, 2)
 
     kafka_server.create_topic(name, 5, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One broker behind a fault proxy for all tests of this folder; topics, groups and client ids of a test's own."""
+"""Shared broker behind a fault proxy; each test has its own topics, groups and client ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.witness import Witness
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
-    """A broker that makes topics for whoever asks it to; clients are told the address of ``kafka.proxy``."""
+    """Broker with automatic topic creation, which advertises the address of ``kafka.proxy``."""
     with KafkaServer(proxied=True, config={"auto.create.topics.enable": True}) as server:
         if not server.nodes:
             pytest.skip("a broker that somebody else runs has no proxy before it")
@@ -24,7 +24,7 @@ def kafka() -> Iterator[KafkaServer]:
 
 @pytest.fixture(scope="session")
 def secured_by() -> Iterator[Callable[[Way], KafkaServer]]:
-    """Brokers with one way in each, started when the first test asks and kept for the others."""
+    """Brokers with one security setup each, started on first use."""
     with ExitStack() as stack:
         started: dict[Way, KafkaServer] = {}
 
@@ -39,20 +39,20 @@ def secured_by() -> Iterator[Callable[[Way], KafkaServer]]:
 
 @pytest.fixture
 def secured(request, secured_by) -> KafkaServer:
-    """A broker with the way in that the test asks for, by ``ways.by``."""
+    """Broker with the security setup of the test, by ``ways.by``."""
     return secured_by(request.param)
 
 
 @pytest.fixture(scope="session")
 def stoppable() -> Iterator[KafkaServer]:
-    """A broker that tests stop."""
+    """Broker that tests may stop."""
     with KafkaServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_kafka(stoppable) -> KafkaServer:
-    """A broker that runs and that the test may leave stopped."""
+    """Running broker that the test may leave stopped."""
     if not stoppable.node.is_running:
         stoppable.restart()
     return stoppable
@@ -60,32 +60,32 @@ def own_kafka(stoppable) -> KafkaServer:
 
 @pytest.fixture
 def address(kafka) -> Iterator[str]:
-    """The proxy before the broker, which is whole again after the test."""
+    """Proxy of the broker, without faults after the test."""
     yield kafka.bootstrap_servers
     kafka.proxy.restore()
 
 
 @pytest.fixture
 def direct(kafka) -> str:
-    """The broker itself."""
+    """Address of the broker, past the proxy."""
     return f"127.0.0.1:{kafka.node.ports.client}"
 
 
 @pytest.fixture
 def witness(kafka) -> Witness:
-    """Somebody else's client, straight to the broker."""
+    """Another client, connected past the proxy."""
     return Witness(f"127.0.0.1:{kafka.node.ports.internal}")
 
 
 @pytest.fixture
 def name() -> str:
-    """A name that nobody else has: for a topic, a group, a client."""
+    """Unique name of a topic, group or client."""
     return f"n-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def new_topic(kafka, name) -> Callable[..., str]:
-    """Makes a topic."""
+    """Create a topic."""
 
     def make(partitions: int = 1) -> str:
         kafka.create_topic(name, partitions)

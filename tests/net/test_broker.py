@@ -1,4 +1,4 @@
-"""One broker and the connections to it: which there are, when they come and go, and how long anybody waits."""
+"""Connections to a broker: channels, lifetime and limits of waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def commit(group, topic, offset=1):
 
 
 async def test_a_broker_knows_who_and_where_it_is(kafka, direct):
-    """Id, host, port and rack are those of the metadata, and its repr shows which connections stand."""
+    """Id, host, port and rack are those of the metadata; its repr lists the open connections."""
     config = configured(direct)
     broker = Broker.from_metadata(BrokerMetadata(7, "127.0.0.1", kafka.node.ports.client, "rack-a"), config)
 
@@ -64,7 +64,7 @@ async def test_a_broker_knows_who_and_where_it_is(kafka, direct):
 
 
 async def test_connecting_again_replaces_the_connection(kafka, direct):
-    """``connect`` opens the main connection, and a second time it opens it anew: there is one in the end."""
+    """``connect`` opens the main connection; a second call replaces it."""
     async with broker_at(direct) as broker:
         sockets = Sockets(kafka.node.ports.client)
         assert not broker.connected
@@ -78,7 +78,7 @@ async def test_connecting_again_replaces_the_connection(kafka, direct):
 
 
 async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_topic):
-    """Commits and fetches of offsets open their connection when they need it, and go over no other."""
+    """Commits and fetches of offsets open their own connection on first use and use no other."""
     topic = new_topic()
     async with broker_at(address, client_id=name) as broker:
         await broker.connect()
@@ -93,7 +93,7 @@ async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_
 
     main, own = connections(MetadataRequest, FindCoordinatorRequest), connections(OffsetCommitRequest)
     assert len(main) == len(own) == 1
-    assert connections(OffsetFetchRequest).isdisjoint(main | own)  # before it was connected anew
+    assert connections(OffsetFetchRequest).isdisjoint(main | own)  # before it was reconnected
 
 
 async def test_the_offsets_channel_opens_with_its_first_use(direct, name):
@@ -106,7 +106,7 @@ async def test_the_offsets_channel_opens_with_its_first_use(direct, name):
 
 
 async def test_a_long_fetch_delays_nobody(kafka, direct, name, new_topic):
-    """While a fetch waits for data, commits and everything else are answered at once."""
+    """While a fetch waits for data, commits and other requests are answered."""
     topic = new_topic()
     async with broker_at(direct) as broker:
         await broker.connect()
@@ -126,7 +126,7 @@ async def test_a_long_fetch_delays_nobody(kafka, direct, name, new_topic):
 
 
 async def test_each_member_has_its_own_connections(kafka, direct, name):
-    """Joins and heartbeats of each member go over two connections of its own, closed when the member is forgotten."""
+    """Joins and heartbeats of a member use two connections of its own, closed when the member is forgotten."""
     async with broker_at(direct) as broker:
         await broker.connect()
         await coordinated(broker, name)
@@ -142,16 +142,16 @@ async def test_each_member_has_its_own_connections(kafka, direct, name):
 
 
 async def gone(sockets: Sockets, left: int) -> None:
-    """Wait until the system has closed all sockets but so many."""
+    """Wait until the system has closed all but ``left`` sockets."""
     async with asyncio.timeout(20):
-        while len(sockets.now()) > left:  # noqa: ASYNC110 - the system tells nobody
+        while len(sockets.now()) > left:  # noqa: ASYNC110 - the system has no event for it
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
 @pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
 async def test_every_connection_comes_from_the_local_address(kafka, direct, name, own_buffer):
-    """``local_addr`` is where the main connection and all others are made from."""
+    """All connections are opened from ``local_addr``."""
     async with broker_at(direct, local_addr=("127.0.0.2", 0), **own_buffer) as broker:
         sockets = Sockets(kafka.node.ports.client)
         await broker.connect()
@@ -166,7 +166,7 @@ async def test_every_connection_comes_from_the_local_address(kafka, direct, name
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
 @pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
 async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
-    """A fixed local port takes one connection; the error of the second one says which option is to blame."""
+    """A fixed local port allows one connection; the error of the second one names the option."""
     from socket import create_server  # noqa: PLC0415 - to find a free port
 
     with create_server(("127.0.0.2", 0)) as probe:
@@ -185,7 +185,7 @@ async def test_a_local_port_is_for_one_connection(kafka, direct, own_buffer):
 
 
 async def test_who_is_not_connected_says_so_at_once(direct):
-    """Before ``connect`` and after ``close`` a request fails at once, and none opens a connection by the way."""
+    """Before ``connect`` and after ``close``, a request fails immediately and opens no connection."""
     async with broker_at(direct) as broker:
         with pytest.raises(NodeNotConnectedError, match=r"is not connected - await connect\(\) first"):
             await broker.send(NOTHING)
@@ -201,7 +201,7 @@ async def test_who_is_not_connected_says_so_at_once(direct):
 
 
 async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address):
-    """``connected`` is False as soon as the other side has closed, and the next request opens a connection anew."""
+    """``connected`` is False as soon as the peer has closed; the next request reopens the connection."""
     events = EventRecorder()
     async with broker_at(address, events=events) as broker:
         await broker.connect()
@@ -219,7 +219,7 @@ async def test_a_connection_that_broke_is_seen_without_a_request(kafka, address)
 
 
 async def test_a_broker_that_stopped_and_came_back(own_kafka, name):
-    """Requests fail at once while it is gone and succeed when it is back; what was committed before is still there."""
+    """Requests fail immediately while the broker is down and succeed after its restart; commits are kept."""
     own_kafka.create_topic(name)
     events = EventRecorder()
     async with broker_at(own_kafka.bootstrap_servers, events=events, reconnect_backoff_max_ms=50) as broker:
@@ -230,7 +230,7 @@ async def test_a_broker_that_stopped_and_came_back(own_kafka, name):
         await events.wait_for(ConnectionLost)
         assert not broker.connected
         began = time.monotonic()
-        for _ in range(2):  # the second one, as it may be, without being dialled for
+        for _ in range(2):  # the second one may fail without an attempt
             with pytest.raises(BrokerConnectionError, match="connection refused"):
                 await broker.send(NOTHING)
         assert time.monotonic() - began < 15
@@ -252,8 +252,8 @@ async def until_it_answers(broker: Broker) -> None:
             return
 
 
-async def test_a_broker_that_cannot_be_reached_is_not_hammered():
-    """Whoever asks in the pause behind a failed try is told at once and dials nobody."""
+async def test_requests_during_the_backoff_fail_at_once():
+    """During the backoff after a failed attempt, requests fail immediately without another attempt."""
     async with (
         Peer(hangs_up) as peer,
         broker_at(peer.address, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000) as broker,
@@ -267,8 +267,8 @@ async def test_a_broker_that_cannot_be_reached_is_not_hammered():
         assert peer.taken == 1
 
 
-async def test_each_pause_before_the_next_try_is_longer():
-    """Whoever asks again and again has the broker dialled no sooner than the pauses say, and is told each time."""
+async def test_the_backoff_grows():
+    """Repeated requests cause no attempt before the backoff is over, and each fails with the reason."""
     events, options = EventRecorder(), {"reconnect_backoff_ms": 100, "reconnect_backoff_max_ms": 60_000}
     async with Peer(hangs_up) as peer, broker_at(peer.address, events=events, **options) as broker:
         began = time.monotonic()
@@ -285,8 +285,8 @@ async def test_each_pause_before_the_next_try_is_longer():
     assert took > 0.24
 
 
-async def test_callers_that_come_together_dial_once():
-    """A hundred requests at once open one connection, not a hundred."""
+async def test_concurrent_requests_open_one_connection():
+    """A hundred concurrent requests open one connection."""
     answer = opens_then(lambda *_: BROKERS)
     async with Peer(answer) as peer, broker_at(peer.address) as broker:
         await broker.connect()
@@ -296,8 +296,8 @@ async def test_callers_that_come_together_dial_once():
         assert peer.taken == 2
 
 
-async def test_a_connection_idle_for_too_long_is_opened_anew():
-    """A connection unused for ``connections_max_idle_ms`` is not trusted: firewalls forget such ones silently."""
+async def test_an_idle_connection_is_reopened():
+    """A connection unused for ``connections_max_idle_ms`` is replaced, because firewalls drop such ones silently."""
     async with (
         Peer(opens_then(lambda *_: BROKERS)) as peer,
         broker_at(peer.address, connections_max_idle_ms=60_000) as broker,
@@ -306,7 +306,7 @@ async def test_a_connection_idle_for_too_long_is_opened_anew():
         first = await broker.connection_for(MAIN)
         await broker.send(NOTHING)
         assert peer.taken == 1
-        first._used_at -= 61  # as if so much time had passed
+        first._used_at -= 61  # as if this time had passed
         assert first.idle_s > 60
         await broker.send(NOTHING)
 
@@ -318,7 +318,7 @@ async def test_a_connection_idle_for_too_long_is_opened_anew():
 
 
 async def test_a_request_has_a_time_of_its_own(kafka, address, name):
-    """A commit that is not answered fails in its own time, and takes its own connection with it, no other."""
+    """A commit without response fails after its own timeout and closes only its own connection."""
     async with broker_at(address) as broker:
         await broker.connect()
         await coordinated(broker, name)
@@ -334,7 +334,7 @@ async def test_a_request_has_a_time_of_its_own(kafka, address, name):
 
 
 async def test_request_timeout_ms_is_for_all_that_say_nothing(kafka, address):
-    """Without a time of its own a request waits for ``request_timeout_ms``; the connection is replaced after it."""
+    """Requests without a timeout use ``request_timeout_ms``; their connection is replaced afterwards."""
     events = EventRecorder()
     async with broker_at(address, events=events, request_timeout_ms=300, fetch_max_wait_ms=100) as broker:
         await broker.connect()
@@ -350,8 +350,8 @@ async def test_request_timeout_ms_is_for_all_that_say_nothing(kafka, address):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
-async def test_connecting_counts_towards_the_time_of_a_request():
-    """A request to an address that swallows packets fails in its own time, however long connecting may take."""
+async def test_connecting_counts_towards_the_timeout_of_a_request():
+    """A request to an address that drops packets fails after its own timeout."""
     with black_hole() as address:
         async with broker_at(address, socket_connection_setup_timeout_ms=60_000) as broker:
             broker._is_open = True
@@ -362,8 +362,8 @@ async def test_connecting_counts_towards_the_time_of_a_request():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
-async def test_close_ends_the_dialling():
-    """Whoever waits for a connection that is being opened is told at once when the broker is closed."""
+async def test_close_cancels_a_connection_attempt():
+    """Requests that wait for the connection fail immediately."""
     with black_hole() as address:
         async with broker_at(address, socket_connection_setup_timeout_ms=60_000) as broker:
             connecting = asyncio.create_task(broker.connect())
@@ -375,8 +375,8 @@ async def test_close_ends_the_dialling():
     assert [NodeNotConnectedError] * 2 == [type(error) for error in errors]
 
 
-async def test_nobody_listens():
-    """A port without anybody fails at once, with what may be wrong, and is told once for each try."""
+async def test_connection_refused():
+    """A port without a listener fails immediately with advice; each attempt emits one event."""
     events = EventRecorder()
     with nobody() as address:
         async with broker_at(address, events=events) as broker:
@@ -391,7 +391,7 @@ async def test_nobody_listens():
 
 
 async def test_a_closed_broker_is_let_go(direct):
-    """Nothing holds a broker that its user let go: neither its connections nor the loop."""
+    """A closed broker is garbage collected: neither its connections nor the loop refer to it."""
     broker = Broker.from_metadata(BrokerMetadata(1, *_host_port(direct)), configured(direct), Observer())
     await broker.connect()
     await broker.send(NOTHING)

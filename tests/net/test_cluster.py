@@ -1,4 +1,4 @@
-"""The brokers together: found by any that lives, asked no more than needed, and never worse known than before."""
+"""Bootstrap, metadata, coordinators and retries of a cluster."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PATIENT = {"socket_connection_setup_timeout_ms": 60_000, "request_timeout_ms": 9
 
 
 async def found_by(cluster: Cluster) -> float:
-    """Bootstrap; gives the seconds that it took."""
+    """Bootstrap and return the seconds it took."""
     began = time.monotonic()
     await cluster.bootstrap()
     assert list(cluster.topology.brokers) == [1]
@@ -54,30 +54,30 @@ async def found_by(cluster: Cluster) -> float:
 
 
 async def test_a_dead_address_first(address):
-    """Of several addresses any that lives is enough, wherever it stands."""
+    """One reachable address is enough, at any place in the list."""
     with nobody() as dead:
         async with cluster_at(f"{dead},{address},{dead}", **PATIENT) as cluster:
             assert await found_by(cluster) < 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
-async def test_a_black_hole_first(address):
-    """An address that swallows packets is waited for a quarter of a second, not until its connection times out."""
+async def test_an_address_that_drops_packets_first(address):
+    """It delays the next address by a quarter of a second, not by its connection timeout."""
     with black_hole() as swallows:
         async with cluster_at(f"{swallows},{address}", **PATIENT) as cluster:
             assert await found_by(cluster) < 20
 
 
 @pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, says(b"HTTP/1.1 400 Bad Request\r\n")])
-async def test_one_that_only_seems_to_live_first(address, behave):
-    """An address counts when it has answered what the cluster looks like; that it takes connections is not enough."""
+async def test_an_address_without_metadata_first(address, behave):
+    """An address that accepts connections but does not return metadata does not count."""
     async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}", **PATIENT) as cluster:
         assert await found_by(cluster) < 20
         assert peer.taken == 1
 
 
-async def test_all_dead():
-    """When no address answers, the error names each with its own reason."""
+async def test_no_address_answers():
+    """The error lists each address with its reason."""
     with nobody() as dead:
         async with (
             Peer(says(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
@@ -92,15 +92,15 @@ async def test_all_dead():
     assert "kafka..example:1: the host name is invalid" in text
 
 
-async def test_no_address_at_all():
-    """Without ``bootstrap_servers`` the error says where to give them."""
+async def test_bootstrap_servers_is_missing():
+    """The error says how to set the option."""
     async with cluster_at("") as cluster:
         with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - pass it.* TAILRACE_BOOTSTRAP"):
             await cluster.bootstrap()
 
 
 async def test_bootstrapping_leaves_no_connection(kafka, direct):
-    """The connection that found the cluster is closed; brokers are connected to when they are asked something."""
+    """The bootstrap connection is closed; brokers are connected on first use."""
     async with cluster_at(direct) as cluster:
         sockets = Sockets(kafka.node.ports.client)
         await cluster.bootstrap()
@@ -116,8 +116,8 @@ def asked(kafka, kind, name):
     return kafka.proxy.requests(kind, client_id=name)
 
 
-async def test_callers_together_share_one_picture(kafka, address, name):
-    """Twenty who want a newer picture at once cost the cluster one request."""
+async def test_concurrent_refreshes_share_one_request(kafka, address, name):
+    """Twenty concurrent refreshes send one request."""
     async with cluster_at(address, client_id=name) as cluster:
         await cluster.bootstrap()
         await asyncio.gather(*(cluster.refresh() for _ in range(20)))
@@ -125,8 +125,8 @@ async def test_callers_together_share_one_picture(kafka, address, name):
     assert len(asked(kafka, MetadataRequest, name)) == 1 + 1
 
 
-async def test_pictures_are_not_asked_for_in_a_row(kafka, address, name):
-    """However fast somebody asks, one picture follows another by ``retry_backoff_ms`` at the earliest."""
+async def test_refreshes_are_spaced(kafka, address, name):
+    """Refreshes are at least ``retry_backoff_ms`` apart."""
     async with cluster_at(address, client_id=name, retry_backoff_ms=150) as cluster:
         await cluster.bootstrap()
         for _ in range(3):
@@ -137,19 +137,19 @@ async def test_pictures_are_not_asked_for_in_a_row(kafka, address, name):
     assert [later - earlier >= 0.14 for earlier, later in itertools.pairwise(times)] == [True] * 3
 
 
-async def test_callers_together_share_a_failure():
-    """When nobody answers, twenty callers cost each address one try, and all are told why, soon."""
+async def test_concurrent_refreshes_share_a_failure():
+    """If no broker answers, twenty concurrent refreshes try each address once, and all raise the reason."""
     async with Peer(hangs_up) as peer, cluster_at(peer.address) as cluster:
         errors = await asyncio.gather(*(cluster.refresh() for _ in range(20)), return_exceptions=True)
 
         assert peer.taken == 1
     assert {BrokerConnectionError} == {type(error) for error in errors}
-    assert len(set(map(id, errors))) == 20  # nobody's traceback ends in another's error
+    assert len(set(map(id, errors))) == 20  # no traceback continues in another caller's error
     assert {str(error).split(":")[0] for error in errors} == {"no broker answers"}
 
 
-async def test_a_caller_that_goes_leaves_the_question_to_the_next(kafka, address, name):
-    """Cancelled while it asks on behalf of all, a caller takes nobody with it."""
+async def test_a_canceled_refresh_does_not_cancel_others(kafka, address, name):
+    """Concurrent callers get their metadata if the one that sends the request is canceled."""
     async with cluster_at(address, client_id=name) as cluster:
         await cluster.bootstrap()
         with kafka.proxy.hold_answer(MetadataRequest) as held:
@@ -164,8 +164,8 @@ async def test_a_caller_that_goes_leaves_the_question_to_the_next(kafka, address
     assert len(asked(kafka, MetadataRequest, name)) == 1 + 2
 
 
-async def test_an_answer_to_an_older_question_is_not_shared(kafka, address, name):
-    """Whoever watches another topic while a question is under way gets a picture with that topic in it."""
+async def test_a_refresh_covers_topics_watched_meanwhile(kafka, address, name):
+    """A caller that watches another topic during a refresh gets metadata with that topic."""
     topic = f"{name}-later"
     kafka.create_topic(topic, 3)
     async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
@@ -183,8 +183,8 @@ async def test_an_answer_to_an_older_question_is_not_shared(kafka, address, name
     assert len(asked(kafka, MetadataRequest, name)) == 1 + 2
 
 
-async def test_only_what_is_watched_is_asked_for(kafka, address, name):
-    """The question is the union of what everybody watches: topics by name, or all as soon as one wants all."""
+async def test_only_watched_topics_are_requested(kafka, address, name):
+    """A request contains the union of all watched topics, or all topics if one caller watches all."""
     async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
         await cluster.bootstrap()
         cluster.watch("a", ["one", "two"])
@@ -203,7 +203,7 @@ async def test_only_what_is_watched_is_asked_for(kafka, address, name):
 
 
 async def test_leaders_and_errors_are_known(address, new_topic):
-    """A refresh gives each watched topic its partitions and leaders, or the error that the cluster has for it."""
+    """A refresh returns partitions and leaders of each watched topic, or its error."""
     topic = new_topic(2)
     missing = f"{topic}-missing"
     async with cluster_at(address) as cluster:
@@ -217,8 +217,8 @@ async def test_leaders_and_errors_are_known(address, new_topic):
         assert repr(cluster).startswith(f"<Cluster {cluster.topology.cluster_id} [<Broker 1 ")
 
 
-async def test_a_leader_heard_of_elsewhere_is_taken_if_newer(address, new_topic):
-    """A broker that was asked in vain may name the leader (KIP-951); an older epoch than ours is no news."""
+async def test_a_newer_leader_in_a_response_is_applied(address, new_topic):
+    """A response may contain the current leader (KIP-951); one with an older epoch is ignored."""
     partition = TopicPartition(new_topic(), 0)
     async with cluster_at(address) as cluster:
         cluster.watch("me", [partition.topic])
@@ -231,7 +231,7 @@ async def test_a_leader_heard_of_elsewhere_is_taken_if_newer(address, new_topic)
 
 
 async def test_a_broker_that_is_not_in_the_cluster(address):
-    """A number that no broker has is told with the numbers there are."""
+    """The error for an unknown node id lists the known ones."""
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()
         with pytest.raises(NodeNotConnectedError, match=r"broker 9 is not in the cluster \(now: \[1\]\)"):
@@ -246,9 +246,9 @@ async def test_a_broker_that_is_not_in_the_cluster(address):
     [lambda answer: replace(answer, brokers=()), lambda answer: replace(answer, error_code=129)],
     ids=["knows of nobody", "sends us away"],
 )
-async def test_an_answer_without_a_cluster_changes_nothing(kafka, address, new_topic, change):
-    """A broker that is starting knows nobody, one may want us to begin anew (KIP-1102): what is known is kept, and
-    the cluster is found again by its bootstrap addresses.
+async def test_metadata_without_brokers_is_ignored(kafka, address, new_topic, change):
+    """A starting broker lists no brokers, and one may require a bootstrap (KIP-1102): known metadata is kept, and
+    the cluster is bootstrapped again.
     """
     topic, events = new_topic(), EventRecorder()
     async with cluster_at(address, events=events) as cluster:
@@ -262,8 +262,8 @@ async def test_an_answer_without_a_cluster_changes_nothing(kafka, address, new_t
     assert len(events.of(MetadataRefreshFailed)) == len(events.of(ClusterRebootstrapped)) == 1
 
 
-async def test_a_broker_that_moved_is_another(kafka, address, direct):
-    """A broker with a new address gets new connections; those to the old one are closed, and so is the old object."""
+async def test_a_broker_with_a_new_address_is_replaced(kafka, address, direct):
+    """Its connections to the old address are closed."""
     moved = BrokerMetadata(1, "127.0.0.1", kafka.node.ports.client)
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()
@@ -278,9 +278,9 @@ async def test_a_broker_that_moved_is_another(kafka, address, direct):
         assert await cluster.broker(1).send(MetadataRequest(()))
 
 
-async def test_when_all_known_brokers_are_gone_the_cluster_is_found_anew(own_kafka, direct, name):
-    """After a move of the whole cluster the next refresh finds it by its bootstrap addresses (KIP-899); what was known
-    of the old one, its coordinators too, is forgotten.
+async def test_the_cluster_is_bootstrapped_again_when_all_brokers_are_gone(own_kafka, direct, name):
+    """After all brokers have moved, the next refresh bootstraps again (KIP-899) and forgets the old brokers and
+    coordinators.
     """
     events = EventRecorder()
     async with cluster_at(f"{own_kafka.bootstrap_servers},{direct}", events=events) as cluster:
@@ -303,7 +303,7 @@ async def test_when_all_known_brokers_are_gone_the_cluster_is_found_anew(own_kaf
 
 
 async def test_callers_together_look_a_coordinator_up_once(kafka, address, name):
-    """Ten who ask for a group's coordinator cost one request; after it was forgotten, one more."""
+    """Ten concurrent lookups send one request; after the coordinator was forgotten, one more."""
     events = EventRecorder()
     async with cluster_at(address, client_id=name, events=events) as cluster:
         await cluster.bootstrap()
@@ -322,8 +322,8 @@ async def test_callers_together_look_a_coordinator_up_once(kafka, address, name)
     assert [(event.group_id, event.reason) for event in events.of(CoordinatorLost)] == [(name, "a test")]
 
 
-async def test_a_coordinator_is_found_though_all_known_brokers_are_gone(kafka, address, name):
-    """Who asks for nothing but the coordinator finds brokers that moved by the bootstrap addresses, too (KIP-899)."""
+async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
+    """If no known broker answers, the lookup bootstraps again (KIP-899)."""
     with nobody() as dead:
         gone = BrokerMetadata(1, *split_address(dead))
         async with cluster_at(address) as cluster:
@@ -335,7 +335,7 @@ async def test_a_coordinator_is_found_though_all_known_brokers_are_gone(kafka, a
 
 
 async def test_a_coordinator_that_cannot_be_had_is_no_coordinator(kafka, address, name):
-    """The broker's reason is a typed error, and nothing is remembered of it."""
+    """The broker's error is raised, and no coordinator is stored."""
 
     def refused(answer):
         return replace(answer, node_id=-1, host="", port=-1, error_code=30)
@@ -350,7 +350,7 @@ async def test_a_coordinator_that_cannot_be_had_is_no_coordinator(kafka, address
 
 
 async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, address, name):
-    """A coordinator that a newer picture does not have is not asked for ever, but looked up when it is needed next."""
+    """A coordinator missing from newer metadata is looked up again on its next use."""
 
     def another(answer):
         return replace(answer, node_id=7, error_code=0)
@@ -361,7 +361,7 @@ async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, add
         with kafka.proxy.edit_answer(FindCoordinatorRequest, another):
             assert (await cluster.coordinator(name)).id == 7
         assert (await cluster.coordinator(name)).id == 7
-        await cluster.refresh()  # which says that there is no broker 7
+        await cluster.refresh()  # its metadata has no broker 7
 
         assert (await cluster.coordinator(name)).id == 1
 
@@ -370,7 +370,7 @@ async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, add
 
 
 class Attempts:
-    """An attempt that fails with these, one after the other, and then succeeds."""
+    """Function that raises the given errors one after another and then succeeds."""
 
     def __init__(self, *failures: Exception | None) -> None:
         self._failures = list(failures)
@@ -386,8 +386,8 @@ class Attempts:
         raise failure
 
 
-async def test_what_may_heal_is_tried_again():
-    """Lost connections, broken answers and retriable codes are tried again, after pauses that grow."""
+async def test_transient_errors_are_retried():
+    """Lost connections, malformed responses and retriable codes are retried with growing backoff."""
     attempt = Attempts(BrokerConnectionError("x"), broker_error(ErrorCode.NOT_COORDINATOR), MalformedMessageError("y"))
     async with cluster_at("localhost", retry_backoff_ms=20) as cluster:
         began = time.monotonic()
@@ -400,8 +400,8 @@ async def test_what_may_heal_is_tried_again():
 @pytest.mark.parametrize(
     "failure", [broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED), ConfigurationError("x"), ValueError("x")]
 )
-async def test_what_does_not_heal_is_not_tried_again(failure):
-    """An error that another try does not change is raised as it is, at once."""
+async def test_permanent_errors_are_not_retried(failure):
+    """They are raised immediately and unchanged."""
     attempt = Attempts(failure)
     async with cluster_at("localhost") as cluster:
         with pytest.raises(type(failure)) as caught:
@@ -431,8 +431,8 @@ async def test_what_does_not_heal_is_not_tried_again(failure):
     ],
     ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs", "torn"],
 )
-async def test_the_deadline_ends_the_trying(failures, kind, told):
-    """When the time is over the last failure is told, with what was tried and for how long, in a fitting class."""
+async def test_retries_end_at_the_deadline(failures, kind, told):
+    """The last error is raised in a fitting class, with the operation and the duration."""
     async with cluster_at("localhost") as cluster:
         began = time.monotonic()
         with pytest.raises(TailraceError) as caught:
@@ -448,7 +448,7 @@ async def test_the_deadline_ends_the_trying(failures, kind, told):
 
 
 async def test_close_closes_every_connection(kafka, address, name):
-    """After ``close`` no socket is left, and every call fails at once."""
+    """After ``close`` no socket is open, and every call fails immediately."""
     events = EventRecorder()
     async with cluster_at(address, events=events, client_id=name) as cluster:
         sockets = Sockets(kafka.proxy.port)
@@ -478,10 +478,8 @@ def asked_of(proxy, name):
 
 
 @pytest.mark.slow
-async def test_an_older_epoch_never_wins(kafka_cluster, name):
-    """When a leader dies the next one is taken; a broker that lags behind and still names the old one is not believed
-    (KIP-320).
-    """
+async def test_metadata_with_an_older_leader_epoch_is_ignored(kafka_cluster, name):
+    """After a failover, a broker with stale metadata does not restore the old leader (KIP-320)."""
     brokers = kafka_cluster(3, proxied=True)
     brokers.create_topic(name, 1, replication_factor=3)
     partition = TopicPartition(name, 0)
@@ -492,7 +490,7 @@ async def test_an_older_epoch_never_wins(kafka_cluster, name):
         bootstrapped = sum(len(asked_of(proxy, name)) for proxy in brokers.proxies.values())
         for _ in range(5):
             await cluster.refresh()
-        # One connection is enough to ask over: whoever is connected is asked before others.
+        # Requests go to connected brokers first, so one connection is enough.
         counts = [len(asked_of(proxy, name)) for proxy in brokers.proxies.values()]
         assert max(counts) >= 5
         assert sum(counts) == bootstrapped + 5

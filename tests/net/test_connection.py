@@ -1,4 +1,4 @@
-"""What whoever asks over an open connection is promised: the own answer or an error, in time, whatever others do."""
+"""Requests on an open connection: each gets its own response or an error, in time."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ async def described(connection: Connection, topic: str):
 
 
 def lost_reasons(connection: Connection) -> list[TailraceError]:
-    """Filled when the connection is lost."""
+    """List that is filled when the connection is lost."""
     reasons: list[TailraceError] = []
     connection.on_lost = reasons.append
     return reasons
 
 
 async def ended(*tasks: asyncio.Task) -> list[BaseException]:
-    """The errors that tasks end with."""
+    """Return the errors of tasks."""
     return [await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 20) for task in tasks]
 
 
 @pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
-async def test_the_system_probes_an_idle_connection(direct, options):
-    """A peer that is gone without a word is noticed within a minute, not after the two hours that systems wait."""
+async def test_tcp_keepalive_is_enabled(direct, options):
+    """A dead peer is detected within a minute instead of two hours."""
     async with dialled(direct, **options) as connection:
         made = connection.frames.transport.get_extra_info("socket")
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -67,7 +67,7 @@ async def test_the_system_probes_an_idle_connection(direct, options):
 
 
 async def test_a_thousand_at_once_get_their_own_answers(direct, name):
-    """A thousand requests under way together on one connection are answered in order, each to the one who asked."""
+    """A thousand pipelined requests get their responses in order."""
     done: list[int] = []
 
     async def ask(connection: Connection, number: int) -> str | None:
@@ -83,7 +83,7 @@ async def test_a_thousand_at_once_get_their_own_answers(direct, name):
 
 
 async def test_different_requests_at_once_are_not_mixed_up(direct, new_topic):
-    """Answers of different kinds and versions find the request that they belong to."""
+    """Responses of different types and versions match their requests."""
     topic = new_topic(3)
     async with dialled(direct) as connection:
         asked = ListOffsetsRequest(tuple(ListOffsetsPartition(topic, p, -1) for p in range(3)))
@@ -104,7 +104,7 @@ async def test_different_requests_at_once_are_not_mixed_up(direct, new_topic):
 
 
 async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witness):
-    """Five megabytes come through a socket buffer of 32 kilobytes whole, and what is behind them too."""
+    """Five megabytes arrive whole through a socket buffer of 32 kilobytes, and so do later responses."""
     topic = new_topic()
     witness.produce(topic, [bytes([n]) * 900_000 for n in range(6)])
 
@@ -113,14 +113,14 @@ async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witne
         answer, after = await asyncio.gather(connection.send(request, 30), connection.send(NOTHING, 30))
         size = connection.frames.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
-    assert size < 100_000  # what the system makes of so little
+    assert size < 100_000  # what the system allocates
     (partition,) = answer.partitions
     assert len(partition.records) > 5_000_000
     assert after.brokers
 
 
 async def test_records_are_not_copied(direct, new_topic, witness):
-    """What a fetch hands out is a view of the very memory that the frame was received into."""
+    """The records of a fetch are a view of the memory into which the frame was received."""
     topic = new_topic()
     witness.produce(topic, [b"x" * 500_000])
 
@@ -135,8 +135,8 @@ async def test_records_are_not_copied(direct, new_topic, witness):
 # ---- callers that go, answers that are late ------------------------------------------------------------------------
 
 
-async def test_a_cancelled_caller_leaves_the_connection_to_others(kafka, address, name):
-    """The answer of one who was cancelled is dropped when it comes; those behind get theirs, and later ones too."""
+async def test_a_canceled_request_does_not_affect_others(kafka, address, name):
+    """Its response is dropped; earlier and later requests get theirs."""
     async with dialled(address) as connection:
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
             first = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-a"), 30))
@@ -152,8 +152,8 @@ async def test_a_cancelled_caller_leaves_the_connection_to_others(kafka, address
     assert third.key == f"{name}-c"
 
 
-async def test_a_late_answer_ends_the_connection_for_everybody(kafka, address):
-    """Who waits too long is told so, everybody behind is told the same, and the connection is closed for good."""
+async def test_a_timed_out_request_closes_the_connection(kafka, address):
+    """All pending requests fail with the timeout."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest):
@@ -169,8 +169,8 @@ async def test_a_late_answer_ends_the_connection_for_everybody(kafka, address):
             await connection.send(NOTHING, 5)
 
 
-async def test_a_deadline_outlives_the_caller(kafka, address):
-    """An answer that never comes ends the connection in time, even when the one who asked has long gone."""
+async def test_the_deadline_of_a_canceled_request_stays_in_force(kafka, address):
+    """A missing response closes the connection in time, even if its caller was canceled."""
     async with dialled(address) as connection:
         with kafka.proxy.hold_answer(FindCoordinatorRequest):
             gone = asyncio.create_task(connection.send(FindCoordinatorRequest("gone"), 0.5))
@@ -182,8 +182,8 @@ async def test_a_deadline_outlives_the_caller(kafka, address):
         assert not connection.is_open
 
 
-async def test_close_tells_those_who_wait(address, kafka):
-    """``close`` ends every request under way at once, and is no loss to be told of."""
+async def test_close_fails_pending_requests(address, kafka):
+    """``on_lost`` is not called."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -196,8 +196,8 @@ async def test_close_tells_those_who_wait(address, kafka):
     assert reasons == []
 
 
-async def test_a_connection_that_breaks_tells_everybody(kafka, address):
-    """A reset ends every request under way with what happened, is told once, and what comes later fails at once."""
+async def test_a_reset_fails_pending_requests(kafka, address):
+    """They fail with the reason, ``on_lost`` is called once, and later requests fail immediately."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -222,8 +222,8 @@ async def test_a_connection_that_breaks_tells_everybody(kafka, address):
     ],
     ids=["answer to nothing", "short answer", "negative length"],
 )
-async def test_garbage_ends_the_connection(garbled, told):
-    """Bytes that are no answer end the connection: everybody who waits is told, and nobody gets what is not his."""
+async def test_malformed_bytes_close_the_connection(garbled, told):
+    """All pending requests fail, and none gets the response of another."""
     async with Peer(opens_then(lambda *_: garbled)) as peer, dialled(peer.address) as connection:
         reasons = lost_reasons(connection)
         first, behind = (asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(2))
@@ -238,7 +238,7 @@ async def test_garbage_ends_the_connection(garbled, told):
 
 
 async def test_throttling_is_obeyed(kafka, address, name):
-    """After an answer that says for how long the broker will not listen, nothing is sent for so long (KIP-219)."""
+    """Nothing is sent for the throttle time of a response (KIP-219)."""
     throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=400))
     async with dialled(address, client_id=name) as connection:
         with throttled:
@@ -250,8 +250,8 @@ async def test_throttling_is_obeyed(kafka, address, name):
     assert [request.at - answered.at >= 0.4 for request in later] == [True] * 3
 
 
-async def test_who_cannot_wait_for_a_throttle_does_not_end_the_connection(kafka, address):
-    """A request whose time is over before the broker listens again fails by itself; it was never sent."""
+async def test_a_timeout_while_throttled_keeps_the_connection(kafka, address):
+    """A request that times out before it is sent fails alone."""
     throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=60_000))
     async with dialled(address) as connection:
         with throttled:
@@ -269,8 +269,8 @@ async def test_who_cannot_wait_for_a_throttle_does_not_end_the_connection(kafka,
 # ---- what is to be seen of it --------------------------------------------------------------------------------------
 
 
-async def test_idle_time_counts_from_the_last_word(direct):
-    """A connection that waits for an answer is not idle; one that has its answers is."""
+async def test_idle_time_counts_from_the_last_response(direct):
+    """A connection with pending requests is not idle."""
     async with Peer(opens_then(lambda *_: None)) as peer, dialled(peer.address) as connection:
         assert connection.idle_s >= 0
         waiting = asyncio.create_task(connection.send(NOTHING, 30))
@@ -281,8 +281,8 @@ async def test_idle_time_counts_from_the_last_word(direct):
         assert connection.local_address[0] == "127.0.0.1"
 
 
-async def test_cancelling_the_opening_leaves_nothing_behind():
-    """A connection whose opening is cancelled is closed, as the other side sees too."""
+async def test_a_canceled_opening_closes_the_connection():
+    """The peer sees the close as well."""
     taken, gone = asyncio.Event(), asyncio.Event()
 
     async def listens(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

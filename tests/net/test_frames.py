@@ -1,4 +1,4 @@
-"""What the reader of frames is promised: each frame whole, in order and in place, and no claim believed unseen."""
+"""FrameProtocol: frames arrive whole, in order and without copies, and lengths are not trusted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.net.frames import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
 
 
 class Reading:
-    """A FrameProtocol that is fed by hand, as the event loop feeds it."""
+    """FrameProtocol fed by hand, as by the event loop."""
 
     def __init__(self) -> None:
         self.frames: list[memoryview] = []
@@ -35,8 +35,8 @@ def framed(body: bytes) -> bytes:
 
 
 @given(st.lists(st.binary(min_size=4, max_size=300), max_size=8), st.integers(1, 64))
-def test_frames_are_the_same_in_whatever_pieces_they_come(bodies, chunk):
-    """Every frame comes whole, once and in order, however the network cuts the stream."""
+def test_frames_do_not_depend_on_segmentation(bodies, chunk):
+    """Each frame arrives whole, once and in order, however the stream is split."""
     reading = Reading()
 
     reading.feed(b"".join(framed(body) for body in bodies), chunk)
@@ -46,7 +46,7 @@ def test_frames_are_the_same_in_whatever_pieces_they_come(bodies, chunk):
 
 
 def test_a_frame_is_received_in_place():
-    """The memory that the kernel fills is the memory of the frame: of its exact size, asked for once, never copied."""
+    """The kernel fills a buffer of the frame's exact size, which is never copied."""
     reading = Reading()
     reading.feed(struct.pack(">i", 100_000))
 
@@ -60,8 +60,8 @@ def test_a_frame_is_received_in_place():
     assert frame.obj is first.obj is second.obj
 
 
-def test_a_length_takes_no_memory_before_its_bytes_arrive():
-    """A peer that claims a gigabyte gets the room of a few megabytes, and four times of what it has sent later on."""
+def test_a_claimed_length_allocates_little_memory():
+    """A claim of a gigabyte allocates a few megabytes, and later four times the received bytes."""
     reading = Reading()
     reading.protocol.limit = LIMIT
     tracemalloc.start()
@@ -78,8 +78,8 @@ def test_a_length_takes_no_memory_before_its_bytes_arrive():
     assert not reading.frames
 
 
-def test_a_frame_larger_than_its_first_buffer_comes_whole():
-    """The bytes that arrived before the buffer grew are those of the frame, and so is what comes behind it."""
+def test_a_frame_larger_than_its_first_buffer_arrives_whole():
+    """Growing the buffer keeps its bytes, and the next frame is read correctly."""
     reading = Reading()
     reading.protocol.limit = LIMIT
     body = b"0123456789abcdef" * (40 << 16) + b"end"
@@ -91,8 +91,8 @@ def test_a_frame_larger_than_its_first_buffer_comes_whole():
 
 
 @pytest.mark.parametrize("size", [-1, -(1 << 31), 0, 3, OPENING_LIMIT + 1, (1 << 31) - 1])
-def test_a_length_that_cannot_be_is_refused(size):
-    """Negative, shorter than a correlation id or larger than any answer: malformed, and no memory is taken for it."""
+def test_an_impossible_length_is_refused(size):
+    """A length that is negative, too short or too large is malformed, and nothing is allocated."""
     reading = Reading()
 
     reading.feed(struct.pack(">i", size))
@@ -106,7 +106,7 @@ def test_a_length_that_cannot_be_is_refused(size):
 
 
 def test_answers_may_be_large_once_the_connection_is_open():
-    """The limit of the opening is not that of answers: a gigabyte may come later."""
+    """After the opening, responses of up to a gigabyte are accepted."""
     reading = Reading()
     reading.protocol.limit = LIMIT
 
@@ -124,8 +124,8 @@ def test_answers_may_be_large_once_the_connection_is_open():
         (b"\x16\x03\x01\x02", "security_protocol='SSL'"),
     ],
 )
-def test_a_peer_is_known_by_its_first_bytes(head, told):
-    """Who answers in another protocol is named, and what to do about it."""
+def test_another_protocol_is_recognized(head, told):
+    """The error names the server that answered, with advice."""
     reading = Reading()
 
     reading.feed(head)
@@ -136,6 +136,6 @@ def test_a_peer_is_known_by_its_first_bytes(head, told):
     assert told in str(reason)
 
 
-def test_a_frame_of_kafka_is_no_stranger():
-    """The first bytes of a real answer are nobody else's."""
+def test_kafka_frames_are_not_mistaken_for_another_protocol():
+    """The first bytes of real responses match no other protocol."""
     assert guess_peer(struct.pack(">i", 345)) is None

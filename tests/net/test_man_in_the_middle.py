@@ -1,4 +1,4 @@
-"""A server in the middle that plays the broker: it does not learn the password, and nobody waits for it for ever."""
+"""Malicious servers: they do not learn the password, and connecting ends in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SALT = base64.b64encode(b"salt").decode()
 
 
 async def refusal(sasl_answers, mechanism="SCRAM-SHA-256", **options) -> TailraceError:
-    """How logging in ends with a server that takes the mechanism and then answers each step so."""
+    """Return the error of a login to a server that sends these responses."""
     answers = iter(sasl_answers)
 
     def answer(request, _header):
@@ -51,7 +51,7 @@ async def refusal(sasl_answers, mechanism="SCRAM-SHA-256", **options) -> Tailrac
 
 
 def first(iterations: object = 4096, nonce: str = "more"):
-    """A server's first message; it goes on with the client's nonce."""
+    """Return the first SCRAM message of a server, which continues the client's nonce."""
 
     def made(client_first: str) -> bytes:
         return f"r={client_first.split('r=')[1]}{nonce},s={SALT},i={iterations}".encode()
@@ -82,8 +82,8 @@ def first(iterations: object = 4096, nonce: str = "more"):
         "empty",
     ],
 )
-async def test_a_server_that_cannot_prove_itself(answers):
-    """SCRAM works both ways: a server that does not know the password either is refused, whatever it says."""
+async def test_a_scram_server_without_the_password_is_refused(answers):
+    """SCRAM authenticates both sides."""
     error = await refusal(answers)
 
     assert type(error) is AuthenticationError
@@ -91,8 +91,8 @@ async def test_a_server_that_cannot_prove_itself(answers):
 
 
 @pytest.mark.parametrize("iterations", [1, 4_095, 1_000_001, "+2147483647", "4096,i=1", "many", ""])
-async def test_a_server_that_asks_for_senseless_work(iterations):
-    """Too few iterations would give the password away, too many would take a thread for hours; neither is done."""
+async def test_extreme_iteration_counts_are_refused(iterations):
+    """Too few would expose the password, too many would block a thread for hours."""
     error = await refusal([first(iterations)])
 
     assert type(error) is AuthenticationError
@@ -100,15 +100,15 @@ async def test_a_server_that_asks_for_senseless_work(iterations):
     assert f"the broker requests {asked} iterations, outside 4096 to 1000000" in str(error)
 
 
-async def test_a_server_that_talks_after_plain():
-    """PLAIN has nothing for the server to say but yes or no."""
+async def test_data_after_plain_is_refused():
+    """PLAIN has only success and failure as responses."""
     error = await refusal([b"and now your credit card"], mechanism="PLAIN")
 
     assert type(error) is AuthenticationError
 
 
-async def test_a_server_that_refuses_in_its_own_words():
-    """The broker's own reason is told, beside what to do; a reason of another kind carries its name."""
+async def test_the_servers_message_is_part_of_the_error():
+    """The error contains the message and advice, or the name of another error code."""
     refused = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, "alice is locked", b"")
     moved = SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, None, b"")
 
@@ -121,8 +121,8 @@ async def token() -> str:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
-async def test_a_server_that_hangs_up_on_the_secret(mechanism):
-    """A connection that ends while the secret is on its way is no refusal, and its error shows no secret either."""
+async def test_a_connection_closed_during_login_is_not_a_refusal(mechanism):
+    """It raises no AuthenticationError, and the error shows no secret."""
     error = await refusal([hang_up], mechanism, sasl_oauth_token_provider=token)
 
     assert type(error) is BrokerConnectionError
@@ -133,8 +133,8 @@ def hang_up(_said: str) -> bytes:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
-async def test_a_server_that_takes_the_secret_and_says_nothing(mechanism):
-    """Logging in counts towards ``socket_connection_setup_timeout_ms``."""
+async def test_login_counts_towards_the_connection_timeout(mechanism):
+    """It ends after ``socket_connection_setup_timeout_ms``."""
     options = {"sasl_oauth_token_provider": token, "socket_connection_setup_timeout_ms": 300}
     error = await refusal([None], mechanism, **options)
 
@@ -149,8 +149,8 @@ async def test_a_server_that_takes_the_secret_and_says_nothing(mechanism):
         ("GSSAPI", {}, "sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi"),
     ],
 )
-async def test_what_cannot_be_said(mechanism, options, told):
-    """Credentials that cannot be written, and a mechanism whose package is missing, are told as options to change."""
+async def test_unusable_credentials_are_configuration_errors(mechanism, options, told):
+    """Credentials that are not UTF-8, and a mechanism without its package, name the option to change."""
     error = await refusal([], mechanism, **options)
 
     assert type(error) is ConfigurationError

@@ -1,4 +1,4 @@
-"""How often the cluster is asked what it looks like."""
+"""Intervals between metadata refreshes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.net.open_connections import cluster_at
 
 @pytest.mark.parametrize("is_wanted", [False, True], ids=["by age alone", "wanted all the time"])
 async def test_metadata_is_refreshed_at_its_age(kafka, group, is_wanted):
-    """metadata_max_age_ms is kept, whatever pauses there are between refreshes that somebody wants earlier."""
+    """The backoff between requested refreshes does not delay those of metadata_max_age_ms."""
     options = {"client_id": group, "metadata_max_age_ms": 200}
     async with cluster_at(kafka.bootstrap_servers, **options) as cluster:
         await cluster.bootstrap()
@@ -29,5 +29,5 @@ async def test_metadata_is_refreshed_at_its_age(kafka, group, is_wanted):
     times = [frame.at for frame in kafka.proxy.requests(MetadataRequest, client_id=group)]
     between = [after - before for before, after in itertools.pairwise(times[4:])]
     assert statistics.median(between) < 0.6
-    # Nor more often than the first pause between two tries.
+    # Not more often than the first backoff.
     assert min(between) > 0.05

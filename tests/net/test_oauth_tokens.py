@@ -1,4 +1,4 @@
-"""Where OAuth tokens come from: whatever a provider does ends as one of our errors, in time, and shows no token."""
+"""OAuth token providers: failures are typed errors, in time, and show no token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def no_text() -> bytes:
 )
 @by(OAUTH)
 async def test_a_token_provider_that_fails(secured, provider, in_ms, kind, told):
-    """Whatever a provider does ends in time as one of our errors, and one that may heal is not called a refusal."""
+    """A failure that may be transient is not an AuthenticationError."""
     error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
 
     assert type(error) is kind
@@ -53,7 +53,7 @@ async def test_a_token_provider_that_fails(secured, provider, in_ms, kind, told)
 
 
 class WithExtensions:
-    """A provider that is an object, with SASL extensions (KIP-342)."""
+    """Provider object with SASL extensions (KIP-342)."""
 
     def __init__(self, provide) -> None:
         self._provide = provide
@@ -69,7 +69,7 @@ class WithExtensions:
 
 @by(OAUTH)
 async def test_a_token_provider_that_is_an_object(secured):
-    """An object that can be called will do, and what it has to add to the token is sent with it."""
+    """A callable object is accepted, and its SASL extensions are sent."""
     provider = WithExtensions(secured.client_options["sasl_oauth_token_provider"])
 
     async with reached(secured, sasl_oauth_token_provider=provider) as cluster:

@@ -1,4 +1,4 @@
-"""Every kind of request to the real broker and back: what is asked is what is done, as somebody else sees it too."""
+"""Requests to a real broker, compared with what another client sees."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SESSION_MS = 60_000
 
 
 async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
-    """None asks for every topic, names for those, an empty tuple for none; partitions are as others see them."""
+    """None requests all topics, a tuple the named ones, an empty tuple none; partitions match another client's view."""
     topic = new_topic(3)
     async with broker_at(direct) as broker:
         await broker.connect()
@@ -53,7 +53,7 @@ async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
         none = await broker.send(MetadataRequest(()))
 
     seen = witness.admin.list_topics(timeout=20)
-    # The broker may be making one of its own.
+    # The broker may be creating an internal topic.
     assert {topic} <= set(before.topics) <= {one.name for one in every.topics} <= set(seen.topics)
     assert [(one.name, len(one.partitions)) for one in named.topics] == [(topic, 3)]
     assert (none.topics, none.cluster_id) == ((), seen.cluster_id)
@@ -61,16 +61,16 @@ async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
 
 
 async def test_to_look_at_a_topic_does_not_make_it(direct, name):
-    """Asked for a topic that is not there, a broker that makes topics for whoever asks makes none for us."""
+    """A metadata request for a missing topic does not create it, even with automatic creation."""
     async with broker_at(direct) as broker:
         await broker.connect()
         for _ in range(3):
             (missing,) = (await broker.send(MetadataRequest((MetadataTopic(name),)))).topics
             assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # The counter-proof: one who wants it made has it made.
+        # Counterproof: with automatic creation, the topic is created.
         wanted = MetadataRequest((MetadataTopic(name),), allow_auto_topic_creation=True)
         async with asyncio.timeout(30):
-            while (await broker.send(wanted)).topics[0].error_code:  # noqa: ASYNC110 - asked anew each time
+            while (await broker.send(wanted)).topics[0].error_code:  # noqa: ASYNC110 - a request each time
                 await asyncio.sleep(0.02)
 
 
@@ -96,7 +96,7 @@ def fetch(topic, offsets, *, max_wait_ms, min_bytes=1):
 
 
 async def test_a_fetch_waits_for_data_and_no_longer(direct, new_topic, witness):
-    """An empty partition answers after ``max_wait_ms``; one that gets a record meanwhile answers then."""
+    """A fetch of an empty partition is answered after ``max_wait_ms``, or when a record arrives."""
     async with broker_at(direct) as broker:
         await broker.connect()
         topic = await described(broker, new_topic())
@@ -113,7 +113,7 @@ async def test_a_fetch_waits_for_data_and_no_longer(direct, new_topic, witness):
 
 
 async def test_offsets_of_many_partitions(direct, new_topic, witness, kafka):
-    """Start, end and a time are answered for each partition of its own; so is a fetch of several."""
+    """First offset, end offset and timestamps are answered per partition; so is a fetch of several partitions."""
     name = new_topic(3)
     for partition in range(3):
         witness.produce(name, [b"x"] * (partition + 1), partition=partition)
@@ -138,7 +138,7 @@ async def test_offsets_of_many_partitions(direct, new_topic, witness, kafka):
 
 
 async def test_offsets_are_committed_and_read_back(direct, new_topic, name, witness):
-    """Outside of any membership too; with their metadata; what has none is told as -1."""
+    """Also by no member, with metadata; a missing offset is -1."""
     topic = new_topic(3)
     commit = OffsetCommitRequest(name, (CommitOffset(topic, 0, 5, metadata="ö"), CommitOffset(topic, 1, 7, 0, None)))
     async with broker_at(direct) as broker:
@@ -164,15 +164,15 @@ def join(group, topic, member_id=""):
 
 
 async def joined(broker: Broker, group: str, topic: str, member: str):
-    """Both steps of joining: an id is given, and with it the group is joined."""
+    """Join in two steps: get a member id, then join with it."""
     given = await broker.send(join(group, topic), member=member)
     assert given.error_code == ErrorCode.MEMBER_ID_REQUIRED
     return await broker.send(join(group, topic, given.member_id), member=member)
 
 
 async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, witness):
-    """Joins wait for each other, so each member has its own connection: both are members long before one is given up,
-    with what the leader gave them; stale generations and strangers are refused; who leaves is gone at once.
+    """Each member has its own connection, because joins wait for each other. Both get the leader's assignments;
+    stale generations and unknown members are refused; a member that leaves is removed.
     """
     topic = new_topic(2)
     async with broker_at(direct) as broker:
@@ -183,7 +183,7 @@ async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, w
         second = asyncio.create_task(joined(broker, name, topic, "b"))
         beat = HeartbeatRequest(name, first.generation_id, first.member_id)
         async with asyncio.timeout(20):
-            # The join of the second waits at the broker for the first, whose heartbeats are not behind it.
+            # The broker holds the second join; heartbeats of the first member use another connection.
             while not (await broker.send(beat, member="a")).error_code:  # noqa: ASYNC110 - as heartbeats do
                 await asyncio.sleep(0.01)
         again, second = await asyncio.gather(broker.send(join(name, topic, first.member_id), member="a"), second)
@@ -240,7 +240,7 @@ async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, w
 
 
 async def test_a_group_of_any_name(direct, new_topic, name, witness):
-    """A group is known by exactly the name that it was given, whatever its characters."""
+    """Group ids may contain any characters."""
     group, topic = f"{name}-Gruppe ä/ö:*", new_topic()
     async with broker_at(direct) as broker:
         await broker.connect()

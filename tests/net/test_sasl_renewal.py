@@ -1,4 +1,4 @@
-"""SASL sessions that end (KIP-368): a connection renews its own in time, and an end in the middle is an end."""
+"""Renewal of SASL sessions (KIP-368)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def options(server, **more):
 
 
 async def session_over() -> None:
-    """Not to wait for anything: the passing of the time is what is tested."""
+    """Sleep until the session has expired: the passing of time is what is tested."""
     await asyncio.sleep(LIFETIME_S + 0.1)
 
 
 async def ask_for_ever(connection: Connection) -> None:
-    """Ask again and again, each time when the answer is there."""
+    """Send requests one after another."""
     while True:
         await connection.send(NOTHING, 30)
 
 
 @by(SCRAM_256)
-async def test_a_session_is_renewed_for_all_that_ask(secured, name):
-    """One connection lives past two session lifetimes; each renewal is one handshake, and no request fails."""
+async def test_a_session_is_renewed_in_time(secured, name):
+    """One connection outlives two sessions; each renewal is one handshake, and no request fails."""
     address, found = options(secured, client_id=name)
     async with dialled(address, **found) as connection:
         local = connection.local_address
@@ -53,13 +53,13 @@ async def test_a_session_is_renewed_for_all_that_ask(secured, name):
 
     handshakes = secured.proxy.requests(SaslHandshakeRequest, client_id=name)
     assert len({frame.connection for frame in handshakes}) == 1
-    # One more where somebody comes so late that the next is due.
+    # One more if a request comes so late that the next one is due.
     assert 1 + 2 <= len(handshakes) <= 1 + 2 * 2
 
 
 @by(SCRAM_256)
 async def test_a_session_that_is_not_renewed_ends(secured):
-    """The counter-proof: without renewal the broker closes the connection when the session is over."""
+    """Without renewal, the broker closes the connection when the session expires."""
     _, found = options(secured)
     address = f"127.0.0.1:{secured.node.ports.client}"
     began = time.monotonic()
@@ -73,7 +73,7 @@ async def test_a_session_that_is_not_renewed_ends(secured):
 
 @by(SCRAM_256)
 async def test_a_session_that_ran_out_unused_is_renewed_first(secured):
-    """A connection that nobody used for longer than its session lasts takes the next request all the same."""
+    """The first request after an idle time longer than the session succeeds."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         await session_over()
@@ -82,8 +82,8 @@ async def test_a_session_that_ran_out_unused_is_renewed_first(secured):
 
 
 @by(SCRAM_256)
-async def test_requests_under_way_are_not_disturbed(secured):
-    """An answer that comes late is still the answer to its request when a renewal was sent behind it."""
+async def test_pending_requests_survive_a_renewal(secured):
+    """A late response still matches its request after a renewal was sent."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         with secured.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -98,8 +98,8 @@ async def test_requests_under_way_are_not_disturbed(secured):
 
 
 @by(SCRAM_256)
-async def test_a_renewal_that_is_cut_in_half_ends_the_connection(secured):
-    """Cancelled in the middle of a renewal, the connection is closed; the broker object opens another and goes on."""
+async def test_a_canceled_renewal_closes_the_connection(secured):
+    """The broker opens another one."""
     events = EventRecorder()
     address, found = options(secured)
     async with broker_at(address, events=events, **found) as broker:
@@ -124,8 +124,8 @@ async def test_a_renewal_that_is_cut_in_half_ends_the_connection(secured):
 
 
 @by(SCRAM_256)
-async def test_a_renewal_that_hangs_ends_with_the_request(secured):
-    """A renewal takes no longer than the request before which it stands may take."""
+async def test_a_renewal_counts_towards_the_timeout_of_its_request(secured):
+    """A renewal that hangs fails with the request that waits for it."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         await session_over()
@@ -138,7 +138,7 @@ async def test_a_renewal_that_hangs_ends_with_the_request(secured):
 
 @by(OAUTH)
 async def test_each_renewal_asks_for_a_new_token(secured):
-    """A session lasts as long as its token; the provider is asked for the next before it is over."""
+    """The provider is called for a new token before the session of the old one expires."""
     given: list[str] = []
 
     async def token() -> str:
@@ -158,7 +158,7 @@ async def test_each_renewal_asks_for_a_new_token(secured):
 @pytest.mark.parametrize("then", ["refused", "no token"])
 @by(OAUTH)
 async def test_a_renewal_that_is_refused_ends_the_connection(secured, then):
-    """A token that is not taken any more is an error with the broker's name, and the connection is over for all."""
+    """A refused token is an error with the broker's name, and the connection is closed."""
     given: list[str] = []
 
     async def token() -> str:

@@ -1,4 +1,4 @@
-"""Getting in and being kept out: each way works against the real broker, each mistake is told, no secret is shown."""
+"""Security setups against real brokers: each works, each mistake has a clear error, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def no_token() -> str:
 
 
 @by(SSL, MTLS, PLAIN, SCRAM_256, SCRAM_512_TLS, OAUTH)
-async def test_each_way_in(secured, caplog, name):
-    """The options of ``client_options`` get in on every connection, and nothing shows a secret on the way."""
+async def test_each_security_setup_works(secured, caplog, name):
+    """``client_options`` authenticate all connections, and nothing shows a secret."""
     caplog.set_level(logging.DEBUG)
     events = EventRecorder()
 
@@ -161,8 +161,8 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
         "OAUTHBEARER, wrong token",
     ],
 )
-async def test_each_mistake_is_told(secured, changed, kind, told, caplog):
-    """What keeps us out is a typed error that says what to do, soon; and nothing shows what we tried to get in with."""
+async def test_each_mistake_has_a_clear_error(secured, changed, kind, told, caplog):
+    """The error is typed, prompt, gives advice and shows no secret."""
     caplog.set_level(logging.DEBUG)
     events = EventRecorder()
 
@@ -175,8 +175,8 @@ async def test_each_mistake_is_told(secured, changed, kind, told, caplog):
 
 
 @by(PLAIN)
-async def test_a_refusal_is_told_before_what_may_heal(secured):
-    """Of several addresses that fail, the one that refuses us is the reason: waiting for the others changes nothing."""
+async def test_a_permanent_error_takes_precedence(secured):
+    """If several addresses fail, an authentication error is raised instead of a transient one."""
     with nobody() as dead:
         addresses = f"{dead},{secured.bootstrap_servers}"
         error = await refusal(secured, bootstrap_servers=addresses, sasl_plain_password=WRONG)
@@ -186,8 +186,8 @@ async def test_a_refusal_is_told_before_what_may_heal(secured):
 
 
 @by(PLAIN)
-async def test_a_refusal_stays_one_during_the_pause(secured):
-    """Whoever asks before the next try is told the same, so that nobody waits for what waiting does not heal."""
+async def test_an_authentication_error_is_kept_during_the_backoff(secured):
+    """Requests during the backoff raise it as well, so that callers do not retry."""
     pauses = {"reconnect_backoff_ms": 60_000, "reconnect_backoff_max_ms": 60_000}
     options = {**secured.client_options, "sasl_plain_password": WRONG, **pauses}
     async with broker_at(options.pop("bootstrap_servers"), **options) as broker:
@@ -198,8 +198,8 @@ async def test_a_refusal_stays_one_during_the_pause(secured):
 
 
 @pytest.mark.parametrize("security", ["SASL_PLAINTEXT", "SASL_SSL", "SSL"])
-async def test_a_plain_broker_asked_for_more(kafka, direct, security):
-    """A listener without any security says so to whoever brings TLS or SASL."""
+async def test_tls_or_sasl_with_a_plain_listener(kafka, direct, security):
+    """The error says that the listener does not use TLS or SASL."""
     error = await refusal(kafka, bootstrap_servers=direct, security_protocol=security, **SASL)
 
     told = "the listener does not use SASL" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
@@ -208,8 +208,8 @@ async def test_a_plain_broker_asked_for_more(kafka, direct, security):
 
 
 @by(MTLS)
-async def test_a_certificate_of_a_stranger(secured, tmp_path):
-    """A client's certificate that the broker's authority did not sign is refused, and told as such."""
+async def test_an_untrusted_client_certificate_is_refused(secured, tmp_path):
+    """A client certificate of another authority raises a clear error."""
     stranger = trustme.CA().issue_cert("alice@example.org")
     stranger.private_key_pem.write_to_path(tmp_path / "key.pem")
     stranger.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
@@ -222,7 +222,7 @@ async def test_a_certificate_of_a_stranger(secured, tmp_path):
 
 
 async def test_a_certificate_of_another_host(tmp_path):
-    """A broker whose certificate names another host is not trusted, unless the check is switched off."""
+    """It is refused unless ``ssl_check_hostname`` is False."""
     import ssl  # noqa: PLC0415 - the one use
 
     authority = trustme.CA()
@@ -249,8 +249,8 @@ async def test_a_certificate_of_another_host(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["missing", "not PEM", "encrypted key, no password", "encrypted key, wrong password"])
-def test_files_that_will_not_do(tmp_path, wrong, capfd):
-    """What is wrong with a file is a ConfigurationError that names it; nobody is asked anything at a terminal."""
+def test_invalid_tls_files(tmp_path, wrong, capfd):
+    """The ConfigurationError names the file; OpenSSL does not prompt for a password."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     issued = trustme.CA().issue_cert("alice@example.org")
     issued.cert_chain_pems[0].write_to_path(certificate)

@@ -1,4 +1,4 @@
-"""Whoever listens at the address, a broker or not: opening a connection works, or ends in time with what to do."""
+"""Peers that are no broker, or an incompatible one: connecting fails in time with advice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONE_BROKER = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
 
 
 async def refusal(address: str, **options: object) -> BrokerConnectionError:
-    """The error that opening a connection ends with; it names the address, and comes long before the time is over."""
+    """Return the error of connecting; it contains the address and comes long before the timeout."""
     began = time.monotonic()
     with pytest.raises(BrokerConnectionError) as caught:
         async with dialled(address, **{"socket_connection_setup_timeout_ms": 60_000, **options}):
@@ -73,15 +73,15 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
         "resets",
     ],
 )
-async def test_who_is_no_broker_is_told_so(behave, told):
-    """A server of another protocol, or none at all, is refused at once with a hint of what it may be."""
+async def test_another_server_is_recognized(behave, told):
+    """A server of another protocol is refused with a hint of what it may be."""
     async with Peer(behave) as peer:
         assert told in str(await refusal(peer.address))
 
 
 @pytest.mark.parametrize("security", ["PLAINTEXT", "SSL"])
-async def test_who_says_nothing_is_left_in_time(security):
-    """A server that accepts and is silent, with TLS or without, costs ``socket_connection_setup_timeout_ms``."""
+async def test_a_silent_server_times_out(security):
+    """A server that accepts and sends nothing costs ``socket_connection_setup_timeout_ms``, also with TLS."""
     async with Peer(silent) as peer:
         options = {"security_protocol": security, "socket_connection_setup_timeout_ms": 300}
         error = await refusal(peer.address, **options)
@@ -90,8 +90,8 @@ async def test_who_says_nothing_is_left_in_time(security):
     assert "no connection within 0.3 s - the host is down, a firewall drops packets, or the broker hangs" in str(error)
 
 
-async def test_who_stops_in_the_middle_is_left_in_time():
-    """A frame that never ends costs no more than one that never begins."""
+async def test_an_unfinished_frame_times_out():
+    """A frame that never ends costs no more than one that never starts."""
     async with Peer(says(struct.pack(">ii", 400, 1))) as peer:
         error = await refusal(peer.address, socket_connection_setup_timeout_ms=300)
 
@@ -99,8 +99,8 @@ async def test_who_stops_in_the_middle_is_left_in_time():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
-async def test_a_black_hole_is_left_in_time():
-    """An address that swallows packets costs ``socket_connection_setup_timeout_ms``."""
+async def test_an_address_that_drops_packets_times_out():
+    """It costs ``socket_connection_setup_timeout_ms``."""
     with black_hole() as address:
         error = await refusal(address, socket_connection_setup_timeout_ms=300)
 
@@ -112,15 +112,15 @@ BOTH_WAYS = pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_
 
 
 @BOTH_WAYS
-async def test_nobody_there(options):
-    """A port where nobody listens is refused at once."""
+async def test_a_closed_port_is_refused_at_once(options):
+    """A port without a listener is refused immediately."""
     with nobody() as address:
         assert "connection refused - is the broker running" in str(await refusal(address, **options))
 
 
 @BOTH_WAYS
-async def test_a_name_that_nobody_knows(monkeypatch, options):
-    """A name without an address is told as such, and that an advertised name may be to blame."""
+async def test_an_unknown_host_name(monkeypatch, options):
+    """The error says that the name cannot be resolved, and mentions the advertised name."""
     resolve_as(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
 
     error = await refusal("kafka.example:9092", **options)
@@ -129,15 +129,15 @@ async def test_a_name_that_nobody_knows(monkeypatch, options):
 
 
 @BOTH_WAYS
-async def test_a_name_that_cannot_be_one(options):
-    """A host with an empty part is no foreign error."""
+async def test_an_invalid_host_name(options):
+    """A host name with an empty part raises BrokerConnectionError."""
     error = await refusal("kafka..example:9092", **options)
 
     assert "the host name is invalid - check bootstrap_servers" in str(error)
 
 
-async def test_a_host_without_a_way_to_it(monkeypatch):
-    """What the system says of a host that cannot be reached is not called a refusal."""
+async def test_an_unreachable_host(monkeypatch):
+    """The system's error is not reported as a refused connection."""
 
     async def unreachable(*_: object, **__: object) -> None:
         raise OSError(113, "Connect call failed ('192.0.2.1', 9092)")
@@ -150,7 +150,7 @@ async def test_a_host_without_a_way_to_it(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
-    """With a receive buffer of a size, too, one that refuses is passed over."""
+    """Also with ``receive_buffer_bytes``, an address that refuses is skipped."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
         with nobody() as refuses:
             resolve_as(monkeypatch, int(refuses.split(":")[1]), peer.port)
@@ -159,7 +159,7 @@ async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_tried(monkeypatch):
-    """One that refuses is passed over at once, one that swallows packets a quarter of a second later (RFC 8305)."""
+    """An address that refuses is skipped at once, one that drops packets after a quarter of a second (RFC 8305)."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
         with nobody() as refuses, black_hole() as swallows:
             dead, silent_one = (int(one.split(":")[1]) for one in (refuses, swallows))
@@ -171,7 +171,7 @@ async def test_every_address_of_a_name_is_tried(monkeypatch):
 
 
 def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:
-    """Let names have these ports of this host as their addresses, or the error."""
+    """Resolve names to these ports of this host, or raise the error."""
 
     def getaddrinfo(*_: object, **__: object) -> list[object]:
         if isinstance(found[0], OSError):
@@ -188,7 +188,7 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:
     "behave", [says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), hangs_up, resets], ids=["web server", "hangs up", "resets"]
 )
 async def test_tls_to_a_plain_server(behave):
-    """A listener without TLS is told as such, with the options that fit."""
+    """The error says that the listener does not use TLS, and names the options."""
     async with Peer(behave) as peer:
         error = await refusal(peer.address, security_protocol="SSL")
 
@@ -196,7 +196,7 @@ async def test_tls_to_a_plain_server(behave):
 
 
 async def test_a_web_server_behind_tls(tmp_path):
-    """A stranger is known behind TLS too, and its first bytes end the connection."""
+    """Other protocols are recognized over TLS as well."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -210,7 +210,7 @@ async def test_a_web_server_behind_tls(tmp_path):
 
 
 async def test_a_broker_that_is_too_old_is_refused():
-    """Each request that is missing is named with both sides' versions, and what to do."""
+    """The error lists each missing API with the versions of both sides, and advice."""
     ranges = offer(Metadata=(0, 1), Fetch=(0, 2))
     async with Peer(scripted(lambda *_: ranges)) as peer:
         with pytest.raises(UnsupportedVersionError) as caught:
@@ -224,15 +224,15 @@ async def test_a_broker_that_is_too_old_is_refused():
 
 
 async def test_a_broker_that_is_too_new_is_refused():
-    """Versions that begin above ours are as little use as those that end below."""
+    """Versions above the supported ones fail like those below."""
     async with Peer(scripted(lambda *_: offer(Fetch=(90, 99)))) as peer:
         with pytest.raises(UnsupportedVersionError, match="the broker 90 to 99"):
             async with dialled(peer.address):
                 pass
 
 
-async def test_a_request_that_this_broker_lacks_does_not_end_the_connection():
-    """Only what consuming needs is asked for at the door; the rest fails when it is used, and nothing else does."""
+async def test_an_api_for_tools_may_be_missing():
+    """Only APIs for consuming are checked on connecting; others fail when they are used."""
     lacking = ApiVersionsResponse(
         0, tuple(one for one in offer().api_keys if one.api_key != ApiVersionsRequest.api.key)
     )
@@ -248,7 +248,7 @@ async def test_a_request_that_this_broker_lacks_does_not_end_the_connection():
 
 @pytest.mark.parametrize("newest", [0, 3, None], ids=["up to 0", "up to 3", "says nothing of itself"])
 async def test_a_broker_that_knows_only_an_older_apiversions(newest):
-    """Code 35, written in version 0 whatever was asked, is asked again in a version that the broker named (KIP-511)."""
+    """After error 35 in version 0, ApiVersions is repeated in a version that the broker supports (KIP-511)."""
     asked = []
 
     def answer(request, header):
@@ -266,8 +266,8 @@ async def test_a_broker_that_knows_only_an_older_apiversions(newest):
     assert [4, newest or 0] == asked
 
 
-async def test_a_broker_that_refuses_to_name_its_versions():
-    """Another error of ApiVersions is no loop: it is told with its number."""
+async def test_another_error_of_api_versions():
+    """It is raised with its code instead of being retried."""
     async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
         with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):
             async with dialled(peer.address):

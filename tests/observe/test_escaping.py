@@ -1,4 +1,4 @@
-"""Text of others steers no terminal and forges no line of a log, and secrets stand in neither."""
+"""Foreign text cannot control a terminal or forge log lines, and secrets are not shown."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STEERING = "\x1b[2J", "\x9b31m", "\u202eevil", "\nERROR forged", "\r", "\x00", "
 
 
 @pytest.mark.parametrize("text", STEERING)
-def test_what_steers_a_terminal_is_written_out(text):
-    """ESC, C1, bidirectional controls and line ends are escapes; letters of any language stay."""
+def test_control_characters_are_escaped(text):
+    """Escape sequences, C1, bidirectional controls and line ends are escaped; letters of all languages are kept."""
     assert escaped(f"größe {text}").isprintable()
     assert escaped("größe 漢字 😀") == "größe 漢字 😀"
     line = json.dumps({"a": f"ü 😀 {text}", "b": 1}, ensure_ascii=False)
@@ -35,8 +35,8 @@ def test_what_steers_a_terminal_is_written_out(text):
 
 
 @pytest.mark.parametrize("text", STEERING)
-def test_a_line_of_the_log_is_one_line(text, caplog):
-    """Whatever a broker calls a topic or says in an error."""
+def test_a_log_line_has_no_line_breaks(text, caplog):
+    """Names and errors from a broker cannot break the line."""
     with caplog.at_level(logging.DEBUG, "tailrace"):
         Observer(client_id=f"c{text}").emit(FetchFailed(f"broker {text}", TopicPartition(f"t{text}", 0), text))
 
@@ -46,8 +46,8 @@ def test_a_line_of_the_log_is_one_line(text, caplog):
 
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("is_cause", [False, True])
-def test_a_traceback_forges_no_line_of_the_log(text, is_cause):
-    """Lines of an exception's message are indented, and what steers a terminal is escaped; frames stay as they are."""
+def test_a_traceback_cannot_forge_a_log_line(text, is_cause):
+    """Lines of an exception's message are indented and escaped; frames are unchanged."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -79,8 +79,8 @@ def fail(message: str, *, is_cause: bool) -> None:
 
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("form", ["json", "raw", "table"])
-def test_tail_steers_no_terminal(text, form, monkeypatch):
-    """A record is written so that its bytes do nothing; raw values are untouched where no terminal is."""
+def test_tail_escapes_records_for_a_terminal(text, form, monkeypatch):
+    """Records are escaped on a terminal; raw values are unchanged elsewhere."""
     record = Record("t", 0, 0, b"k", f"ü{text}".encode(), 0, [])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     written = writer_of(form)(record)
@@ -91,7 +91,7 @@ def test_tail_steers_no_terminal(text, form, monkeypatch):
 
 
 def test_an_error_on_the_terminal_is_escaped(capsys, monkeypatch):
-    """A sentence with text of others in it; a second line of it cannot pass for one of ours."""
+    """Foreign text in an error message is escaped, and its second line is indented."""
 
     def refuse(*_arguments: object) -> int:
         raise ConfigurationError("topic \x1b[2J\u202e\ntailrace lag: forged")
@@ -106,7 +106,7 @@ def test_an_error_on_the_terminal_is_escaped(capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ssl_cafile", "ssl_certfile", "ssl_keyfile"])
 def test_inline_pem_is_refused_and_not_shown(name):
-    """The options are paths; a key given in place of one is in no error."""
+    """The options are paths; a key passed instead of a path appears in no error."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
     options = {"bootstrap_servers": "b:1", "security_protocol": "SSL", "ssl_certfile": "cert.pem", name: pem}
 
@@ -118,7 +118,7 @@ def test_inline_pem_is_refused_and_not_shown(name):
 
 @pytest.mark.parametrize("name", ["ssl_cafile", "ssl_certfile", "ssl_keyfile"])
 def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
-    """As with the consumer's options of these names, before a question to the registry would tell of the path."""
+    """It is refused before a request to the registry could show the path."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
 
     with pytest.raises(ConfigurationError, match=f"{name} must be the path of a file") as raised:
@@ -128,7 +128,7 @@ def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
 
 
 def test_a_shipment_shows_no_secrets():
-    """Options, passwords among them, are pickled in it."""
+    """Its repr hides the pickled options, which include passwords."""
     shipment = Shipment(None, b"hunter2", (0,), ("handle",), "g", ("t",), has_sink=False, path=())
 
     assert "hunter2" not in repr(shipment)
@@ -143,8 +143,8 @@ def test_a_shipment_shows_no_secrets():
         ("SASL_SSL", "PLAIN", False),
     ],
 )
-async def test_a_password_without_tls_is_told(protocol, mechanism, is_told):
-    """PLAIN sends the password itself."""
+async def test_an_event_reports_a_password_without_tls(protocol, mechanism, is_told):
+    """PLAIN sends the password itself; SCRAM does not."""
     events = EventRecorder()
     options = {"sasl_plain_username": "u", "sasl_plain_password": "hunter2", "sasl_mechanism": mechanism}
     config = resolve({"bootstrap_servers": "127.0.0.1:1", "security_protocol": protocol, **options}, {})
@@ -165,8 +165,8 @@ async def test_a_password_without_tls_is_told(protocol, mechanism, is_told):
         ("http://registry:8081", None, False),
     ],
 )
-def test_credentials_of_a_registry_without_tls_are_told(url, auth, is_told, caplog):
-    """Anyone on the way reads them; the line itself does not show them."""
+def test_an_event_reports_registry_credentials_without_tls(url, auth, is_told, caplog):
+    """The log line itself does not show them."""
     SchemaRegistry(url, auth=auth)
 
     assert ["credentials unencrypted" in record.getMessage() for record in caplog.records] == [True] * is_told

@@ -1,4 +1,4 @@
-"""Events in the log: a line to read, and values for programs."""
+"""Log lines of events, and their values for programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tailrace.observe.hooks import Observer
 ORDERS = [TopicPartition("orders", number) for number in (0, 2)]
 
 
-def test_a_log_record_has_numbers_names_and_lists(caplog):
-    """JSON needs nothing parsed: partitions are topic and number, sets are lists; the line is for people."""
+def test_a_log_record_has_json_values(caplog):
+    """``record.tailrace`` has partitions as topic and number, and sets as lists; the message is one line of text."""
     observer = Observer(client_id="c")
     with caplog.at_level(logging.DEBUG, "tailrace"):
         observer.emit(PartitionsAssigned("g", added=frozenset(ORDERS), kept=frozenset()))
@@ -39,7 +39,7 @@ def test_a_log_record_has_numbers_names_and_lists(caplog):
 
 
 def test_a_hook_that_returns_a_coroutine_is_named_in_the_log(caplog):
-    """Nobody awaits it, so its code would never run in silence; the event is told all the same."""
+    """The coroutine is not awaited, so its code never runs; the event is logged all the same."""
 
     class Late:
         def on_event(self, event):

@@ -1,4 +1,4 @@
-"""A program that configures no logging is told of what goes wrong all the same."""
+"""Warnings are visible in a program that configures no logging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_wrong_port_is_told_while_the_start_still_tries():
+async def test_a_wrong_port_is_reported_while_the_start_retries():
     """Warnings go to stderr after the first failed round, long before start_timeout_ms is over."""
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(PROGRAM), stderr=asyncio.subprocess.PIPE

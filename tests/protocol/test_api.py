@@ -1,4 +1,4 @@
-"""Whole frames of every API in every version, both ways."""
+"""Frames of all APIs in all versions, encoded and decoded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ few = settings(max_examples=3)
 
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
-def test_a_request_comes_back(api, version):
-    """What we send is what a broker reads, whatever is in it."""
+def test_requests_round_trip(api, version):
+    """A broker's decoder reads what is encoded."""
 
     @few
     @given(requests(api, version))
@@ -45,8 +45,8 @@ def test_a_request_comes_back(api, version):
 
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
-def test_an_answer_comes_back(api, version):
-    """What a broker writes is what we read, whatever is in it."""
+def test_responses_round_trip(api, version):
+    """The decoder reads what a broker encodes."""
 
     @few
     @given(responses(api, version))
@@ -59,8 +59,8 @@ def test_an_answer_comes_back(api, version):
 
 
 @pytest.mark.parametrize(("api", "version"), FLEXIBLE)
-def test_a_newer_peer_may_say_more(api, version):
-    """A tag that we do not know, in any structure of any flexible message, is passed over."""
+def test_unknown_tagged_fields_are_skipped(api, version):
+    """An unknown tag in any structure of a flexible message is skipped."""
 
     @settings(few, max_examples=2)
     @given(requests(api, version), responses(api, version))
@@ -81,7 +81,7 @@ def test_a_newer_peer_may_say_more(api, version):
 
 
 def from_the_future(frame: bytearray, message, version: int) -> bytearray:
-    """The same frame, but each structure of the message has one more tagged field: the name of its class."""
+    """Return the frame with an additional tagged field in each structure: the name of its class."""
     body, newer = bytearray(), bytearray()
     encoder(layout(type(message), version), flexible=True)(body, message)
     encoder(richer(layout(type(message), version)), flexible=True)(newer, message)
@@ -111,8 +111,8 @@ def richer(shape):
 
 
 @given(st.integers(0, 0x7FFFFFFF), st.none() | st.text("a☃", max_size=5), st.sampled_from([0, 3, 4]))
-def test_a_request_says_who_asks_what(correlation_id, client_id, version):
-    """In front of each request stand its size, its API and version, its number, and the client's name."""
+def test_the_header_of_a_request(correlation_id, client_id, version):
+    """Size, API key, version, correlation id and client id precede each request."""
     frame = HeartbeatRequest.api.encode_request(
         HeartbeatRequest("g", 1, "m"), version, correlation_id=correlation_id, client_id=client_id
     )
@@ -122,7 +122,7 @@ def test_a_request_says_who_asks_what(correlation_id, client_id, version):
 
 
 def test_frames_are_those_of_the_protocol():
-    """Two requests and an answer written down by hand after Kafka's protocol guide."""
+    """Two requests and a response written by hand from Kafka's protocol guide."""
     old = HeartbeatRequest.api.encode_request(HeartbeatRequest("g", 1, "m"), 3, correlation_id=5, client_id="c")
     new = HeartbeatRequest.api.encode_request(HeartbeatRequest("g", 1, "m", "i"), 4, correlation_id=5, client_id="c")
     answer = HeartbeatRequest.api.decode_response(memoryview(bytes.fromhex("000000050000000064001b00")), 4)
@@ -132,8 +132,8 @@ def test_frames_are_those_of_the_protocol():
     assert (answer.error_code, answer.throttle_time_ms) == (27, 100)
 
 
-def test_tags_in_a_header_are_passed_over():
-    """A newer peer may put more into the header, too, of requests as of answers."""
+def test_tagged_fields_in_a_header_are_skipped():
+    """In requests and in responses."""
     request = bytes.fromhex("000c000400000005000163010002ffff026700000001026d0000")
     answer = bytes.fromhex("00000005020001ff050000000064001b00")
 
@@ -142,7 +142,7 @@ def test_tags_in_a_header_are_passed_over():
 
 
 def test_an_answer_to_api_versions_has_the_oldest_header():
-    """A broker answers so before it is known which versions both sides speak (KIP-511)."""
+    """The common versions are not known yet when it is sent (KIP-511)."""
     answer = ApiVersionsResponse(0, (ApiVersionRange(3, 0, 13),), 5)
 
     frame = ApiVersionsRequest.api.encode_response(answer, 3, correlation_id=9)
@@ -151,8 +151,8 @@ def test_an_answer_to_api_versions_has_the_oldest_header():
     assert answer == ApiVersionsRequest.api.decode_response(memoryview(frame)[4:], 3)
 
 
-def test_a_broker_too_old_for_our_first_question_answers_in_version_0():
-    """Code 35 in an ApiVersions answer is of version 0, whatever was asked; of other APIs, of what was asked."""
+def test_an_unsupported_api_versions_request_is_answered_in_version_0():
+    """Error 35 in ApiVersions has version 0; responses of other APIs have the version of the request."""
     refusal = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(35), 0, correlation_id=9)[4:]
     answer = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(0), 3, correlation_id=9)[4:]
 
@@ -163,7 +163,7 @@ def test_a_broker_too_old_for_our_first_question_answers_in_version_0():
 
 @pytest.mark.parametrize(("api", "version"), [(HeartbeatRequest.api, 3), (HeartbeatRequest.api, 4)])
 def test_bytes_left_over_are_malformed(api, version):
-    """A message ends where its frame ends: what is left over says that it was misread."""
+    """A message must end where its frame ends."""
     frame = api.encode_request(HeartbeatRequest("g", 1, "m"), version, correlation_id=1, client_id=None)[4:]
 
     with pytest.raises(MalformedMessageError, match=f"1 bytes left over after a Heartbeat message v{version}"):
@@ -195,8 +195,8 @@ TOPIC_ID = UUID(int=5)
     ],
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )
-def test_what_a_version_cannot_carry_is_refused(api, request_, first):
-    """An option that matters never gets lost on the way to an old broker: the error names the version it needs."""
+def test_a_value_that_a_version_cannot_carry_raises(api, request_, first):
+    """The error names the version that is required."""
     for version in api.versions:
         if version < first:
             with pytest.raises(UnsupportedVersionError, match=f"it needs version {first}"):
@@ -217,8 +217,8 @@ def test_what_a_version_cannot_carry_is_refused(api, request_, first):
     ],
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )
-def test_what_a_version_need_not_carry_is_left_out(api, request_):
-    """Reasons, epochs and names go to brokers that know of them and are no hindrance with others."""
+def test_ignorable_values_are_dropped(api, request_):
+    """Reasons, epochs and names are sent only in versions that have them."""
     for version in api.versions:
         frame = api.encode_request(request_, version, correlation_id=1, client_id=None)
 
@@ -231,6 +231,6 @@ def test_what_a_version_need_not_carry_is_left_out(api, request_):
 
 
 def test_a_value_that_does_not_fit_is_refused():
-    """A number above its type's is an error of ours and not a broker's to find."""
+    """A number outside the range of its type raises before it is sent."""
     with pytest.raises(MalformedMessageError, match="does not fit int32"):
         HeartbeatRequest.api.encode_request(HeartbeatRequest("g", 1 << 31, "m"), 4, correlation_id=1, client_id=None)

@@ -1,4 +1,4 @@
-"""Which version of which API is spoken with whom."""
+"""Version negotiation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tailrace.testing.apis import APIS, api_by_key
 
 
 def offered(**ranges: tuple[int, int]) -> Offered:
-    """A broker that offers all we speak, but for what is named."""
+    """Return a broker that supports all versions of tailrace, except the given ones."""
     rows = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | ranges
     keys = {api.name: api.key for api in APIS}
     return Offered(
@@ -34,7 +34,7 @@ def offered(**ranges: tuple[int, int]) -> Offered:
 
 
 def test_each_message_and_each_number_has_one_api():
-    """A request finds its API by its class, a frame by its number."""
+    """A request has its API by its class, a frame by its API key."""
     assert len(APIS) == len({api.key for api in APIS}) == len({api.message for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
@@ -42,8 +42,8 @@ def test_each_message_and_each_number_has_one_api():
 
 
 @given(st.integers(0, 20), st.integers(0, 20))
-def test_the_newest_common_version_is_spoken(low, high):
-    """Both sides speak it and none newer is common to them; without a common one the API is not offered."""
+def test_the_newest_common_version_is_used(low, high):
+    """Without a common version, the API is not supported."""
     ours = FetchRequest.api.versions
     common = [version for version in ours if low <= version <= high]
     broker = offered(Fetch=(low, high))
@@ -57,7 +57,7 @@ def test_the_newest_common_version_is_spoken(low, high):
 
 
 def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
-    """Version 10 of OffsetCommit and OffsetFetch has no names, so one unknown id takes the whole request to 9."""
+    """Version 10 of OffsetCommit and OffsetFetch has no names, so one unknown id limits the request to 9."""
     by_id, by_name = CommitOffset("a", 0, 5, topic_id=UUID(int=7)), CommitOffset("b", 0, 5)
     broker = offered(OffsetCommit=(2, 10))
 
@@ -69,8 +69,8 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
     assert OffsetFetchRequest("g", (OffsetFetchPartition("a", 0, UUID(int=7)),)).newest_version is None
 
 
-def test_a_broker_that_does_not_offer_it_is_told_so():
-    """The error names the API, the versions we speak and what the broker has."""
+def test_the_error_for_an_unsupported_api():
+    """It names the API and the versions of both sides."""
     with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
     with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support it$"):
@@ -80,7 +80,7 @@ def test_a_broker_that_does_not_offer_it_is_told_so():
 
 
 def test_a_broker_that_a_consumer_can_work_with_is_accepted():
-    """What is for tools alone may be missing."""
+    """APIs for tools may be missing."""
     broker = offered(CreateTopics=(), DeleteRecords=())
 
     broker.check_consuming()
@@ -90,7 +90,7 @@ def test_a_broker_that_a_consumer_can_work_with_is_accepted():
 
 @pytest.mark.parametrize("api", [api for api in CONSUMING if api.versions[0]], ids=lambda api: api.name)
 def test_a_broker_too_old_is_refused(api):
-    """Each API that a consumer needs is missed by name, with our range, the broker's, and what to do."""
+    """The error names each API that a consumer needs, the versions of both sides, and advice."""
     oldest = api.versions[0]
 
     with pytest.raises(UnsupportedVersionError) as refused:
@@ -103,7 +103,7 @@ def test_a_broker_too_old_is_refused(api):
     assert "upgrade the broker" in str(refused.value)
 
 
-def test_all_that_is_missing_is_named_at_once():
-    """One look at the error tells the whole of it."""
+def test_the_error_lists_all_missing_apis():
+    """All missing APIs are in one error."""
     with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support it"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

@@ -1,4 +1,4 @@
-"""Kafka's types as bytes: numbers, lengths, nulls, tagged fields, topics and their partitions."""
+"""Encoding of Kafka's types: numbers, lengths, nulls, tagged fields, and arrays by topic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def decoded(shape, data, *, flexible=False, nullable=False):
     ],
 )
 def test_unsigned_varints_are_those_of_the_protocol(number, data):
-    """Seven bits to a byte, the lowest first, the highest bit set on all but the last (KIP-482)."""
+    """Seven bits per byte, lowest first, with the highest bit set on all but the last byte (KIP-482)."""
     out = bytearray()
 
     write_uvarint(out, number)
@@ -57,8 +57,8 @@ def test_unsigned_varints_are_those_of_the_protocol(number, data):
 
 
 @given(st.integers(0, 0xFFFF_FFFF))
-def test_a_varint_comes_back(number):
-    """Each number of 32 bits is read as it was written."""
+def test_varints_round_trip(number):
+    """All numbers of 32 bits."""
     out = bytearray()
 
     write_uvarint(out, number)
@@ -67,16 +67,16 @@ def test_a_varint_comes_back(number):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff\xff\xff\xff", b"\x80\x80\x80\x80\x80\x01", b"\xff" * 100])
-def test_a_varint_ends(data):
-    """One that is cut off, or goes on for more than five bytes, is malformed."""
+def test_an_unterminated_varint_is_malformed(data):
+    """A truncated varint, or one of more than five bytes, is malformed."""
     with pytest.raises(MalformedMessageError):
         FrameReader(data).uvarint()
 
 
 @pytest.mark.parametrize("number", [-1, 300])
 @pytest.mark.parametrize("kind", [INT16, INT32, INT64])
-def test_minus_one_and_three_hundred_come_back(kind, number):
-    """The two numbers that aiokafka's types write wrongly in some of their forms (B11)."""
+def test_minus_one_and_three_hundred_round_trip(kind, number):
+    """The types of aiokafka encode these two numbers wrongly in some forms (B11)."""
     assert number == decoded(kind, encoded(kind, number))
     assert (number,) == decoded(Array(kind), encoded(Array(kind), (number,), flexible=True), flexible=True)
 
@@ -97,7 +97,7 @@ def test_minus_one_and_three_hundred_come_back(kind, number):
     ],
 )
 def test_numbers_are_big_endian(kind, value, data):
-    """Fixed sizes, highest byte first, two's complement."""
+    """Fixed size, highest byte first, two's complement."""
     assert bytes.fromhex(data) == encoded(kind, value)
     assert value == decoded(kind, bytes.fromhex(data))
 
@@ -106,7 +106,7 @@ def test_numbers_are_big_endian(kind, value, data):
     ("kind", "value"), [(INT8, 128), (INT16, 1 << 15), (INT32, -(1 << 31) - 1), (INT64, 1 << 63), (INT32, "1")]
 )
 def test_a_number_that_does_not_fit_is_refused(kind, value):
-    """Nothing is cut to size."""
+    """It is not truncated."""
     with pytest.raises(MalformedMessageError, match="does not fit int"):
         encoded(kind, value)
 
@@ -135,16 +135,16 @@ def test_a_number_that_does_not_fit_is_refused(kind, value):
         (Array(INT8), None, True, "00"),
     ],
 )
-def test_lengths_are_counted_as_the_version_has_it(kind, value, flexible, data):
-    """Two or four bytes before, -1 for null; a varint from the first flexible version on, one more, 0 for null."""
+def test_lengths_depend_on_the_version(kind, value, flexible, data):
+    """Two or four bytes and -1 for null; in flexible versions a varint of the length plus one, 0 for null."""
     assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
     assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
 
 
 @pytest.mark.parametrize("flexible", [False, True])
 @pytest.mark.parametrize("kind", [STRING, BYTES, Array(INT8)])
-def test_null_is_refused_where_there_is_none(kind, flexible):
-    """Null is neither written nor read where the protocol has none."""
+def test_null_is_refused_for_other_than_nullable_fields(kind, flexible):
+    """Neither encoded nor decoded."""
     null = encoded(kind, None, flexible=flexible, nullable=True)
 
     with pytest.raises(MalformedMessageError):
@@ -153,8 +153,8 @@ def test_null_is_refused_where_there_is_none(kind, flexible):
         decoded(kind, null, flexible=flexible)
 
 
-def test_a_string_longer_than_the_protocol_can_say_is_refused():
-    """A length of two bytes says at most 32767; a flexible version has no such bound."""
+def test_a_string_above_the_limit_is_refused():
+    """A length of two bytes is at most 32767; flexible versions have no such limit."""
     assert len(encoded(STRING, "x" * 32_767)) == 32_769
     assert len(encoded(STRING, "x" * 32_768, flexible=True)) == 32_771
     with pytest.raises(MalformedMessageError, match="32768"):
@@ -162,7 +162,7 @@ def test_a_string_longer_than_the_protocol_can_say_is_refused():
 
 
 def test_text_that_is_not_utf8_is_refused():
-    """Bytes that are no UTF-8 are malformed, and so is half a surrogate pair on its way out."""
+    """Invalid UTF-8 is malformed, and lone surrogates cannot be encoded."""
     with pytest.raises(MalformedMessageError, match="not UTF-8"):
         decoded(STRING, b"\x00\x01\xff")
     with pytest.raises(MalformedMessageError, match="UTF-8"):
@@ -170,7 +170,7 @@ def test_text_that_is_not_utf8_is_refused():
 
 
 def test_bytes_are_copied_and_records_are_not():
-    """Record batches share the memory of their frame; all else is free of it."""
+    """Only record batches share the memory of their frame."""
     frame = bytearray(encoded(BYTES, b"abc"))
 
     copied, shared = decoded(BYTES, frame), decoded(RECORDS, frame)
@@ -198,7 +198,7 @@ OLD, NEW = layout(Part, 0), layout(Part, 1)
 
 
 def test_a_tagged_field_has_its_tag_its_size_and_its_value():
-    """Tag 0 and tags above 127 too, in the order of their tags (B11: aiokafka writes no size and refuses tag 0)."""
+    """In the order of tags, tag 0 and tags above 127 included (B11: aiokafka writes no size and refuses tag 0)."""
     data = bytes.fromhex("050200020700ac0203036869")
 
     assert data == encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
@@ -206,13 +206,13 @@ def test_a_tagged_field_has_its_tag_its_size_and_its_value():
 
 
 def test_a_tagged_field_at_its_default_is_not_written():
-    """What a message leaves as it is takes no byte but the count of tags."""
+    """Only the number of tags is written."""
     assert bytes.fromhex("0500") == encoded(NEW, Part(5), flexible=True)
     assert Part(5) == decoded(NEW, bytes.fromhex("0500"), flexible=True)
 
 
-def test_unknown_tags_are_passed_over():
-    """A newer peer may say more: what is known is read, the rest is skipped, wherever it stands."""
+def test_unknown_tags_are_skipped():
+    """Known tags are read, wherever unknown ones are."""
     data = encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
     unknown_between = bytes.fromhex("0503000207000502ffffac0203036869")
 
@@ -228,11 +228,11 @@ def test_unknown_tags_are_passed_over():
         "050100",  # no size
         "05010005",  # more than there is
         "05ff7f",  # more tags than there are bytes
-        "0501000100",  # a size too small for what is in it
+        "0501000100",  # a size too small for the value
     ],
 )
-def test_tagged_fields_that_lie_are_malformed(data):
-    """Sizes and counts of tags are checked as all lengths are."""
+def test_invalid_sizes_of_tagged_fields_are_malformed(data):
+    """Sizes and numbers of tagged fields are checked like all lengths."""
     with pytest.raises(MalformedMessageError):
         decoded(NEW, bytes.fromhex(data), flexible=True)
 
@@ -248,7 +248,7 @@ class Versioned(ApiMessage):
 
 
 def test_a_value_that_a_version_cannot_carry_is_refused():
-    """An option that would be lost raises, naming what it is and what would carry it; a default is no loss."""
+    """A value other than the default raises, naming the field and the required version."""
     versions = [layout(Versioned, version) for version in range(4)]
 
     assert encoded(versions[0], Versioned(5)) == b"\x05"
@@ -258,13 +258,13 @@ def test_a_value_that_a_version_cannot_carry_is_refused():
         encoded(versions[1], Versioned(5, LaterLeader(7)))
 
 
-def test_a_value_that_may_be_lost_is_left_out():
-    """A field marked ignorable is dropped by versions that lack it, as Kafka's definitions say."""
+def test_an_ignorable_value_is_left_out():
+    """Versions without the field drop it, as in Kafka's definitions."""
     assert encoded(layout(Versioned, 0), Versioned(5, LaterLeader(7))) == b"\x05"
 
 
 def test_a_field_exists_from_one_version_to_another():
-    """Both ends of a field's life are obeyed, reading and writing."""
+    """``since`` and ``until`` apply to encoding and decoding."""
     first, second, third = (layout(Versioned, version) for version in (1, 2, 3))
 
     assert encoded(first, Versioned(5)) == b"\x05\xff\xff"
@@ -281,7 +281,7 @@ class Moved(ApiMessage):
 
 
 def test_fields_may_stand_in_an_array_of_one_element():
-    """From some version on they do, and other numbers of elements are malformed; one may move behind another."""
+    """From some version on; another number of elements is malformed, and a field may change its place."""
     inside = layout(Moved, 1)
 
     assert encoded(layout(Moved, 0), Moved("g", 5, 6)) == b"\x00\x01g\x05\x06"
@@ -311,28 +311,28 @@ NODES = Wrapped(Slot("nodes", "nodes", Array(INT8)))
     ],
 )
 def test_a_structure_may_be_null(kind, value, flexible, data):
-    """One byte says so, 1 or -1, in all versions alike (KIP-893); tags follow only what is there."""
+    """One byte, 1 or -1, precedes a nullable structure in all versions (KIP-893)."""
     assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
     assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
 
 
 @pytest.mark.parametrize("mark", [0x00, 0x02, 0x7F, 0x80, 0xFE])
 @pytest.mark.parametrize("kind", [OLD, NODES])
-def test_a_structure_is_there_or_null(kind, mark):
-    """Another byte before it says that the message was misread."""
+def test_another_byte_before_a_nullable_structure_is_malformed(kind, mark):
+    """Only 0x01 and 0xff are valid."""
     with pytest.raises(MalformedMessageError, match=f"0x{mark:02x} before a nullable structure"):
         decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
 
 
 @pytest.mark.parametrize("data", ["", "01", "0103", "010301", "01030102"])
-def test_a_structure_that_was_cut_off_is_malformed(data):
-    """What is said to be there has to be there, its tags too."""
+def test_a_truncated_structure_is_malformed(data):
+    """Its fields and tags must be complete."""
     with pytest.raises(MalformedMessageError):
         decoded(NODES, bytes.fromhex(data), flexible=True, nullable=True)
 
 
-def test_a_sole_field_stands_for_its_structure():
-    """Nothing is before it where null is not allowed; tags that follow it are passed over."""
+def test_a_wrapped_field_replaces_its_structure():
+    """No byte precedes it unless it is nullable; tags after it are skipped."""
     assert encoded(NODES, (1,), flexible=True) == bytes.fromhex("020100")
     assert decoded(NODES, bytes.fromhex("0201" + "01050163"), flexible=True) == (1,)
     with pytest.raises(MalformedMessageError):
@@ -360,7 +360,7 @@ TOPICS, BARE = layout(Entries, 1).slots[0].shape, layout(BareEntries, 0).slots[0
 
 
 def test_entries_are_gathered_by_topic():
-    """Flat in a message, nested on the wire; a topic comes where it was first named."""
+    """Entries are flat in a message and nested by topic on the wire, in the order of first occurrence."""
     entries = (Entry("b", 1, 5), Entry("a", 2, 6), Entry("b", 3, 7))
 
     data = encoded(TOPICS, entries)
@@ -370,7 +370,7 @@ def test_entries_are_gathered_by_topic():
 
 
 def test_bare_partition_numbers():
-    """Where an entry is nothing but its partition, the wire has an array of numbers."""
+    """An entry that is only a partition is encoded as a number."""
     data = encoded(BARE, (Entry("b", 1), Entry("b", 3)), flexible=True)
 
     assert bytes.fromhex("02026203010300") == data
@@ -378,7 +378,7 @@ def test_bare_partition_numbers():
 
 
 def test_topics_may_be_null_or_without_partitions():
-    """Null, none, and a topic that has nothing to say are three things on the wire; the last two read alike."""
+    """Null, empty, and a topic without partitions differ on the wire; the last two are decoded alike."""
     assert decoded(TOPICS, b"\xff\xff\xff\xff", nullable=True) is None
     assert decoded(TOPICS, b"\x00\x00\x00\x00") == ()
     assert decoded(TOPICS, bytes.fromhex("0000000100016100000000")) == ()

@@ -1,4 +1,4 @@
-"""Our table of error codes against Kafka's own."""
+"""Error codes, compared with Kafka's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.support.protocol.kafka_errors import kafka_errors
 
 
 def test_every_code_has_kafkas_name():
-    """Each code that Kafka has, by Kafka's name, and none besides."""
+    """All codes of Kafka, by Kafka's names, and no others."""
     assert {one.code: one.name for one in kafka_errors()} == {int(one): one.name for one in ErrorCode}
 
 
-def test_what_may_be_tried_again_is_what_kafka_says():
-    """A code is retriable when Kafka's exception for it is."""
+def test_retriable_codes_are_kafkas():
+    """A code is retriable if Kafka's exception is."""
     assert {one.name for one in kafka_errors() if one.is_retriable} == {one.name for one in RETRIABLE}
 
 
@@ -22,5 +22,5 @@ def test_what_may_be_tried_again_is_what_kafka_says():
     ("code", "name"), [(16, "NOT_COORDINATOR"), (-1, "UNKNOWN_SERVER_ERROR"), (9999, "ERROR_9999")]
 )
 def test_a_code_has_a_name(code, name):
-    """People are told names; a number that nobody knows stands for itself."""
+    """An unknown code is named by its number."""
     assert name == name_of(code)

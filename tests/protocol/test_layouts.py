@@ -1,4 +1,4 @@
-"""The declared messages against Kafka's own definitions, field by field, in every version tailrace speaks."""
+"""Declared messages, compared with Kafka's definitions field by field in all supported versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
     id(primitives.RECORDS): "records",
 }
 
-# Tagged fields that tailrace does not read: a reader passes over what it does not know.
+# Tagged fields that tailrace does not read and skips as unknown.
 PASSED_OVER = {
     "supported_features",
     "finalized_features_epoch",
@@ -45,14 +45,14 @@ CASES = [
 
 @pytest.mark.parametrize(("api", "kind", "version"), CASES)
 def test_a_message_has_kafkas_fields(api, kind, version):
-    """Every field is there, in order, of Kafka's type, null where Kafka allows null, tagged where Kafka tags."""
+    """Fields have Kafka's order, types, nullability and tags."""
     ours = described(layout(api.message if kind == "Request" else api.answer, version))
 
     assert without_passed_over(fields_of(f"{api.name}{kind}", version)) == ours
 
 
 def test_flexible_versions_begin_where_kafkas_do():
-    """Lengths are varints from the same version on as Kafka's."""
+    """Lengths are varints from the same version on."""
     cases = [case.values for case in CASES]
 
     assert [
@@ -61,7 +61,7 @@ def test_flexible_versions_begin_where_kafkas_do():
 
 
 def test_keys_are_kafkas():
-    """The number of each API is Kafka's."""
+    """API keys equal Kafka's."""
     assert [definition(f"{api.name}Request")["apiKey"] for api in APIS] == [api.key for api in APIS]
 
 
@@ -70,13 +70,13 @@ def test_keys_are_kafkas():
     ("name", "kind"),
     [("ConsumerProtocolSubscription", MemberSubscription), ("ConsumerProtocolAssignment", MemberAssignment)],
 )
-def test_what_members_tell_each_other_is_kafkas_format(name, kind, version):
-    """Members of other clients in the group read our subscriptions and assignments, and we read theirs."""
+def test_member_metadata_has_kafkas_format(name, kind, version):
+    """Subscriptions and assignments are compatible with other clients."""
     assert fields_of(name, version) == described(layout(kind, version))
 
 
 def described(structure: Structure) -> tuple[SchemaField, ...]:
-    """A layout in the words of the witness."""
+    """Return a layout in the format of Kafka's schemas."""
     return tuple(describe(slot) for slot in (*structure.plain, *structure.tagged))
 
 

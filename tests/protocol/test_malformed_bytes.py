@@ -1,4 +1,4 @@
-"""Bytes that nobody meant: each decoder gives a message or MalformedMessageError, in bounded time and memory."""
+"""Malformed bytes: each decoder returns a message or raises MalformedMessageError, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ some = settings(max_examples=5)
 
 
 def outcome(decode, data: bytes, version: int) -> object:
-    """The message that it is read as, or the one error that there may be in its place."""
+    """Return the decoded message, or the MalformedMessageError."""
     try:
         return decode(memoryview(data), version)
     except MalformedMessageError as error:
@@ -34,7 +34,7 @@ def outcome(decode, data: bytes, version: int) -> object:
 
 
 def garbled(data: bytes, random: Random) -> bytes:
-    """A few bits changed."""
+    """Flip a few bits."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8))):
         changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
@@ -43,7 +43,7 @@ def garbled(data: bytes, random: Random) -> bytes:
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_a_garbled_frame_is_a_message_or_malformed(api):
-    """Bits that changed on the way never give another error than MalformedMessageError."""
+    """Flipped bits raise no error other than MalformedMessageError."""
 
     @some
     @given(st.data(), st.sampled_from(api.versions), st.integers(0, 1 << 32))
@@ -63,8 +63,8 @@ def test_a_garbled_frame_is_a_message_or_malformed(api):
 
 
 @pytest.mark.parametrize("api", VERSIONS)
-def test_a_frame_that_was_cut_off_is_malformed(api):
-    """No beginning of a message is taken for a whole one."""
+def test_a_truncated_frame_is_malformed(api):
+    """No prefix of a message is accepted as a message."""
 
     @some
     @given(st.data(), st.sampled_from(api.versions))
@@ -83,13 +83,13 @@ def test_a_frame_that_was_cut_off_is_malformed(api):
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_noise_is_a_message_or_malformed(api):
-    """Bytes of no meaning at all, in every version: the same two outcomes."""
+    """Random bytes, in all versions."""
     random = Random(api.key)
 
     for version in api.versions:
         for size in (0, 1, 3, 4, 5, 9, 30, 30, 100, 1000):
             noise = random.randbytes(size)
-            # Mostly zeros reads further before it fails.
+            # Mostly zeros are decoded further before they fail.
             sparse = bytes(byte if random.random() < 0.2 else 0 for byte in noise)
             for data in (noise, sparse):
                 assert isinstance(outcome(api.decode_request, data, version), api.message | MalformedMessageError)
@@ -97,8 +97,8 @@ def test_noise_is_a_message_or_malformed(api):
 
 
 @given(st.binary(max_size=20))
-def test_noise_in_front_of_a_request(data):
-    """A frame that is too short for a header is malformed; any other has one."""
+def test_random_request_headers(data):
+    """Only a frame that is too short for a header is malformed."""
     try:
         header = read_request_header(memoryview(data))
     except MalformedMessageError:
@@ -119,8 +119,8 @@ HUGE = 0x7FFFFFFF
     ],
     ids=lambda one: getattr(one, "name", ""),
 )
-def test_a_length_is_not_believed(api, version, before):
-    """An array of two thousand million elements in a frame of a hundred bytes takes no memory before it is refused."""
+def test_a_length_is_not_trusted(api, version, before):
+    """An array of two billion elements in a frame of a hundred bytes is refused without allocating memory."""
     frame = bytes(4) + before + HUGE.to_bytes(4, "big") + bytes(100)
 
     tracemalloc.start()
@@ -132,8 +132,8 @@ def test_a_length_is_not_believed(api, version, before):
     assert peak < 100_000
 
 
-def test_a_length_of_a_flexible_version_is_not_believed():
-    """The same where lengths are varints."""
+def test_a_length_of_a_flexible_version_is_not_trusted():
+    """The same with varints."""
     frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2) + bytes(4))
     write_uvarint(frame, HUGE)
 
@@ -141,8 +141,8 @@ def test_a_length_of_a_flexible_version_is_not_believed():
         FetchRequest.api.decode_response(memoryview(bytes(frame) + bytes(100)), 12)
 
 
-def test_the_worst_frame_takes_memory_in_proportion():
-    """The smallest elements there are, as many as fit: what comes of them is a bounded multiple of the frame."""
+def test_memory_is_proportional_to_the_frame():
+    """As many of the smallest elements as fit take a bounded multiple of the frame's size."""
     members = 5_000
     frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2))
     write_uvarint(frame, members + 1)
@@ -160,7 +160,7 @@ def test_the_worst_frame_takes_memory_in_proportion():
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_each_element_of_each_array_takes_a_byte(api):
-    """What bounds every array: it cannot have more elements than bytes, so none may be of no bytes."""
+    """Arrays cannot have more elements than bytes, so no element may have zero bytes."""
     for version in api.versions:
         for kind in (api.message, api.answer):
             for structure in structures_in_arrays(layout(kind, version)):
@@ -184,7 +184,7 @@ def structures_in_arrays(shape):
 
 
 def test_records_share_the_frames_memory():
-    """A fetch answer's batches are not copied: they are views into the frame they came in."""
+    """Batches of a fetch response are views of the frame."""
     part = FetchedPartition(0, 0, 10, topic="t", records=memoryview(b"0123456789"))
     frame = FetchRequest.api.encode_response(FetchResponse((part,)), 11, correlation_id=1)
 
@@ -203,8 +203,8 @@ GROUP = bytes.fromhex("026701000000")
 @pytest.mark.parametrize(
     ("api", "version", "one"), [(FindCoordinatorRequest.api, 4, COORDINATOR), (OffsetFetchRequest.api, 8, GROUP)]
 )
-def test_one_answer_was_asked_for(api, version, one, count):
-    """Where one key or group was asked for, an answer with none or several is malformed, not an answer."""
+def test_a_response_about_one_key_has_one_element(api, version, one, count):
+    """A response with none or several elements is malformed if one key or group was requested."""
 
     def frame(times: int) -> memoryview:
         return memoryview(bytes(4) + b"\0" + bytes(4) + bytes([times + 1]) + one * times + b"\0")

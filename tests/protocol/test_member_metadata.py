@@ -1,4 +1,4 @@
-"""What members of a group tell each other, through a broker that does not read it."""
+"""Subscriptions, assignments and user data of group members."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.protocol.message_strategies import messages
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_subscription_comes_back(version):
-    """Each version carries what it has, and what it lacks is at its default."""
+def test_subscriptions_round_trip(version):
+    """Each version carries its fields; missing ones have their defaults."""
 
     @given(messages(MemberSubscription, version))
     def check(subscription):
@@ -36,7 +36,7 @@ def test_a_subscription_comes_back(version):
 
 @pytest.mark.parametrize("version", range(4))
 def test_an_assignment_comes_back(version):
-    """All versions carry the same."""
+    """Assignments round-trip in all versions."""
 
     @given(messages(MemberAssignment, version))
     def check(assignment):
@@ -45,8 +45,8 @@ def test_an_assignment_comes_back(version):
     check()
 
 
-def test_a_subscription_is_kafkas_bytes():
-    """Version, topics, user data, what is owned, generation, rack: as Java writes it."""
+def test_a_subscription_has_javas_bytes():
+    """Version, topics, user data, owned partitions, generation and rack, as Java writes them."""
     subscription = MemberSubscription(("t",), None, (OwnedPartitions("t", (0, 2)),), 7, "r")
 
     data = bytes.fromhex("000300000001000174ffffffff0000000100017400000002000000000000000200000007000172")
@@ -56,23 +56,23 @@ def test_a_subscription_is_kafkas_bytes():
 
 
 def test_a_subscription_as_librdkafka_and_old_clients_write_it():
-    """Version 0 says topics and user data; that is all that is known of its sender."""
+    """Version 0 has only topics and user data."""
     data = bytes.fromhex("00000000000100017400000000")
 
     assert MemberSubscription(("t",), b"") == decode_subscription(data)
 
 
 @given(messages(MemberSubscription, 3), st.integers(4, 0x7FFF), st.binary(max_size=20))
-def test_a_newer_version_is_read_as_far_as_it_is_known(subscription, version, more):
-    """A member of tomorrow may say more at the end; what we know of comes first and is taken."""
+def test_known_fields_of_a_newer_subscription_are_read(subscription, version, more):
+    """A newer version may append fields."""
     data = version.to_bytes(2, "big") + encode_subscription(subscription)[2:] + more
 
     assert subscription == decode_subscription(data)
 
 
 @given(st.binary(max_size=20))
-def test_a_newer_assignment_is_read_as_far_as_it_is_known(more):
-    """The same of what a leader of tomorrow gives."""
+def test_known_fields_of_a_newer_assignment_are_read(more):
+    """A newer leader may append fields."""
     assignment = MemberAssignment((OwnedPartitions("t", (1,)),), b"x")
 
     data = b"\x00\x09" + encode_assignment(assignment)[2:] + more
@@ -80,8 +80,8 @@ def test_a_newer_assignment_is_read_as_far_as_it_is_known(more):
     assert assignment == decode_assignment(data)
 
 
-def test_no_bytes_give_nothing():
-    """A leader that has nothing for a member may leave its assignment empty; a subscription says something."""
+def test_empty_data():
+    """An empty assignment is valid, an empty subscription is not."""
     assert MemberAssignment(()) == decode_assignment(b"")
     with pytest.raises(MalformedMessageError):
         decode_subscription(b"")
@@ -89,7 +89,7 @@ def test_no_bytes_give_nothing():
 
 @pytest.mark.parametrize("decode", [decode_subscription, decode_assignment])
 def test_another_protocol_is_malformed(decode):
-    """A negative version is no version."""
+    """A negative version is invalid."""
     with pytest.raises(MalformedMessageError, match="version -1"):
         decode(b"\xff\xff" + bytes(20))
 
@@ -98,7 +98,7 @@ def test_another_protocol_is_malformed(decode):
     ("decode", "kind"), [(decode_subscription, MemberSubscription), (decode_assignment, MemberAssignment)]
 )
 def test_garbage_is_malformed(decode, kind):
-    """Bytes of another kind of client give MalformedMessageError, or what they happen to say."""
+    """Bytes of another type of client raise MalformedMessageError or decode to some message."""
 
     @given(st.binary(max_size=40))
     def check(data):
@@ -108,7 +108,7 @@ def test_garbage_is_malformed(decode, kind):
 
 
 def outcome(decode, data):
-    """What it says, or the one error that there may be in its place."""
+    """Return the decoded value, or the MalformedMessageError."""
     try:
         return decode(data)
     except MalformedMessageError as error:
@@ -116,8 +116,8 @@ def outcome(decode, data):
 
 
 @given(messages(MemberSubscription, 3), st.data())
-def test_a_subscription_that_was_cut_off_is_malformed(subscription, data):
-    """No beginning is taken for the whole."""
+def test_a_truncated_subscription_is_malformed(subscription, data):
+    """No prefix is accepted."""
     whole = encode_subscription(subscription)
 
     with pytest.raises(MalformedMessageError):
@@ -132,19 +132,19 @@ GENERATIONS = st.integers(-1, 0x7FFFFFFF)
 
 
 @given(OWNED, GENERATIONS)
-def test_sticky_data_comes_back(owned, generation):
-    """What a member with the sticky assignor owned, and when."""
+def test_sticky_data_round_trips(owned, generation):
+    """Owned partitions and generation of a member with the sticky assignor."""
     assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation))
 
 
 @given(GENERATIONS)
-def test_cooperative_data_comes_back(generation):
-    """The generation that a member with the cooperative sticky assignor was in."""
+def test_cooperative_data_round_trips(generation):
+    """Generation of a member with the cooperative-sticky assignor."""
     assert generation == decode_cooperative_data(encode_cooperative_data(generation))
 
 
-def test_user_data_is_javas_bytes():
-    """Topics with their partitions, then the generation (StickyAssignor); the generation alone (cooperative)."""
+def test_user_data_has_javas_bytes():
+    """Topics with partitions and generation (StickyAssignor); the generation alone (cooperative)."""
     owned = (OwnedPartitions("t", (0, 2)), OwnedPartitions("u", ()))
 
     data = encode_sticky_data(owned, 7)
@@ -154,7 +154,7 @@ def test_user_data_is_javas_bytes():
 
 
 def test_sticky_data_of_an_old_client_has_no_generation():
-    """Java's first form of it ends after the partitions."""
+    """Java's first version ends after the partitions."""
     owned = (OwnedPartitions("t", (0,)),)
 
     assert (owned, -1) == decode_sticky_data(encode_sticky_data(owned, 7)[:-4])
@@ -162,20 +162,20 @@ def test_sticky_data_of_an_old_client_has_no_generation():
 
 @pytest.mark.parametrize("data", [None, b""])
 def test_no_user_data_is_no_generation(data):
-    """A member that has just started says nothing; it owned nothing."""
+    """A new member has no user data and owned no partitions."""
     assert decode_sticky_data(data) == ((), -1)
     assert decode_cooperative_data(data) == -1
 
 
 @given(OWNED, GENERATIONS)
 def test_cooperative_data_may_be_sticky(owned, generation):
-    """The other way of saying it, librdkafka's, gives the same generation."""
+    """The format of librdkafka has the same generation."""
     assert generation == decode_cooperative_data(encode_sticky_data(owned, generation))
 
 
 @given(OWNED, GENERATIONS, st.binary(min_size=1, max_size=8))
-def test_what_a_newer_client_says_besides_is_passed_over(owned, generation, more):
-    """User data of tomorrow may go on after the generation."""
+def test_additional_user_data_is_ignored(owned, generation, more):
+    """User data of newer clients may continue after the generation."""
     assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation) + more)
 
 
@@ -189,15 +189,15 @@ NO_OWNED = ["00", "000000", "0000000100", "7fffffff00017400", "ffffffff00000000"
         *((decode_cooperative_data, data) for data in NO_OWNED),
     ],
 )
-def test_user_data_of_a_stranger_is_malformed(decode, data):
-    """Bytes that are something else, or were cut off, are an error that can be caught by its type."""
+def test_unknown_user_data_is_malformed(decode, data):
+    """Other or truncated bytes raise MalformedMessageError."""
     with pytest.raises(MalformedMessageError):
         decode(bytes.fromhex(data))
 
 
 @pytest.mark.parametrize(("decode", "kind"), [(decode_sticky_data, tuple), (decode_cooperative_data, int)])
 def test_any_user_data_is_read_or_malformed(decode, kind):
-    """Whatever stands there: a value or MalformedMessageError."""
+    """Random bytes decode to a value or raise MalformedMessageError."""
 
     @given(st.binary(max_size=40))
     def check(data):

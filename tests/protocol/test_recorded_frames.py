@@ -1,6 +1,6 @@
-"""Frames that others wrote, byte by byte: librdkafka's requests and the broker's answers, kept in ``frames.json``.
+"""Frames recorded from librdkafka and a broker, in ``frames.json``.
 
-``record_frames.py`` wrote that file. A declaration that only agreed with itself would not agree with it.
+``record_frames.py`` wrote that file. Declarations must agree with more than themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tailrace.testing.apis import api_by_key
 
 
 class Recorded(NamedTuple):
-    """One frame, without its length."""
+    """Recorded frame, without its length."""
 
     api: Api[Any]
     version: int
@@ -49,16 +49,16 @@ class Recorded(NamedTuple):
 
     @property
     def message(self) -> Any:
-        """What it says."""
+        """Return the decoded message."""
         return self.decoded(self.data)
 
     def decoded(self, data: bytes) -> Any:
-        """What other bytes would say in its place."""
+        """Return the message that other bytes decode to."""
         decode = self.api.decode_request if self.direction == "request" else self.api.decode_response
         return decode(memoryview(data), self.version)
 
     def encoded(self, message: Any) -> bytes:
-        """A message as the one who wrote the frame would have written it."""
+        """Encode a message as the sender of the frame does."""
         if self.direction == "request":
             header = read_request_header(memoryview(self.data))
             frame = self.api.encode_request(
@@ -79,7 +79,7 @@ def recorded() -> tuple[Recorded, ...]:
 
 
 def said(kind: type, direction: str, *versions: int) -> list[Any]:
-    """All messages of one API that were recorded, of some versions or of all."""
+    """Return the recorded messages of an API, of some or all versions."""
     return [
         one.message
         for one in recorded()
@@ -87,14 +87,14 @@ def said(kind: type, direction: str, *versions: int) -> list[Any]:
     ]
 
 
-def test_a_frame_comes_back():
-    """What others wrote is read to the last byte, and is what we would have written for it."""
+def test_recorded_frames_round_trip():
+    """A frame is decoded completely, and encoding the message returns its bytes."""
     for frame in recorded():
         assert frame.encoded(frame.message) == frame.data, frame
 
 
 def test_every_version_was_answered_by_a_broker():
-    """Of an API that is recorded, each version that we speak is: a table that learns one has the frames made anew."""
+    """Each supported version of a recorded API has frames; a new version requires a new recording."""
     answered = {(one.api.name, one.version) for one in recorded() if one.direction == "answer"}
 
     missing = {(one.api.name, v) for one in recorded() for v in one.api.versions} - answered
@@ -102,8 +102,8 @@ def test_every_version_was_answered_by_a_broker():
     assert not missing
 
 
-def test_a_frame_that_was_cut_off_is_malformed():
-    """No beginning of what a broker says is taken for the whole."""
+def test_a_truncated_recorded_frame_is_malformed():
+    """No prefix of a broker's response is accepted."""
     for frame in recorded():
         # Every length near both ends, and some between.
         size = len(frame.data)
@@ -112,8 +112,8 @@ def test_a_frame_that_was_cut_off_is_malformed():
                 frame.decoded(frame.data[:end])
 
 
-def test_a_frame_that_was_garbled_is_a_message_or_malformed():
-    """Real frames with a bit changed: the same two outcomes."""
+def test_a_garbled_recorded_frame_is_a_message_or_malformed():
+    """Real frames with a flipped bit."""
     random, outcomes = Random(1), Counter()
     for frame in recorded() * 10:
         data = bytearray(frame.data)
@@ -137,7 +137,7 @@ ALL = (0, 1, 2)
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_heartbeat_brings_an_assignment_once(version):
-    """A broker says what a member shall have when that changed, and null when it did not (KIP-848)."""
+    """The assignment is null in responses unless it has changed (KIP-848)."""
     answers = said(ConsumerGroupHeartbeatRequest, "answer", version)
 
     given = [one for one in answers if one.assignment]
@@ -147,21 +147,21 @@ def test_a_heartbeat_brings_an_assignment_once(version):
     assert all(one.member_epoch > 0 and one.heartbeat_interval_ms == 5000 for one in given)
 
 
-def test_an_assignment_may_be_nothing():
-    """A member that joins while another has all is told that it has none yet: an empty assignment is not null."""
+def test_an_assignment_may_be_empty():
+    """A member that joins a group without free partitions gets an empty assignment, which is not null."""
     assert () in {one.assignment for one in said(ConsumerGroupHeartbeatRequest, "answer")}
 
 
-def test_a_fenced_member_is_told_why():
-    """The answer to an epoch that is not the member's has code 110 and a sentence."""
+def test_a_fenced_heartbeat_has_an_error_message():
+    """A heartbeat with a wrong epoch gets error 110 and a message."""
     (fenced,) = (one for one in said(ConsumerGroupHeartbeatRequest, "answer", 1) if one.error_code == 110)
 
     assert "must abandon all its partitions and rejoin" in fenced.error_message
     assert (fenced.member_id, fenced.member_epoch, fenced.assignment) == (None, 0, None)
 
 
-def test_a_heartbeat_says_what_changed():
-    """A member says all when it joins, nothing while nothing changes, and what it owns when it took it over."""
+def test_a_heartbeat_has_only_changes():
+    """All fields when joining, none without a change, owned partitions after taking them over."""
     beats = said(ConsumerGroupHeartbeatRequest, "request")
 
     joining = [one for one in beats if one.member_epoch == 0]
@@ -176,8 +176,8 @@ def test_a_heartbeat_says_what_changed():
     assert any(one.member_epoch == -2 and one.instance_id == "first" for one in beats)
 
 
-def test_a_group_of_the_consumer_protocol_as_the_broker_sees_it():
-    """Epochs, assignor, members with what they have and shall have; a group that is not there has code 69."""
+def test_a_described_group_of_the_consumer_protocol():
+    """Epochs, assignor, and members with current and target assignments; a missing group has error 69."""
     (answer,) = said(ConsumerGroupDescribeRequest, "answer", 1)
 
     there, missing = answer.groups
@@ -192,8 +192,8 @@ def test_a_group_of_the_consumer_protocol_as_the_broker_sees_it():
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_classic_group_as_the_broker_sees_it(version):
-    """Its state, its assignor, and what each member asked for and was given, as members say it."""
+def test_a_described_classic_group(version):
+    """State, assignor, and the subscriptions and assignments of the members."""
     stable = [one for answer in said(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members]
 
     ranged = next(one for one in stable if one.protocol_data == "range")
@@ -204,8 +204,8 @@ def test_a_classic_group_as_the_broker_sees_it(version):
     assert MemberAssignment((OwnedPartitions(TOPIC, ALL),)) == decode_assignment(member.assignment)
 
 
-def test_what_librdkafka_says_for_cooperative_sticky():
-    """Its user data is that of the sticky assignor, which both our readers take for what it is."""
+def test_librdkafkas_user_data_for_cooperative_sticky():
+    """It has the format of the sticky assignor, which both decoders accept."""
     subscriptions = [
         decode_subscription(protocol.metadata)
         for one in said(JoinGroupRequest, "request")
@@ -224,7 +224,7 @@ def test_what_librdkafka_says_for_cooperative_sticky():
 
 @pytest.mark.parametrize("version", [12, 13])
 def test_topics_are_found_by_their_ids(version):
-    """An id that there is brings its name and partitions, one that there is not brings code 100 and no name."""
+    """A known id has name and partitions, an unknown one error 100 and no name."""
     by_name = {one.topic_id for answer in said(MetadataRequest, "answer", version) for one in answer.topics if one.name}
     (answer,) = (
         one for one in said(MetadataRequest, "answer", version) if any(topic.name is None for topic in one.topics)
@@ -238,8 +238,8 @@ def test_topics_are_found_by_their_ids(version):
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_where_an_epoch_ended(version):
-    """The broker gives the epoch's end, and says code 75 of an epoch that it does not know."""
+def test_the_end_offset_of_an_epoch(version):
+    """An unknown epoch has error 75."""
     (answer,) = said(OffsetForLeaderEpochRequest, "answer", version)
 
     assert [(one.partition, one.error_code, one.leader_epoch, one.end_offset) for one in answer.partitions] == [
@@ -250,7 +250,7 @@ def test_where_an_epoch_ended(version):
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_groups_configuration(version):
-    """What a group has of its own and what it has from elsewhere, by where it comes from."""
+    """Values with their sources: the group, the broker or a default."""
     group = next(
         result
         for answer in said(DescribeConfigsRequest, "answer", version)
@@ -263,8 +263,8 @@ def test_a_groups_configuration(version):
     assert found == {"consumer.heartbeat.interval.ms": ("6000", 8), "consumer.session.timeout.ms": ("45000", 5)}
 
 
-def test_what_librdkafka_writes_in_a_transaction():
-    """Its batches are of the transactional id's producer, for all replicas, and read by us as they were sent."""
+def test_librdkafkas_transactional_batches():
+    """They have the producer of the transactional id and acks=-1, and are decoded as sent."""
     requests = said(ProduceRequest, "request")
 
     batches = [split(one.records) for request in requests for one in request.partitions]
@@ -279,8 +279,8 @@ def test_what_librdkafka_writes_in_a_transaction():
         assert list(record.headers) == [("header", b"1"), ("null", None)]
 
 
-def test_what_librdkafka_commits_in_a_transaction():
-    """It says as which member of which generation, as we do; and one end in two is an abort (KIP-447)."""
+def test_librdkafkas_transactional_commits():
+    """They have group metadata as tailrace's (KIP-447); every second transaction is aborted."""
     commits = said(TxnOffsetCommitRequest, "request")
 
     assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}
@@ -292,7 +292,7 @@ def test_what_librdkafka_commits_in_a_transaction():
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_producer_id_is_given_or_refused(version):
-    """Given, there is a producer; refused, there is none (not yet, or the epoch is not the newest)."""
+    """A refused request has an error (not yet, or an old epoch) and no producer id."""
     answers = said(InitProducerIdRequest, "answer", version)
 
     assert {True, False} == {one.producer_id >= 0 for one in answers}
@@ -302,7 +302,7 @@ def test_a_producer_id_is_given_or_refused(version):
 
 @pytest.mark.parametrize("version", [8, 9, 10, 11])
 def test_a_batch_is_written_or_refused(version):
-    """An offset of the log, and code 45 for a place in the sequence that is not the next."""
+    """A written batch has an offset, one out of sequence error 45."""
     answers = [part for one in said(ProduceRequest, "answer", version) for part in one.partitions]
 
     assert {(one.error_code, one.base_offset >= 0) for one in answers} >= {(0, True), (45, False)}

@@ -1,1 +1,1 @@
-"""Support code of the tests: clients as witnesses, brokers behind proxies, simulations, fixtures' parts."""
+"""Support code of the tests: other clients, brokers behind proxies, simulations and parts of fixtures."""

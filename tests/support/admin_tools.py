@@ -1,4 +1,4 @@
-"""A cluster for the length of a block, what others do to groups (librdkafka, Kafka's own tool), and tools called."""
+"""Administration by other clients (librdkafka, Kafka's tool), and calls of the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 class Reached(Cluster):
-    """A cluster for the length of an ``async with``."""
+    """Connected cluster for the duration of an ``async with``."""
 
     async def __aenter__(self) -> Cluster:
         await self.bootstrap()
@@ -39,7 +39,7 @@ class Reached(Cluster):
 
 
 class KafkaTool:
-    """``kafka-consumer-groups``, as Kafka ships it."""
+    """Kafka's ``kafka-consumer-groups``."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         class_path = ":".join(map(str, jars.class_path(*_TOOLS)))
@@ -47,20 +47,20 @@ class KafkaTool:
         self._command = [str(find_java()), *_OPTIONS, "-cp", class_path, main, "--bootstrap-server", bootstrap_servers]
 
     def say(self, *arguments: str) -> str:
-        """What it prints."""
+        """Return the output of the tool."""
         return subprocess.run(
             [*self._command, *arguments], capture_output=True, text=True, timeout=60, check=False
         ).stdout
 
     def rows(self, *arguments: str) -> list[dict[str, str]]:
-        """The table that it prints, by its own headings."""
+        """Return the printed table by its headings."""
         lines = [line.split() for line in self.say(*arguments).splitlines() if line.strip()]
         header = next(n for n, line in enumerate(lines) if line[0] == "GROUP")
         return [dict(zip(lines[header], line, strict=False)) for line in lines[header + 1 :]]
 
 
 def commit_to(bootstrap_servers: str, group: str, topic: str, offsets: dict[int, int], text: str = "") -> None:
-    """Commit by librdkafka, outside of any membership, with a text beside each offset."""
+    """Commit by librdkafka without membership, with metadata for each offset."""
     with closing(ConfluentConsumer({"bootstrap.servers": bootstrap_servers, "group.id": group})) as consumer:
         said = [text] if text else []
         entries = [ConfluentTopicPartition(topic, partition, offset, *said) for partition, offset in offsets.items()]
@@ -68,7 +68,7 @@ def commit_to(bootstrap_servers: str, group: str, topic: str, offsets: dict[int,
 
 
 class Done(NamedTuple):
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -76,22 +76,22 @@ class Done(NamedTuple):
 
     @property
     def lines(self) -> list[dict]:
-        """Each line of JSON."""
+        """Return the decoded lines of JSON."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def words(self) -> str:
-        """As one line: where a screen ends is nobody's business here."""
+        """Output as one line, independent of line breaks."""
         return " ".join(self.out.split())
 
     @property
     def fits(self) -> bool:
-        """Whether no line is longer than 80 columns."""
+        """True if no line exceeds 80 columns."""
         return all(len(line.rstrip()) <= 80 for line in self.out.splitlines())
 
 
 class Kafka:
-    """The shared broker: topics, records and commits of others, and commands that are called with its address."""
+    """Shared broker with topics, records and commits of other clients, and commands that use it."""
 
     def __init__(self, server: KafkaServer, capsys: pytest.CaptureFixture[str]) -> None:
         self.server, self.bootstrap_servers, self._capsys = server, server.bootstrap_servers, capsys
@@ -104,7 +104,7 @@ class Kafka:
         return name
 
     def produce(self, topic: str, *values: bytes | None, partition: int = 0, since_ms: int = 0, **more: object) -> None:
-        """Acknowledged, a second apart from ``since_ms`` on."""
+        """Produce acknowledged records, a second apart from ``since_ms`` on."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers})
         for n, value in enumerate(values):
             producer.produce(topic, value, partition=partition, timestamp=since_ms and since_ms + 1000 * n, **more)
@@ -114,7 +114,7 @@ class Kafka:
         commit_to(self.bootstrap_servers, group or self.group, topic, offsets, text)
 
     def committed(self, topic: str, group: str | None = None) -> dict[int, int]:
-        """As librdkafka sees it."""
+        """Return the committed offsets by librdkafka."""
         asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group or self.group)])
         found = asked[group or self.group].result(20)
         return {one.partition: one.offset for one in found.topic_partitions if one.topic == topic and one.offset >= 0}
@@ -125,7 +125,7 @@ class Kafka:
 
     @contextmanager
     def member(self, topic: str, client_id: str = "north") -> Iterator[ConfluentConsumer]:
-        """A live member of the group, by librdkafka, which has its partitions."""
+        """Live member of the group by librdkafka, with assigned partitions."""
         settings = {"bootstrap.servers": self.bootstrap_servers, "group.id": self.group, "client.id": client_id}
         with closing(ConfluentConsumer({**settings, "auto.offset.reset": "earliest"})) as consumer:
             consumer.subscribe([topic])
@@ -136,9 +136,9 @@ class Kafka:
             yield consumer
 
     def call(self, *arguments: str) -> Done:
-        """`tailrace …`, in this process, on a screen of 80 columns.
+        """Run `tailrace …` in this process, on a screen of 80 columns.
 
-        In a thread of its own, as it runs an event loop of its own: pytest-asyncio's is not to be disturbed.
+        It runs in a thread, because it has its own event loop besides that of pytest-asyncio.
         """
         self._capsys.readouterr()
         with ThreadPoolExecutor(1) as thread:

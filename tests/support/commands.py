@@ -1,4 +1,4 @@
-"""`tailrace` as a user calls it: a process of its own, 80 columns wide, no option from our environment."""
+"""`tailrace` in a child process, 80 columns wide, without options from the environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def tailrace(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What it says, and how it ends."""
+    """Run a command and return its result."""
     return subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
@@ -36,7 +36,7 @@ def tailrace(*arguments: str, timeout: float = 60, **variables: str) -> subproce
 
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """It runs; its stdout can be read line by line."""
+    """Start a command whose stdout is read line by line."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )
@@ -48,7 +48,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], label: str) -> str:
-    """The rest of the line that begins with ``label``."""
+    """Return the rest of the line that starts with ``label``."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(label):
@@ -57,14 +57,14 @@ def read_until(process: subprocess.Popen[str], label: str) -> str:
 
 
 def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
-    """Its exit code and the rest of what it wrote, after a signal."""
+    """Send a signal and return the exit code and the remaining output."""
     process.send_signal(number)
     out, errors = process.communicate(timeout=60)
     return process.returncode, out + errors
 
 
 def without_java(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """``variables`` as it is on a machine that has no Java; ``folder`` has what else stands beside one."""
+    """Return ``variables`` as on a machine without Java, with ``folder`` as PATH."""
     commands = folder / "commands"
     commands.mkdir()
     for home in ("/bin", "/usr/bin"):

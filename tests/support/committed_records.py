@@ -1,4 +1,4 @@
-"""What readers of committed records see of a topic, and of a group: librdkafka's view of transactions."""
+"""Committed records and offsets as seen by librdkafka's read_committed clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END = b"the end"
 
 
 class CommittedRecords:
-    """Makes topics and transactional producers on one server, and looks at what came of them."""
+    """Topics and transactional producers on a server, and views of committed results."""
 
     def __init__(self, server: KafkaServer) -> None:
         self.server = server
@@ -38,13 +38,13 @@ class CommittedRecords:
     def producer(
         self, name: str | None = None, *, config: dict[str, object] | None = None, **options
     ) -> TransactionalProducer:
-        """One with a transactional id of its own, unless that is given."""
+        """Return a producer, by default with a unique transactional id."""
         quick = {"fetch_max_wait_ms": 100, "retry_backoff_ms": 20}
         resolved = resolve({**self.server.client_options, **quick, **(config or {})}, {})
         return TransactionalProducer(resolved, transactional_id=name or f"x-{uuid.uuid4().hex[:12]}", **options)
 
     async def flush(self, producer: TransactionalProducer) -> None:
-        """Have what was sent written while the transaction is open, as much more of it would."""
+        """Send the pending records while the transaction is open."""
         async with producer._turn():
             for filled in producer._outbox.close_all():
                 producer._tell(filled)
@@ -52,7 +52,7 @@ class CommittedRecords:
             await producer._drive()
 
     async def committed(self, topic: str) -> list:
-        """All records that a read_committed reader sees, by partition and offset; it waits for what is not decided."""
+        """Return all committed records by partition and offset, after waiting for open transactions."""
         return await asyncio.to_thread(self._committed, topic)
 
     def _committed(self, topic: str) -> list:
@@ -86,17 +86,17 @@ class CommittedRecords:
         return sorted((one for one in found if one.value() != _END), key=lambda one: (one.partition(), one.offset()))
 
     async def values(self, topic: str) -> list[bytes]:
-        """The values of these, in order."""
+        """Return the values of records in order."""
         return [one.value() for one in await self.committed(topic)]
 
     async def stable_end(self, topic: str, partition: int = 0) -> int:
-        """As far as a read_committed reader comes now."""
+        """Return the last stable offset."""
         place = TopicPartition(topic, partition)
         asked = self._admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
         return (await asyncio.to_thread(asked[place].result, 20)).offset
 
     async def group_offsets(self, group: str, topic: str, partitions: Iterable[int] = (0,)) -> dict[int, int]:
-        """What the group has committed, by partition; it waits for what is not decided yet."""
+        """Return the committed offsets of a group, after waiting for open transactions."""
         while True:
             found = await self.group_offsets_now(group, topic, partitions, stable=True)
             if not any(one.error for one in found):
@@ -105,7 +105,7 @@ class CommittedRecords:
     async def group_offsets_now(
         self, group: str, topic: str, partitions: Iterable[int] = (0,), *, stable: bool = False
     ) -> list[TopicPartition]:
-        """The same, without waiting."""
+        """Return the committed offsets of a group without waiting."""
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, one) for one in partitions])
         asked = self._admin.list_consumer_group_offsets([wanted], require_stable=stable)
         return (await asyncio.to_thread(asked[group].result, 20)).topic_partitions

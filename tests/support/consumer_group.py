@@ -1,4 +1,4 @@
-"""Several members of one group, each reading in a task of its own, and the ledger of what they handled."""
+"""Members of a group, each reading in its own task, and the records they handled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace import Consumer, Record
 
 
 class Member:
-    """A consumer and the task that reads it until it is stopped."""
+    """Consumer and the task that reads from it until it is stopped."""
 
     def __init__(self, consumer: Consumer, note: Callable[[Record], None]) -> None:
         self.consumer = consumer
@@ -25,7 +25,7 @@ class Member:
 
     async def stop(self) -> None:
         if self.records:
-            # It is handled, though nobody has asked for the next one yet.
+            # It is handled, although the next one was not requested yet.
             self.consumer.ack(self.records[-1])
         await self.consumer.stop()
         if self._reading is not None:
@@ -39,7 +39,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """``async with Crew(new_consumer, topic, group_id=…) as crew``: members come and go, the ledger stays."""
+    """Group with changing members and a ledger of handled records, as an ``async with`` block."""
 
     def __init__(self, new_consumer: Callable[..., Consumer], topic: str, **options: object) -> None:
         self._new_consumer, self._topic, self._options = new_consumer, topic, options
@@ -54,25 +54,25 @@ class ConsumerGroup:
         await asyncio.gather(*(member.stop() for member in self.members))
 
     async def join(self, **options: object) -> Member:
-        """A new member; its partitions come later."""
+        """Add a member, without waiting for its partitions."""
         member = Member(self._new_consumer(self._topic, **{**self._options, **options}), self._note)
         self.members.append(member)
         await member.start()
         return member
 
     async def leave(self, member: Member) -> None:
-        """Stop one, cleanly."""
+        """Stop a member cleanly."""
         self.members.remove(member)
         await member.stop()
 
     async def shares(self, *sizes: int, timeout_s: float = 30) -> None:
-        """Wait until the members have that many partitions each, in any order."""
+        """Wait until the members have these numbers of partitions, in any order."""
         await until(
             lambda: sorted(len(member.consumer.assignment()) for member in self.members) == sorted(sizes), timeout_s
         )
 
     async def handle(self, count: int, timeout_s: float = 60) -> None:
-        """Wait until so many different records are handled."""
+        """Wait until this number of different records is handled."""
         async with asyncio.timeout(timeout_s):
             while len(self.handled) < count:
                 self._news.clear()
@@ -84,14 +84,14 @@ class ConsumerGroup:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    """Wait for what no event tells of."""
+    """Wait for a condition without an event."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a look from outside has nothing else to wait for
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
 
 
 async def kill(topic: str) -> None:
-    """End the consumer of a topic as SIGKILL would: no commit, no word to anybody."""
+    """End a consumer as SIGKILL would, without a commit or LeaveGroup."""
     (task,) = (one for one in asyncio.all_tasks() if one.get_name() == f"tailrace consumer {topic}")
     task.cancel()
     await asyncio.wait({task})

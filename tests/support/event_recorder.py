@@ -1,4 +1,4 @@
-"""A hook that keeps events and lets a test wait for one."""
+"""Hook that records events and waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EventT = TypeVar("EventT", bound=Event)
 
 
 class EventRecorder:
-    """Give it as ``hooks=[recorder]``."""
+    """Recorder of events; pass it as ``hooks=[recorder]``."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -23,7 +23,7 @@ class EventRecorder:
         self._news.set()
 
     def of(self, kind: type[EventT]) -> list[EventT]:
-        """The events of one kind so far."""
+        """Return the events of a type so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait_for(
@@ -34,7 +34,7 @@ class EventRecorder:
         where: Callable[[EventT], bool] = lambda _event: True,
         timeout_s: float = 30,
     ) -> EventT:
-        """Wait for the ``count``-th event of one kind for which ``where`` holds."""
+        """Wait for the ``count``-th event of a type that satisfies ``where``."""
         async with asyncio.timeout(timeout_s):
             while len(found := [event for event in self.of(kind) if where(event)]) < count:
                 self._news.clear()

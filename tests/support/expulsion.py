@@ -13,10 +13,10 @@ __all__ = ["expel"]
 
 
 async def expel(bootstrap_servers: str, group: str, member_id: str) -> None:
-    """Have the member leave its group; its next heartbeat is answered with UNKNOWN_MEMBER_ID."""
+    """Send LeaveGroup for the member; its next heartbeat is answered with UNKNOWN_MEMBER_ID."""
     with closing(Cluster(resolve({"bootstrap_servers": bootstrap_servers}, {}))) as cluster:
         await cluster.bootstrap()
         coordinator = await cluster.coordinator(group)
         answer = await coordinator.send(LeaveGroupRequest(group, member_id))
         assert not answer.error_code
-    await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+    await asyncio.sleep(0)  # the sockets are closed in the next loop iteration

@@ -1,4 +1,4 @@
-"""A broker behind a fault proxy whose groups beat several times a second, and what passed of KIP-848."""
+"""Broker behind a fault proxy with short heartbeat intervals, and the recorded requests of KIP-848."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK: Mapping[str, object] = {
     "group.consumer.min.session.timeout.ms": 500,
     "group.consumer.session.timeout.ms": 30_000,
     "log.cleaner.backoff.ms": 200,
-    # The group's next assignment is not put off, so that a test need not wait for it.
+    # The next assignment of the group is not delayed.
     "group.consumer.assignment.interval.ms": 0,
 }
 
@@ -31,11 +31,11 @@ _GROUP_RESOURCE = 32
 
 
 class Kip848Broker(ProxiedBroker):
-    """Makes consumers of the consumer protocol, and knows what they and the broker said to each other."""
+    """Creates consumers of the consumer protocol and returns their recorded requests and responses."""
 
     @property
     def direct(self) -> str:
-        """The way to the broker that does not pass the proxy."""
+        """Address of the broker, past the proxy."""
         return f"127.0.0.1:{self.server.node.ports.internal}"
 
     def consumer(self, *topics: str, **options: object) -> Consumer:
@@ -46,22 +46,22 @@ class Kip848Broker(ProxiedBroker):
         return said(self.proxy, client_id)
 
     def heard(self, client_id: str) -> list[ConsumerGroupHeartbeatResponse]:
-        """What they were answered with."""
+        """Return the responses to heartbeats of a client."""
         return [f.message for f in self.proxy.answers(ConsumerGroupHeartbeatRequest, client_id=client_id)]
 
     def commits(self, client_id: str) -> list[OffsetCommitRequest]:
-        """The commits of one client, in order."""
+        """Return the commits of a client, in order."""
         return [frame.message for frame in self.proxy.requests(OffsetCommitRequest, client_id=client_id)]
 
     async def confirms(self, group: str, crew: ConsumerGroup) -> None:
-        """Wait until the broker says of every member's partitions what the members say."""
+        """Wait until the broker's assignments equal those of all members."""
         async with asyncio.timeout(20):
             theirs = await self.members(group)
             while {one.consumer.assignment() for one in crew.members} != set(theirs.values()):
                 theirs = await self.members(group)
 
     async def configure(self, group: str, **config: int) -> None:
-        """Set a group's own configuration, such as ``consumer_session_timeout_ms=1000``."""
+        """Set a configuration of the group, such as ``consumer_session_timeout_ms=1000``."""
         entries = tuple(ConfigAlteration(k.replace("_", "."), 0, str(v)) for k, v in config.items())
         cluster = Cluster(resolve({"bootstrap_servers": self.direct}))
         try:
@@ -70,7 +70,7 @@ class Kip848Broker(ProxiedBroker):
             answer = await cluster.send_to_any(request)
         finally:
             cluster.close()
-            await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+            await asyncio.sleep(0)  # the sockets are closed in the next loop iteration
         assert [one.error_code for one in answer.responses] == [0], answer
 
 
@@ -80,12 +80,12 @@ def said(proxy: FaultProxy, client_id: str) -> list[ConsumerGroupHeartbeatReques
 
 
 def says_nothing(beat: ConsumerGroupHeartbeatRequest) -> bool:
-    """Whether it says only that the member lives."""
+    """Return True if a heartbeat contains no changes."""
     return beat == ConsumerGroupHeartbeatRequest(beat.group_id, beat.member_id, beat.member_epoch, beat.instance_id)
 
 
 def is_full(beat: ConsumerGroupHeartbeatRequest) -> bool:
-    """Whether it says all that a join has to say."""
+    """Return True if a heartbeat contains all fields of a join."""
     return (
         (beat.subscribed_topic_names is not None or beat.subscribed_topic_regex is not None)
         and beat.rebalance_timeout_ms > 0

@@ -1,4 +1,4 @@
-"""How often an event loop turns: what has nothing to do waits, and what cannot wait turns as often as it can."""
+"""Counter of event loop iterations, to detect busy waiting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Self
 
 
 class LoopTurns:
-    """Counts the turns of the running loop of asyncio; ``with Turns() as turns``.
+    """Counts the iterations of the running asyncio loop within a ``with`` block.
 
-    Unlike the time that the processor was busy, it is the same on a slow machine, beside other threads, and while
-    garbage is collected.
+    Unlike CPU time, the count does not depend on the speed of the machine, other threads or garbage collection.
     """
 
     def __enter__(self) -> Self:
@@ -32,5 +31,5 @@ class LoopTurns:
 
     @property
     def per_second(self) -> float:
-        """How often it has turned in a second."""
+        """Return the iterations per second so far."""
         return self._count / self._took_s

@@ -1,4 +1,4 @@
-"""A member of a group that is none of our consumers: it joins by hand, and does nothing that it is not told to."""
+"""Group member that is driven by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResponseT = TypeVar("ResponseT", bound=Any)
 
 
 class ManualMember:
-    """``async with Stranger(bootstrap_servers, group) as stranger``; its connections end with the block."""
+    """Member within an ``async with`` block, which closes its connections."""
 
     def __init__(self, bootstrap_servers: str, group: str) -> None:
         self._cluster = Cluster(resolve({"bootstrap_servers": bootstrap_servers, "client_id": "stranger"}))
@@ -38,15 +38,15 @@ class ManualMember:
 
     async def __aexit__(self, *_: object) -> None:
         self._cluster.close()
-        await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+        await asyncio.sleep(0)  # the sockets are closed in the next loop iteration
 
     async def join(
         self, *topics: str, protocol_type: str = "consumer", protocol: str = "range", session_s: float = 30
     ) -> JoinGroupResponse:
-        """Become a member, and give everybody nothing; what it says it can do decides who else may join."""
+        """Join and assign no partitions; its protocols decide which members can join as well."""
         offer = JoinGroupProtocol(protocol, encode_subscription(MemberSubscription(topics)))
         session_ms = round(session_s * 1000)
-        for _ in range(2):  # the first is answered with an id
+        for _ in range(2):  # the first response contains the member id
             join = JoinGroupRequest(self._group, session_ms, 60_000, self.member_id, protocol_type, (offer,))
             joined = await (await self._coordinator()).send(join, timeout_s=60)
             self.member_id = joined.member_id
@@ -60,21 +60,21 @@ class ManualMember:
         return joined
 
     async def coordinator_id(self) -> int:
-        """The number of the broker that coordinates the group."""
+        """Return the node id of the coordinator."""
         return (await self._coordinator()).id
 
     async def committed(self, topic: str, partitions: int) -> dict[int, int]:
-        """The group's committed offsets, where the coordinator moves: librdkafka's question ends the process then."""
+        """Return the committed offsets while the coordinator moves, which would crash librdkafka's client."""
         wanted = tuple(OffsetFetchPartition(topic, partition) for partition in range(partitions))
         answer = await self._asked(OffsetFetchRequest(self._group, wanted))
         return {one.partition: one.offset for one in answer.partitions if one.offset >= 0}
 
     async def leave(self) -> None:
-        """Say good-bye to whoever coordinates the group now."""
+        """Send LeaveGroup to the current coordinator."""
         await self._asked(LeaveGroupRequest(self._group, self.member_id))
 
     async def _asked(self, request: Request[ResponseT]) -> ResponseT:
-        """The answer of whoever coordinates the group now, and knows it."""
+        """Return the response of the current coordinator, once it has loaded the group."""
 
         async def attempt() -> ResponseT:
             self._cluster.forget_coordinator(self._group, "it may have moved")

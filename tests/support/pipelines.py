@@ -1,4 +1,4 @@
-"""Apps that pass records on, and whether what came out is what went in, once."""
+"""Apps that forward records, and checks that each record is forwarded once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tailrace.testing import KafkaServer
 from tests.support.committed_records import CommittedRecords
 from tests.support.witness import Witness
 
-# So that what is lost is missed soon.
+# Short, so that a lost request is retried soon.
 IMPATIENT: dict[str, Any] = {"fetch_max_wait_ms": 50, "retry_backoff_ms": 20, "request_timeout_ms": 2_000}
 
-# Of a broker whose members and transactions do not keep a test waiting.
+# Broker with short delays for members and transactions.
 QUICK_BROKER = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
     "group.consumer.min.heartbeat.interval.ms": 100,
@@ -39,7 +39,7 @@ def passing_on(
     order_by: Any = "key",
     first: Callable[[Record], Awaitable[None]] | None = None,
 ) -> list[int]:
-    """Has an app pass records on; gives the numbers that its handler saw, as often as it did."""
+    """Add a forwarding handler to an app and return the list of numbers it handled."""
     seen: list[int] = []
 
     @app.handler(source, publish=target, order_by=order_by, concurrency=16)
@@ -57,22 +57,22 @@ def fill(witness: Witness, topic: str, numbers: range, keys: int = 20) -> None:
 
 
 async def offsets_now(ledger: CommittedRecords, group: str, topic: str, partitions: int) -> dict[int, int]:
-    """What the group has committed so far, by partition."""
+    """Return the committed offsets of a group by partition."""
     with _asking(ledger, group) as committed:
         return await committed(topic, partitions)
 
 
 async def until_committed(ledger: CommittedRecords, group: str, topic: str, count: int, partitions: int = 1) -> None:
-    """Wait until the group has committed so many records of a topic, which has nothing else in it."""
+    """Wait until the group has committed this number of records of a topic without other records."""
     with _asking(ledger, group) as committed:
         async with asyncio.timeout(30):
-            while sum((await committed(topic, partitions)).values()) < count:  # noqa: ASYNC110 - it tells nobody
+            while sum((await committed(topic, partitions)).values()) < count:  # noqa: ASYNC110 - the broker has no event for it
                 await asyncio.sleep(0.02)
 
 
 @contextmanager
 def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int], Awaitable[dict[int, int]]]]:
-    """By a consumer that never joins: librdkafka's admin ends the process when the coordinator cannot say yet."""
+    """Use a consumer that never joins: librdkafka's admin client may crash while the coordinator is loading."""
     options = {"bootstrap.servers": ledger.server.bootstrap_servers, "isolation.level": "read_uncommitted"}
     asking = Consumer({**options, "group.id": group}, logger=logging.getLogger("librdkafka"))
 
@@ -80,7 +80,7 @@ def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int
         try:
             found = asking.committed([TopicPartition(topic, one) for one in range(partitions)], 5)
         except KafkaException:
-            # The broker is not there just now.
+            # The broker is down at the moment.
             return {}
         return {one.partition: one.offset for one in found if one.offset >= 0}
 
@@ -94,7 +94,7 @@ def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int
 
 
 def direct(server: KafkaServer) -> Any:
-    """The way to a broker that does not pass its proxy, for a Ledger."""
+    """Address of the broker, past its proxy."""
     return SimpleNamespace(
         bootstrap_servers=f"127.0.0.1:{server.node.ports.internal}",
         client_options=server.client_options,
@@ -103,7 +103,7 @@ def direct(server: KafkaServer) -> Any:
 
 
 async def check(ledger: CommittedRecords, topic: str, numbers: Iterable[int]) -> None:
-    """Each number is there once, and those of each key in order."""
+    """Check that each number occurs once and that those of each key are in order."""
     by_key = defaultdict(list)
     for one in await ledger.committed(topic):
         by_key[one.key()].append(int(one.value()))

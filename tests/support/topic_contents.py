@@ -1,4 +1,4 @@
-"""What stands in a topic, as librdkafka reads it."""
+"""Contents of a topic as read by librdkafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.witness import Witness
 
 
 async def contents_of(witness: Witness, topic: str, partitions: int = 1) -> list[Message]:
-    """All records of a topic, from its beginning to where it ends now, partition by partition."""
+    """Return all records of a topic up to its current end, by partition."""
 
     def read() -> list[Message]:
         found = []

@@ -1,4 +1,4 @@
-"""What may become of a transaction's requests and answers on their way, for a FaultProxy."""
+"""Faults of transactional requests and responses for a FaultProxy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOSSES = ("drop_answer", "reset_on_answer", "drop_request", "repeat_request")
 
 
 def with_code(code: int) -> Callable[[Any], Any]:
-    """Edits an answer: that code, of all that it is about."""
+    """Return an edit function that sets this error code throughout a response."""
 
     def edit(answer: Any) -> Any:
         if not hasattr(answer, "partitions"):

@@ -1,4 +1,4 @@
-"""A broker behind a proxy, who sees what it has committed, and apps that handle records exactly once."""
+"""Broker behind a proxy, views of committed results, and exactly-once apps."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.support.witness import Witness
 
 @pytest.fixture(scope="session")
 def quick_broker() -> Iterator[KafkaServer]:
-    """A broker behind a proxy, which looks often for transactions that took too long."""
+    """Broker behind a proxy that checks for expired transactions frequently."""
     with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
         yield started
 
 
 @pytest.fixture
 def own_server(quick_broker) -> KafkaServer:
-    """It, which all tests share; nothing is kept of what passed before this one."""
+    """Shared broker, without recorded frames of earlier tests."""
     quick_broker.proxy.frames.clear()
     return quick_broker
 
 
 @pytest.fixture
 def mortal_server() -> Iterator[KafkaServer]:
-    """A broker of the test's own, which it may kill: one that has many topics takes long to come back."""
+    """Broker of the test that it may kill; one with many topics takes long to restart."""
     with KafkaServer(config=QUICK_BROKER) as started:
         yield started
 
@@ -41,13 +41,13 @@ def proxy(own_server) -> FaultProxy:
 
 @pytest.fixture
 def ledger(own_server) -> CommittedRecords:
-    """It does not pass the proxy."""
+    """View of committed results, past the proxy."""
     return CommittedRecords(direct(own_server))
 
 
 @pytest.fixture
 def witness(own_server) -> Witness:
-    """Nor does this one."""
+    """Other client, past the proxy."""
     return Witness(direct(own_server).bootstrap_servers)
 
 
@@ -69,7 +69,7 @@ def new_app(own_server, group, recorder) -> Callable[..., App]:
 
 @pytest.fixture
 def dead(own_server, ledger) -> Callable[[str], str]:
-    """Makes a topic with the name that is given, for dead letters."""
+    """Create a dead-letter topic with the given name."""
 
     def make(name: str) -> str:
         own_server.create_topic(name)

@@ -1,4 +1,4 @@
-"""Witnesses that are not ours: confluent-kafka (librdkafka) and aiokafka produce, read what is committed, and look."""
+"""Other clients, confluent-kafka (librdkafka) and aiokafka, that produce and observe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_YET = {
 
 
 class Witness:
-    """What the broker says when somebody else asks."""
+    """View of a broker by another client."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -44,7 +44,7 @@ class Witness:
         keys: Iterable[bytes] | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> int:
-        """Produce and wait until all is acknowledged; gives how many."""
+        """Produce records, wait until all are acknowledged, and return their number."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -65,27 +65,27 @@ class Witness:
         return count
 
     def fill(self, topic: str, partitions: int, count: int) -> None:
-        """Produce so many numbers to each partition."""
+        """Produce this many numbers to each partition."""
         for partition in range(partitions):
             self.produce(topic, (b"%d" % n for n in range(count)), partition=partition)
 
     async def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
-        """The group's committed offsets, by partition; a partition without one is absent."""
+        """Return the committed offsets of a group by partition, without missing ones."""
         found = await self._committed(group, [AioTopicPartition(topic, partition) for partition in range(partitions)])
         return {at.partition: one.offset for at, one in found.items() if one.offset >= 0}
 
     async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
-        """The text beside the committed offset, as it stands at the broker."""
+        """Return the stored metadata of a committed offset."""
         wanted = AioTopicPartition(topic, partition)
         found = await self._committed(group, [wanted])
-        return found[wanted].metadata.rstrip("\0")  # which librdkafka writes behind a text
+        return found[wanted].metadata.rstrip("\0")  # librdkafka appends it
 
     async def _committed(
         self, group: str, wanted: list[AioTopicPartition]
     ) -> dict[AioTopicPartition, AioOffsetAndMetadata]:
-        """Ask aiokafka, until the coordinator answers.
+        """Ask aiokafka until the coordinator responds.
 
-        librdkafka's admin client reads the text past its end, and its process may end by that.
+        librdkafka's admin client reads past the end of the metadata and may crash.
         """
         async with asyncio.timeout(20):
             while True:
@@ -96,7 +96,7 @@ class Witness:
                         found = await admin.list_consumer_group_offsets(group, partitions=wanted)
                     finally:
                         await admin.close()
-                    # A coordinator that loads leaves partitions out.
+                    # A coordinator that is loading omits partitions.
                     if found.keys() >= set(wanted):
                         return found
                 await asyncio.sleep(0.05)
@@ -115,7 +115,7 @@ class Witness:
         await asyncio.to_thread(commit)
 
     async def members(self, group: str) -> dict[str, frozenset[TopicPartition]]:
-        """The group's members, by id, and what each has."""
+        """Return the members of a group by id, with their assignments."""
         found = await self.described(group)
         return {
             member.member_id: frozenset(
@@ -125,11 +125,11 @@ class Witness:
         }
 
     async def state(self, group: str) -> str:
-        """Such as STABLE or EMPTY."""
+        """Return the state of a group, such as STABLE or EMPTY."""
         return (await self.described(group)).state.name
 
     async def described(self, group: str) -> ConsumerGroupDescription:
-        """All that the broker says of a group, as soon as it knows its groups: a new broker has to load them first."""
+        """Return the description of a group, after waiting until a new broker has loaded its groups."""
         async with asyncio.timeout(30):
             while True:
                 asked = self.admin.describe_consumer_groups([group])
@@ -141,7 +141,7 @@ class Witness:
                 await asyncio.sleep(0.02)
 
     async def ends(self, topic: str, partitions: int) -> dict[int, int]:
-        """The end of each partition."""
+        """Return the end offset of each partition."""
 
         def ask() -> dict[int, int]:
             consumer = ConfluentConsumer({"bootstrap.servers": self.bootstrap_servers, "group.id": "witness"})
@@ -157,5 +157,5 @@ class Witness:
 
 
 def offsets(records: Iterable[Record]) -> list[tuple[int, int]]:
-    """Where records were, in the order in which they came."""
+    """Return the offsets of records in the order of arrival."""
     return [(record.partition, record.offset) for record in records]

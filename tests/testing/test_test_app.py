@@ -1,4 +1,4 @@
-"""TestApp: handlers run on what a test sends, with everything of production but the broker, and without waiting."""
+"""TestApp runs handlers as in production, without a broker and without real delays."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def charge(order: Order, bank: Annotated[str, Depends(open_bank, scope="ap
     return Invoice(order.customer, order.total)
 
 
-async def test_what_the_design_shows():
-    """A rejected order is a dead letter when send returns, nothing was published of it, and its offset is done."""
+async def test_a_rejected_record_is_dead_lettered_when_send_returns():
+    """Nothing was published for it, and its offset is committed."""
     async with TestApp(billing, overrides={open_bank: open_fake_bank}) as kafka:
         await kafka.send("orders", Order(customer="ann", total=-5))
 
@@ -70,7 +70,7 @@ async def test_what_the_design_shows():
 
 
 async def test_one_app_serves_many_tests():
-    """An app of a module starts anew with each TestApp, and nothing of the last one is left in its topics."""
+    """Each TestApp starts the app again with empty topics."""
     for total in (1, 2):
         async with TestApp(billing) as kafka:
             await kafka.send("orders", Order("ann", total), key="ann", headers=[("shop", "berlin")])
@@ -82,7 +82,7 @@ async def test_one_app_serves_many_tests():
 
 
 async def test_pauses_between_attempts_take_no_time():
-    """A minute of back-off passes at once, on the loop's clock and in order."""
+    """A minute of backoff passes immediately, in order on the loop's clock."""
     app, tried = App(group_id="g"), []
     began = time.monotonic()
 
@@ -102,7 +102,7 @@ async def test_pauses_between_attempts_take_no_time():
 
 
 async def test_deadlines_are_kept_in_virtual_time():
-    """A handler that takes longer than its timeout has failed, in an instant."""
+    """A handler that exceeds its timeout fails immediately."""
     app = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1))
 
     @app.handler("t", timeout_ms=30_000)
@@ -116,8 +116,8 @@ async def test_deadlines_are_kept_in_virtual_time():
         assert letter.error_type == "TimeoutError"
 
 
-async def test_a_plain_function_may_take_its_time():
-    """The clock does not jump past a handler in a thread: its deadline is its own."""
+async def test_the_clock_stops_while_a_handler_runs_in_a_thread():
+    """The deadline of the handler is in real time."""
     app, done = App(group_id="g"), []
 
     @app.handler("t", timeout_ms=30_000)
@@ -131,8 +131,8 @@ async def test_a_plain_function_may_take_its_time():
     assert done == [b"0"]
 
 
-async def test_a_plain_function_may_take_its_time_for_a_batch():
-    """While a thread of a batch handler works the clock stands, too."""
+async def test_the_clock_stops_while_a_batch_handler_runs_in_a_thread():
+    """The same for batch handlers."""
     app, seen = App(group_id="g", dead_letter="dead", retry=Retry(attempts=1)), []
 
     @app.batch_handler("t", timeout_ms=30_000)
@@ -148,7 +148,7 @@ async def test_a_plain_function_may_take_its_time_for_a_batch():
 
 
 async def test_topics_by_pattern():
-    """A topic is there with its first record; letters of it come to nobody, and `send` returns when it is handled."""
+    """A topic exists from its first record on; its dead letters have no reader, and `send` returns when handled."""
     app, seen = App(group_id="g", dead_letter="{topic}.{group}.dead", retry=Retry(attempts=1)), []
 
     @app.handler(pattern="t.*")
@@ -167,8 +167,8 @@ async def test_topics_by_pattern():
             await kafka.send("t-1.g.dead", b"0")
 
 
-async def test_a_record_that_nobody_takes_waits_and_send_returns():
-    """What failed for good waits, with its lane behind it, while other lanes go on; it heals when the cause is gone."""
+async def test_send_returns_when_a_failed_record_waits():
+    """A record that failed permanently waits with its lane; other lanes continue, and it succeeds later."""
     app, is_broken = App(group_id="g", retry=Retry(attempts=2)), True
 
     @app.handler("t", order_by="key")
@@ -189,8 +189,8 @@ async def test_a_record_that_nobody_takes_waits_and_send_returns():
         assert kafka.committed("t") == 3
 
 
-async def test_stop_is_told_to_whoever_sends():
-    """on_failure="stop" ends the app, and send says why."""
+async def test_send_raises_when_the_app_stops():
+    """With on_failure="stop", a failure ends the app, and send raises it."""
     app = App(group_id="g", on_failure="stop", retry=Retry(attempts=1))
 
     @app.handler("t")
@@ -203,7 +203,7 @@ async def test_stop_is_told_to_whoever_sends():
 
 
 async def test_order_and_concurrency_are_those_of_the_app():
-    """Records of a key run one after the other, those of others beside them, up to the handler's concurrency."""
+    """Records of a key are handled one after another, those of other keys concurrently."""
     app, running, most, seen = App(group_id="g"), 0, 0, []
 
     @app.handler("t", order_by="key", concurrency=3)
@@ -227,8 +227,8 @@ async def test_order_and_concurrency_are_those_of_the_app():
     assert most == 3
 
 
-async def test_a_chain_is_through_when_send_returns():
-    """What a handler publishes to a topic that the app reads is handled before send returns."""
+async def test_send_waits_for_records_published_to_the_app():
+    """Records that a handler publishes to a topic of the app are handled before send returns."""
     app, module, seen = App(group_id="g"), Handlers(), []
 
     @module.handler("a", publish="b")
@@ -251,8 +251,8 @@ async def test_a_chain_is_through_when_send_returns():
         assert kafka.committed("b") == 2
 
 
-async def test_what_does_not_decode_dies_once():
-    """The codec is the app's: what it cannot read is a dead letter with its raw bytes, after one attempt."""
+async def test_a_record_that_cannot_be_decoded_is_dead_lettered():
+    """It has its raw bytes and one attempt; the codec is that of the app."""
     async with TestApp(billing) as kafka:
         await kafka.send("orders", b'{"customer": 1}')
 
@@ -265,7 +265,7 @@ async def test_what_does_not_decode_dies_once():
 
 
 async def test_a_paused_handler_waits():
-    """A handler that is paused begins nothing, and goes on where it was when it is resumed."""
+    """A paused handler starts no record and continues when it is resumed."""
     app, seen = App(group_id="g"), []
 
     @app.handler("t")
@@ -284,8 +284,8 @@ async def test_a_paused_handler_waits():
         assert (seen, app.is_paused(handle), kafka.committed("t")) == ([b"0", b"1"], False, 2)
 
 
-async def test_a_handler_that_pauses_itself_begins_nothing_more():
-    """However many records are there, the one that it is at is the last."""
+async def test_a_handler_that_pauses_itself_starts_no_record():
+    """The record in progress is the last one."""
     app, seen = App(group_id="g"), []
 
     @app.handler("t")
@@ -304,8 +304,8 @@ async def test_a_handler_that_pauses_itself_begins_nothing_more():
         assert (seen, kafka.committed("t")) == (list(range(100)), 100)
 
 
-async def test_mistakes_are_told():
-    """A topic that nobody reads, a partition that is not there and a topic of two groups each have their sentence."""
+async def test_errors_of_wrong_arguments():
+    """A topic without a reader, a missing partition, and a topic of two groups have their own messages."""
     app = App(group_id="g")
 
     @app.handler("t")
@@ -324,8 +324,8 @@ async def test_mistakes_are_told():
         assert kafka.committed("t", group_id="other") == 0
 
 
-async def test_an_app_that_needs_no_broker_is_ready_when_a_test_is():
-    """With require_broker=False, too, what it opens and its hooks are through before the first record is sent."""
+async def test_an_app_without_a_required_broker_is_started():
+    """With require_broker=False, providers and hooks have run before the first record is sent."""
     app, seen = App(group_id="g", require_broker=False), []
 
     @app.on_start
@@ -343,8 +343,8 @@ async def test_an_app_that_needs_no_broker_is_ready_when_a_test_is():
     assert seen == ["begun", 1]
 
 
-async def test_real_time_where_it_is_wanted():
-    """With virtual_time=False the clock is left alone, for handlers that wait for a real server."""
+async def test_real_time():
+    """With virtual_time=False, the clock is unchanged, for handlers that wait for a real server."""
     app, seen = App(group_id="g"), []
 
     async def answer(_reader, writer):
@@ -367,8 +367,8 @@ async def test_real_time_where_it_is_wanted():
     assert seen == [b"42"]
 
 
-async def test_what_is_committed_may_be_looked_at_before_there_is_anything():
-    """Of a topic that a pattern takes, nothing is known before its first record; that is handled all the same."""
+async def test_committed_before_the_first_record():
+    """A topic of a pattern is unknown before its first record, which is handled nevertheless."""
     app, seen = App(group_id="g"), []
 
     @app.handler(pattern="orders-.*")

@@ -1,4 +1,4 @@
-"""TestApp and ``delivery="exactly_once"``: when transactions open, close and are taken back is as in production."""
+"""TestApp with ``delivery="exactly_once"``: transactions open, commit and abort as in production."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def exactly_once(**options) -> App:
     return App(group_id="g", delivery="exactly_once", **{"retry": Retry(attempts=2), **options})
 
 
-async def test_what_a_failed_attempt_published_was_never_there():
-    """Of a record that is tried again, what the attempt that succeeded has published counts, and nothing else."""
+async def test_records_of_a_failed_attempt_are_not_published():
+    """Only records of the successful attempt are published."""
     app, tried = exactly_once(), []
 
     @app.handler("a", publish="b")
@@ -38,8 +38,8 @@ async def test_what_a_failed_attempt_published_was_never_there():
         assert kafka.committed("a") == kafka.committed("b") == 1
 
 
-async def test_in_transactions_a_record_that_nobody_takes_is_waited_for():
-    """What comes before it is committed, what is behind it waits, and nothing is there twice when it heals."""
+async def test_a_failed_record_delays_later_ones():
+    """Earlier records are committed, later ones wait, and none is published twice when it succeeds."""
     app, is_broken, tried = exactly_once(), True, []
 
     @app.handler("t", publish="out", order_by="none")
@@ -64,8 +64,8 @@ async def test_in_transactions_a_record_that_nobody_takes_is_waited_for():
         assert app.health().status == "ok"
 
 
-async def test_in_transactions_records_wait_in_retry_topics_and_die():
-    """Delays pass in virtual time there, too; a dead letter is there when its record is done."""
+async def test_retry_topics_and_dead_letters_in_transactions():
+    """Delays pass in virtual time; the dead letter exists when its record is finished."""
     retry = Retry(attempts=1, topic_delays_ms=[60_000, 3_600_000])
     app, tried = exactly_once(dead_letter="{topic}.{group}.dead", retry=retry), []
 
@@ -84,8 +84,8 @@ async def test_in_transactions_records_wait_in_retry_topics_and_die():
         assert kafka.committed("t") == kafka.committed("t.g.retry.1h") == 1
 
 
-async def test_what_waits_outside_of_transactions_goes_on_when_its_handler_does():
-    """A record of a retry topic that was due while its handler was paused is handled as soon as that is resumed."""
+async def test_a_due_record_is_handled_when_its_handler_is_resumed():
+    """A record of a retry topic that became due while its handler was paused."""
     app, tried = exactly_once(retry=Retry(attempts=1, topic_delays_ms=[5_000])), []
 
     @app.handler("t")
@@ -104,8 +104,8 @@ async def test_what_waits_outside_of_transactions_goes_on_when_its_handler_does(
     assert [round(at - tried[0]) for at in tried] == [0, 12]
 
 
-async def test_one_that_is_due_and_cannot_go_hides_no_other():
-    """Of records that were set aside each is tried again when it is due, whatever holds the others up."""
+async def test_deferred_records_are_retried_independently():
+    """Each deferred record is retried when it is due, whatever holds others up."""
     app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), {"a": [], "b": []}
 
     def handle(topic: str):
@@ -132,8 +132,8 @@ async def test_one_that_is_due_and_cannot_go_hides_no_other():
 
 @pytest.mark.parametrize("in_batches", [False, True])
 @pytest.mark.parametrize("order_by", ["partition", "key"])
-async def test_nothing_behind_a_record_that_is_set_aside_is_begun(order_by, in_batches):
-    """In order means that a record has succeeded before the next one of its lane is handed to the handler."""
+async def test_a_deferred_record_holds_up_its_lane(order_by, in_batches):
+    """Later records of the lane start after it has succeeded."""
     app, tried = exactly_once(retry=Retry(attempts=2, backoff_ms=20_000, jitter=False)), []
 
     async def handle(record: Record) -> None:

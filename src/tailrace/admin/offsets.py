@@ -246,7 +246,7 @@ async def _ask_leaders(  # noqa: PLR0913 - two kinds of requests share it
             await cluster.refresh()
             raise
         answered = {
-            TopicPartition(one.topic, one.partition): one for said in answers.values() for one in answers_in(said)
+            TopicPartition(one.topic, one.partition): one for answer in answers.values() for one in answers_in(answer)
         }
         for partition in missing:
             one = answered.get(partition)

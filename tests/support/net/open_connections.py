@@ -19,13 +19,13 @@ from tests.support.event_recorder import EventRecorder
 
 
 def configured(address: str, **options: Any) -> ConsumerConfig:
-    """Options for whoever listens at ``address``; nothing from the environment."""
+    """Return options for the listener at ``address``, without the environment."""
     return resolve({"bootstrap_servers": address, **options}, {})
 
 
 @asynccontextmanager
 async def dialled(address: str, **options: Any) -> AsyncIterator[Connection]:
-    """One open connection."""
+    """Open a connection."""
     connection = await Dialer(configured(address, **options)).dial(*split_address(address))
     try:
         yield connection
@@ -36,7 +36,7 @@ async def dialled(address: str, **options: Any) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def broker_at(address: str, *, events: EventRecorder | None = None, **options: Any) -> AsyncIterator[Broker]:
-    """One broker by itself, not connected yet."""
+    """Return a Broker without a cluster, not connected."""
     host, port = split_address(address)
     observer = Observer([events] if events is not None else [])
     broker = Broker.from_metadata(BrokerMetadata(1, host, port), configured(address, **options), observer)
@@ -49,7 +49,7 @@ async def broker_at(address: str, *, events: EventRecorder | None = None, **opti
 
 @asynccontextmanager
 async def cluster_at(address: str, *, events: EventRecorder | None = None, **options: Any) -> AsyncIterator[Cluster]:
-    """A cluster, not bootstrapped yet."""
+    """Return a Cluster that is not bootstrapped."""
     cluster = Cluster(configured(address, **options), Observer([events] if events is not None else []))
     try:
         yield cluster
@@ -59,15 +59,15 @@ async def cluster_at(address: str, *, events: EventRecorder | None = None, **opt
 
 
 async def coordinated(broker: Broker, group: str) -> None:
-    """Wait until the broker, the only one there is, coordinates the group: a new one makes a topic for that first."""
+    """Wait until the only broker coordinates the group; a new broker creates the offsets topic first."""
     async with asyncio.timeout(20):
-        while (await broker.send(FindCoordinatorRequest(group))).error_code:  # noqa: ASYNC110 - asked anew each time
+        while (await broker.send(FindCoordinatorRequest(group))).error_code:  # noqa: ASYNC110 - a request each time
             await asyncio.sleep(0.05)
         while (await broker.send(OffsetFetchRequest(group, None))).error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def _let_transports_go() -> None:
-    # An aborted transport closes its socket in the next turn of the loop, one with TLS in the one after.
+    # An aborted transport closes its socket in the next loop iteration, one with TLS in the one after it.
     for _ in range(3):
         await asyncio.sleep(0)

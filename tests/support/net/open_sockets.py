@@ -1,4 +1,4 @@
-"""The sockets of this process as the system sees them: a witness that knows nothing of tailrace."""
+"""Sockets of this process as seen by the operating system."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import psutil
 
 
 class Sockets:
-    """Established connections from this process to a port, opened after this was made."""
+    """Established connections from this process to a port since the creation of this object."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._before = self._all()
 
     def now(self) -> set[tuple[str, int]]:
-        """The local ends of those there are now."""
+        """Return the local addresses of the open connections."""
         return self._all() - self._before
 
     def _all(self) -> set[tuple[str, int]]:

@@ -1,7 +1,7 @@
-"""The other side of a connection, played by the test: servers that are no broker, or one that misbehaves.
+"""Servers that are no broker, or that misbehave.
 
-A ``Peer`` is a TCP server that treats every connection the same way. ``scripted`` makes one that understands Kafka's
-frames, by tailrace's own tables, and answers as it is told; what a real broker does is never played here.
+A ``Peer`` is a TCP server that treats all connections alike. ``scripted`` makes one that decodes Kafka's frames and
+gives prepared responses; it does not simulate a broker.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Answer = object
 
 
 class Peer:
-    """A server on a port of its own for the length of an ``async with``; it ends with its connections.
+    """Server on its own port within an ``async with`` block, which closes its connections.
 
     Attributes:
-        port: where it listens.
-        taken: how many connections it took.
+        port: port of the listener.
+        taken: number of accepted connections.
     """
 
     def __init__(self, behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> None:
@@ -40,7 +40,7 @@ class Peer:
 
     @property
     def address(self) -> str:
-        """As ``bootstrap_servers`` wants it."""
+        """Host and port for ``bootstrap_servers``."""
         return f"127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -69,23 +69,23 @@ class Peer:
 
 
 async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Accept, and say nothing for ever."""
+    """Accept, and send nothing."""
     await asyncio.Event().wait()
 
 
 async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read what is said and close, in order."""
+    """Read and close cleanly."""
     await reader.read(1 << 16)
 
 
 async def resets(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close at once, with a reset."""
+    """Reset the connection immediately."""
     peer: socket.socket = writer.get_extra_info("socket")
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def says(data: bytes) -> Behaviour:
-    """Say ``data`` whatever is asked, and wait."""
+    """Send ``data`` and wait."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -96,13 +96,13 @@ def says(data: bytes) -> Behaviour:
 
 
 def offer(**versions: tuple[int, int]) -> ApiVersionsResponse:
-    """Every API in the versions that tailrace speaks, but for those that are named."""
+    """Return an ApiVersions response with all supported versions, except the given ones."""
     ranges = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | versions
     return ApiVersionsResponse(0, tuple(ApiVersionRange(api.key, *ranges[api.name]) for api in APIS))
 
 
 def scripted(answer: Callable[[Request[Any], RequestHeader], Answer]) -> Behaviour:
-    """Answer each request as ``answer`` says; None leaves it unanswered."""
+    """Respond to each request with the result of ``answer``; None for no response."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for header, request in _requests(reader):
@@ -119,7 +119,7 @@ def scripted(answer: Callable[[Request[Any], RequestHeader], Answer]) -> Behavio
 
 
 def opens_then(answer: Callable[[Request[Any], RequestHeader], Answer]) -> Behaviour:
-    """Agree on versions as a broker does, then answer as ``answer`` says."""
+    """Negotiate versions as a broker does, then respond with the results of ``answer``."""
 
     def first(request: Request[Any], header: RequestHeader) -> Answer:
         return offer() if isinstance(request, ApiVersionsRequest) else answer(request, header)
@@ -139,7 +139,7 @@ async def _requests(reader: asyncio.StreamReader) -> AsyncIterator[tuple[Request
 
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
-    """An address whose packets are lost: a listener that never accepts, its queue full (as Linux keeps it)."""
+    """Address whose packets are dropped: a listener with a full backlog that never accepts (on Linux)."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -152,7 +152,7 @@ def black_hole() -> Iterator[str]:
 
 @contextlib.contextmanager
 def nobody() -> Iterator[str]:
-    """An address where nobody listens, and nobody else can while it is in use here."""
+    """Address of a bound port without a listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"

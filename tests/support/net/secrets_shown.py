@@ -1,4 +1,4 @@
-"""Looks for secrets in everything that an error shows, its frames' local variables included."""
+"""Search for secrets in everything that an error shows, including local variables of its frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OURS = str(Path(tailrace.__file__).parent)
 
 
 def shown_by(error: BaseException) -> Iterator[str]:
-    """All that is printed of an error and of those behind it, and what a tool sees that prints locals of our frames."""
+    """Return the printed traceback of an error and its causes, and the local variables of tailrace's frames."""
     yield from traceback.format_exception(error)
     for one in _chain(error):
         yield str(one)
@@ -23,7 +23,7 @@ def shown_by(error: BaseException) -> Iterator[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    # Also what ``from None`` hides from people: it is still there for a tool that looks.
+    # Contexts hidden by ``from None`` are included, because tools may show them.
     if error is not None:
         yield error
         yield from _chain(error.__cause__)

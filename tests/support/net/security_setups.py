@@ -1,4 +1,4 @@
-"""The ways in that a broker may have, what gets in by each, and what keeping out looks like."""
+"""Security setups of a broker, with options that connect and options that do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PASSWORD, WRONG = "alice-secret", "not-the-s3cret"
 
 
 class Way(NamedTuple):
-    """A broker with one way in."""
+    """Security setup of a broker."""
 
     security: str
     tls: bool = False
@@ -41,13 +41,13 @@ def by(*ways: Way) -> pytest.MarkDecorator:
 
 
 def reached(server: KafkaServer, **changed: Any):
-    """A cluster with the options that get in, but for those that are changed."""
+    """Connect a cluster with the valid options, except for changed ones."""
     options = {**server.client_options, "socket_connection_setup_timeout_ms": 60_000, **changed}
     return cluster_at(options.pop("bootstrap_servers"), **options)
 
 
 async def refusal(server: KafkaServer, **changed: Any) -> TailraceError:
-    """The error that reaching the cluster with wrong options ends with, long before the time for it is over."""
+    """Return the error of connecting with wrong options; it comes long before the timeout."""
     began = time.monotonic()
     with pytest.raises(TailraceError) as caught:
         async with reached(server, **changed) as cluster:

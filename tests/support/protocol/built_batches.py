@@ -1,4 +1,4 @@
-"""Record batches as producers write them, made with aiokafka's builders: a witness that is not ours."""
+"""Record batches written by aiokafka's builders, independently of tailrace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CRC_AT, _ATTRIBUTES_AT, _CONTROL = 17, 21, 0x20
 
 
 class Said(NamedTuple):
-    """One record as a producer says it."""
+    """Record as sent by a producer."""
 
     key: bytes | None
     value: bytes | None
@@ -33,7 +33,7 @@ def batch(
     is_transactional: bool = False,
     leader_epoch: int = 0,
 ) -> bytes:
-    """A batch of format 2, from ``base_offset`` on, as a broker has it in its log."""
+    """Return a batch of format 2 with this base offset, as in a broker's log."""
     builder = DefaultRecordBatchBuilder(2, codec, int(is_transactional), producer_id, 0, 0, 1 << 30)
     for at, one in enumerate(records):
         assert builder.append(at, one.timestamp, one.key, one.value, list(one.headers)) is not None
@@ -41,17 +41,17 @@ def batch(
 
 
 def marker(kind: int, *, base_offset: int, producer_id: int) -> bytes:
-    """The control batch that ends a transaction."""
+    """Return the control batch that ends a transaction."""
     made = bytearray(batch(Said(struct.pack(">hh", 0, kind), bytes(6)), producer_id=producer_id, is_transactional=True))
     made[_ATTRIBUTES_AT + 1] |= _CONTROL
     return placed(resealed(made), base_offset)
 
 
 def old_batch(*records: Said, magic: int, base_offset: int = 0, codec: int = NONE) -> bytes:
-    """Messages of format 0 or 1; compressed ones are one message, whose offset is the last one's."""
+    """Return messages of format 0 or 1; compressed ones are inside one message with the offset of the last."""
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 30)
     for at, one in enumerate(records):
-        # Inside a compressed message of format 1, offsets count from 0; in format 0 the broker has written real ones.
+        # Inner offsets are relative in format 1, and absolute in format 0, as written by the broker.
         offset = at if codec and magic else base_offset + at
         assert builder.append(offset, one.timestamp, one.key, one.value) is not None
     made = bytearray(builder.build())
@@ -61,7 +61,7 @@ def old_batch(*records: Said, magic: int, base_offset: int = 0, codec: int = NON
 
 
 def placed(made: bytes | bytearray, base_offset: int, leader_epoch: int = 0) -> bytes:
-    """The same batch, as the leader of that epoch has put it at that offset; no checksum covers these two."""
+    """Return the batch with the offset and leader epoch set by a leader; the checksum does not cover these."""
     placed = bytearray(made)
     struct.pack_into(">q", placed, 0, base_offset)
     struct.pack_into(">i", placed, 12, leader_epoch)
@@ -69,6 +69,6 @@ def placed(made: bytes | bytearray, base_offset: int, leader_epoch: int = 0) -> 
 
 
 def resealed(made: bytearray) -> bytearray:
-    """With the checksum of what it holds now."""
+    """Return the batch with a checksum of its current content."""
     struct.pack_into(">I", made, _CRC_AT, calc_crc32c(bytes(made[_ATTRIBUTES_AT:])))
     return made

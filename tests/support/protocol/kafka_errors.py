@@ -20,7 +20,7 @@ RETRIABLE = "org/apache/kafka/common/errors/RetriableException"
 
 
 class KafkaError(NamedTuple):
-    """One constant of the enum."""
+    """Constant of the enum."""
 
     code: int
     name: str
@@ -30,7 +30,7 @@ class KafkaError(NamedTuple):
 
 @cache
 def kafka_errors() -> tuple[KafkaError, ...]:
-    """The whole table."""
+    """Return all error codes."""
     (jar,) = (path for path in broker_class_path() if path.name.startswith("kafka-clients"))
     with zipfile.ZipFile(jar) as archive:
         constants = _constants(_load(archive, ERRORS))
@@ -51,7 +51,7 @@ class _Class:
     """Of each lambda and method reference: the indices of its arguments."""
 
     def named(self, index: int) -> str:
-        """What a class, a string or a member is called."""
+        """Return the name of a class, string or member."""
         (name,) = self.pool[self.pool[index][0]]
         return name
 
@@ -68,7 +68,7 @@ def _ancestors(archive: zipfile.ZipFile, name: str) -> set[str]:
     return found
 
 
-# Tag of a constant: the layout of what it says. Those of eight bytes take two places in the pool.
+# Layout of each constant tag. Constants of eight bytes take two entries in the pool.
 LAYOUTS = {3: "I", 4: "I", 5: "Q", 6: "Q", 7: "H", 8: "H", 9: "HH", 10: "HH", 11: "HH", 12: "HH", 15: "BH", 16: "H"}
 LAYOUTS |= {17: "HH", 18: "HH", 19: "H", 20: "H"}
 
@@ -119,14 +119,14 @@ def _arguments(reader: FrameReader) -> tuple[tuple[int, ...], ...]:
 # ---- the initializer -------------------------------------------------------------------------------------------
 
 
-# Instructions that push a number or null; that pass by here, with so many bytes behind them.
+# Instructions that push a number or null; instructions to skip, with the number of their operand bytes.
 PUSHED = {1: None, 2: -1, 3: 0, 4: 1, 5: 2, 6: 3, 7: 4, 8: 5}
 NEW, DUP, PUTSTATIC = 187, 89, 179
 PASSED = {NEW: 2, DUP: 0, PUTSTATIC: 2}
 
 
 def _constants(enum: _Class) -> list[tuple[str, int, str | None]]:
-    """Name, code and exception of each constant: what its constructor is called with."""
+    """Return name, code and exception of each constant, from the arguments of its constructor."""
     code = FrameReader(enum.initializer)
     code.view(8)
     found, stack = [], []
@@ -148,12 +148,12 @@ def _constants(enum: _Class) -> list[tuple[str, int, str | None]]:
             name, _ordinal, number, _message, exception = stack
             found.append((name, number, exception))
             stack = []
-        else:  # the constants are made
+        else:  # all constants are created
             return found
 
 
 def _made_by(enum: _Class, _signature: int, method: int, _type: int) -> str | None:
-    """The class whose constructor a method reference is; None of a lambda."""
+    """Return the class whose constructor a method reference names; None for a lambda."""
     _, member = enum.pool[method]
     owner, name_and_type = enum.pool[member]
     return enum.named(owner) if enum.named(name_and_type) == "<init>" else None

@@ -1,4 +1,4 @@
-"""Kafka's own message definitions, read out of the very jar that runs the broker: a witness that is not ours."""
+"""Kafka's message definitions, read from the jar of the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.embedded.jars import broker_class_path
 
 @dataclass(frozen=True)
 class SchemaField:
-    """One field as a version of a message has it."""
+    """Field of a message in one version."""
 
     name: str
     type: str
@@ -25,14 +25,14 @@ class SchemaField:
 
 @cache
 def definition(name: str) -> dict[str, Any]:
-    """The definition called ``name``, such as ``JoinGroupRequest``."""
+    """Return the definition of ``name``, such as ``JoinGroupRequest``."""
     text = _texts()[f"common/message/{name}.json"].decode()
     return json.loads("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//")))
 
 
 @cache
 def _texts() -> dict[str, bytes]:
-    """All of them: to open so large an archive takes longer than to read them."""
+    """Return all definitions: opening the large archive takes longer than reading them."""
     (jar,) = (path for path in broker_class_path() if path.name.startswith("kafka-clients"))
     with zipfile.ZipFile(jar) as archive:
         names = [name for name in archive.namelist() if name.startswith("common/message/") and name.endswith(".json")]
@@ -40,13 +40,13 @@ def _texts() -> dict[str, bytes]:
 
 
 def is_flexible(name: str, version: int) -> bool:
-    """Whether that version has varint lengths and tagged fields."""
+    """Return True if this version has varint lengths and tagged fields."""
     flexible = definition(name)["flexibleVersions"]
     return flexible != "none" and _contains(flexible, version)
 
 
 def fields_of(name: str, version: int) -> tuple[SchemaField, ...]:
-    """What stands on the wire in that version, in order; tagged fields last, by tag."""
+    """Return the fields of this version in wire order, with tagged fields last."""
     whole = definition(name)
     shared = {one["name"]: one["fields"] for one in whole.get("commonStructs", ())}
     return _fields(whole["fields"], shared, version)
@@ -59,7 +59,7 @@ def _fields(rows: list[dict[str, Any]], shared: dict[str, Any], version: int) ->
             continue
         tagged = "tag" in row and _contains(row["taggedVersions"], version)
         kind = row["type"]
-        # A structure is written where it stands, or, when it stands in several places, once at the end.
+        # A structure is defined in place, or once at the end if it is used in several places.
         inner = _fields(row.get("fields") or shared.get(kind.removeprefix("[]"), []), shared, version)
         if inner:
             kind = "[]struct" if kind.startswith("[]") else "struct"

@@ -37,29 +37,29 @@ PLAIN: dict[int, Strategy] = {
 
 
 def requests(api: Api[Any], version: int) -> Strategy:
-    """Every request that this version can carry."""
+    """Return a strategy for all requests that this version can carry."""
     return messages(api.message, version)
 
 
 def responses(api: Api[Any], version: int) -> Strategy:
-    """Every answer that this version can carry."""
+    """Return a strategy for all responses that this version can carry."""
     return messages(api.answer, version)
 
 
 @cache
 def messages(kind: type, version: int) -> Strategy:
-    """Every message of a class that this version can carry."""
+    """Return a strategy for all messages of a class that this version can carry."""
     return structs(layout(kind, version))
 
 
 @cache
 def structs(structure: Structure) -> Strategy:
-    """Every message that has what a structure has on the wire."""
+    """Return a strategy for all messages of a structure."""
     return st.fixed_dictionaries(fields(structure)).map(lambda values: structure.message(**values))
 
 
 def fields(structure: Structure) -> dict[str, Strategy]:
-    """Every value of each field; those in an array of one element are the message's own."""
+    """Return strategies for all fields; those in an array of one element are fields of the message."""
     found: dict[str, Strategy] = {}
     for slot in structure.slots:
         found |= fields(slot.shape.element) if isinstance(slot.shape, Single) else {slot.attribute: of_slot(slot)}
@@ -67,13 +67,13 @@ def fields(structure: Structure) -> dict[str, Strategy]:
 
 
 def of_slot(slot: Slot) -> Strategy:
-    """Every value of a field, None if it may be that."""
+    """Return a strategy for a field, with None if it is nullable."""
     values = of_shape(slot.shape)
     return st.none() | values if slot.nullable else values
 
 
 def of_shape(shape: Shape) -> Strategy:
-    """Every value of a type; arrays are short."""
+    """Return a strategy for a type; arrays are short."""
     match shape:
         case Array(item):
             return st.lists(of_shape(item), max_size=3).map(tuple)
@@ -88,7 +88,7 @@ def of_shape(shape: Shape) -> Strategy:
 
 
 def by_topic(shape: ByTopic) -> Strategy:
-    """Entries that name their topics, each topic's in a row as the wire has them."""
+    """Return a strategy for entries with their topics, grouped by topic as on the wire."""
     topics = st.tuples(*(of_slot(slot) for slot in shape.keys))
     entry = st.fixed_dictionaries(fields(shape.entry))
     groups = st.dictionaries(topics, st.lists(entry, min_size=1, max_size=2), max_size=2)

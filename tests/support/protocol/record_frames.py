@@ -139,7 +139,7 @@ WITHIN_S = 30
 
 
 def until(what: str, is_so: Callable[[], object]) -> None:
-    """Ask again and again, which is what drives a librdkafka consumer."""
+    """Poll repeatedly, which drives librdkafka consumers."""
     end = time.monotonic() + WITHIN_S
     while not is_so():
         if time.monotonic() > end:
@@ -147,7 +147,7 @@ def until(what: str, is_so: Callable[[], object]) -> None:
 
 
 class Members:
-    """Consumers of one group, polled in turn."""
+    """Consumers of a group, polled in turn."""
 
     def __init__(self, address: str, **options: object) -> None:
         self._common = {
@@ -159,7 +159,7 @@ class Members:
         self._consumers: list[Consumer] = []
 
     def join(self, topics: list[str], **options: object) -> None:
-        """One more member; returns when each has partitions and all partitions have a member."""
+        """Add a member; return when all members and partitions are assigned."""
         own = {name.replace("_", "."): value for name, value in options.items()}
         self._consumers.append(Consumer({**self._common, **own}))
         self._consumers[-1].subscribe(topics)
@@ -172,7 +172,7 @@ class Members:
         return all(shares) and sum(map(len, shares)) == PARTITIONS
 
     def commit(self) -> None:
-        """Every member, all it has."""
+        """Commit the offsets of all members."""
         for one in self._consumers:
             one.commit(
                 offsets=[TopicPartition(p.topic, p.partition, 0, "m") for p in one.assignment()], asynchronous=False
@@ -180,7 +180,7 @@ class Members:
             one.committed([*one.assignment(), TopicPartition("elsewhere", 0)], timeout=WITHIN_S)
 
     def publish(self, address: str) -> None:
-        """One transaction of each compression with what the first member has done, and one that is aborted."""
+        """Publish a transaction with each compression and the first member's offsets, and abort one."""
         first = self._consumers[0]
         for compression in ("none", "gzip", "lz4"):
             producer = Producer(
@@ -196,13 +196,13 @@ class Members:
                 end(WITHIN_S)
 
     def leave(self) -> None:
-        """One after the other."""
+        """Stop the members one after another."""
         for one in self._consumers:
             one.close()
 
 
 def librdkafka_speaks(address: str) -> None:
-    """Groups of both protocols, transactions of their members, and what a tool asks of them."""
+    """Run groups of both protocols, transactions of their members, and requests of tools."""
     members = [
         Members(address, group_id="cooperative", partition_assignment_strategy="cooperative-sticky"),
         Members(address, group_id="eager", partition_assignment_strategy="range,roundrobin", client_rack="r1"),
@@ -251,7 +251,7 @@ def librdkafka_speaks(address: str) -> None:
 
 
 class Line:
-    """One connection on which version after version is spoken."""
+    """Connection over which all versions are sent."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self._socket = socket.create_connection(("127.0.0.1", proxy.port), WITHIN_S)
@@ -265,7 +265,7 @@ class Line:
         self._socket.close()
 
     def ask(self, request: Any, *, at_least: int = 0) -> Any:
-        """Ask in the lap's version of the API (its last when there are no more), or not at all if it is too old."""
+        """Send in the lap's version of the API (at most its last), or not at all if it is too old."""
         api = api_of(request)
         version = api.versions[min(self.lap, len(api.versions) - 1)]
         if version < at_least:
@@ -276,7 +276,7 @@ class Line:
 
 
 def classic_group(line: Line) -> None:
-    """From joining to the end of the group; a static member in the later laps."""
+    """Run a group from joining to its end, with a static member in later laps."""
     name = f"classic-{line.lap}"
     instance = "first" if line.lap >= 5 else None
     line.ask(FindCoordinatorRequest(name))
@@ -315,7 +315,7 @@ def classic_group(line: Line) -> None:
 
 
 def reconciled_group(line: Line) -> None:
-    """A member of the consumer protocol: joins, is given all, says so, is fenced, leaves."""
+    """Run a member of the consumer protocol: join, assignment, confirmation, fencing and leaving."""
     name = f"reconciled-{line.lap}"
     me = str(uuid.UUID(int=line.lap + 1))
     join = ConsumerGroupHeartbeatRequest(
@@ -349,7 +349,7 @@ def reconciled_group(line: Line) -> None:
 
 
 def transaction(line: Line) -> None:
-    """One that is committed, with a batch and an offset, and what is refused on the way."""
+    """Run a committed transaction with a batch and an offset, and refused requests."""
     name = f"transactional-{line.lap}"
     given: Any = None
 
@@ -381,7 +381,7 @@ def transaction(line: Line) -> None:
 
 
 def log_and_tools(line: Line) -> None:
-    """Topics by name and by id, positions, configurations."""
+    """Send requests for topics by name and id, offsets, and configurations."""
     found = line.ask(MetadataRequest((MetadataTopic(TOPIC), MetadataTopic("missing"))))
     line.topic_id = found.topics[0].topic_id
     line.ask(
@@ -414,7 +414,7 @@ def log_and_tools(line: Line) -> None:
 
 
 def we_speak(proxy: FaultProxy) -> None:
-    """Lap after lap, until the API with the most versions has spoken its last."""
+    """Repeat laps until the API with the most versions has sent its last."""
     line = Line(proxy)
     for lap in range(max(len(api.versions) for api in RECORDED.values())):
         line.lap = lap
@@ -429,7 +429,7 @@ def we_speak(proxy: FaultProxy) -> None:
 
 
 def shape(value: object) -> object:
-    """What is null, empty or zero in a message, and what is there."""
+    """Return which values of a message are null, empty or zero."""
     if dataclasses.is_dataclass(value):
         return type(value).__name__, *(shape(getattr(value, one.name)) for one in dataclasses.fields(value))
     if isinstance(value, tuple):
@@ -438,7 +438,7 @@ def shape(value: object) -> object:
 
 
 def kept(frames: Iterable[ProxiedFrame]) -> list[dict[str, Any]]:
-    """One frame of each shape, in the order of the APIs, as rows of the file."""
+    """Return one frame of each shape, in the order of the APIs, as rows of the file."""
     found: dict[object, dict[str, Any]] = {}
     for frame in frames:
         is_ours = frame.client_id == OURS and frame.direction == "request"
@@ -451,7 +451,7 @@ def kept(frames: Iterable[ProxiedFrame]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Record it all."""
+    """Record all frames."""
     with KafkaServer(proxied=True) as server:
         for topic in (TOPIC, OUT):
             server.create_topic(topic, PARTITIONS)

@@ -1,7 +1,7 @@
-"""A coordinator of one classic group, as simple as it can be: a model of the broker to test members against.
+"""Model of a coordinator of one classic group.
 
-It differs from the real one where that makes it stricter: every join begins a new generation, and nobody is left
-behind for joining late. As with the real one, a heartbeat or sync of a generation that is over keeps nobody alive.
+It is stricter than a real one: each join starts a new generation, and no member is left out for joining late. As with
+a real one, a heartbeat or sync of an old generation does not extend the session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING = MemberAssignment(())
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said to one request; ``token`` says to which."""
+    """Response to a request, identified by ``token``."""
 
     token: object
     error_code: int = 0
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass
 class Member:
-    """One member, as the coordinator knows it."""
+    """Member as known to the coordinator."""
 
     offers: Mapping[str, MemberSubscription]
     """By strategy, most preferred first."""
@@ -44,7 +44,7 @@ class Member:
 
 @dataclass
 class Coordinator:
-    """The group; answers are put into ``answers`` when there are any."""
+    """Coordinator of a group; its responses are appended to ``answers``."""
 
     session_timeout_s: float
     members: dict[str, Member] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Coordinator:
     answers: list[Answer] = field(default_factory=list)
 
     def join(self, token: object, member_id: str, offers: Mapping[str, MemberSubscription], now: float) -> None:
-        """Held until all known members have joined."""
+        """Hold the request until all known members have joined."""
         if not member_id:
             member_id = f"m{self.ids}"
             self.ids += 1
@@ -80,7 +80,7 @@ class Coordinator:
         assignments: Mapping[str, MemberAssignment],
         now: float,
     ) -> None:
-        """Held until the leader has dealt."""
+        """Hold the request until the leader has sent the assignments."""
         if code := self._refusal(member_id, generation):
             self.answers.append(Answer(token, code))
         elif self.phase == "joining":
@@ -95,7 +95,7 @@ class Coordinator:
                     self._hand_out(one, now)
 
     def heartbeat(self, token: object, member_id: str, generation: int, now: float) -> None:
-        """The session begins anew, in whatever phase."""
+        """Extend the session, in any phase."""
         code = self._refusal(member_id, generation)
         if not code:
             self.members[member_id].heard_at = now
@@ -103,7 +103,7 @@ class Coordinator:
         self.answers.append(Answer(token, code))
 
     def commit(self, token: object, member_id: str, generation: int, now: float) -> None:
-        """Taken in the generation that lasts, also while the next one gathers; not before all of it has been dealt."""
+        """Accept it in the current generation once all members have synced, also during the next rebalance."""
         code = self._refusal(member_id, generation)
         if not code and self.phase == "syncing":
             code = ErrorCode.REBALANCE_IN_PROGRESS
@@ -112,17 +112,17 @@ class Coordinator:
         self.answers.append(Answer(token, code))
 
     def leave(self, token: object, member_id: str, now: float) -> None:
-        """The others share what is left."""
+        """Remove the member and rebalance."""
         self._remove(member_id, now)
         self.answers.append(Answer(token))
 
     def next_expiry(self) -> float | None:
-        """When the next session ends."""
+        """Return the time of the next session expiry."""
         ends = [one.heard_at + self.session_timeout_s for one in self.members.values() if one.join is None]
         return min(ends, default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Sessions without a heartbeat end; who waits for its join is alive. Returns whose did."""
+        """Expire sessions without heartbeats, except of members with a pending join; return their members."""
         gone = [
             member_id
             for member_id, one in self.members.items()
@@ -133,7 +133,7 @@ class Coordinator:
         return gone
 
     def move(self, now: float) -> None:
-        """Another broker takes over: it knows the group, and those who waited are told to look it up."""
+        """Fail over to another broker, which knows the group; pending requests fail with NOT_COORDINATOR."""
         for one in self.members.values():
             for token in (one.join, one.sync):
                 if token is not None:
@@ -174,7 +174,7 @@ class Coordinator:
             one.join, one.heard_at = None, now
 
     def _elected(self) -> str:
-        """The strategy that most members like best of those that all of them have."""
+        """Return the strategy most preferred among those that all members support."""
         common = frozenset.intersection(*(frozenset(one.offers) for one in self.members.values()))
         votes = Counter(next(name for name in one.offers if name in common) for one in self.members.values())
         return max(votes, key=lambda name: (votes[name], name))

@@ -68,7 +68,7 @@ AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembersh
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a consumer asks besides its membership: take these offsets, in the generation that it is in."""
+    """Commit request of a consumer, in its current generation."""
 
     identity: Identity
     partitions: frozenset[TopicPartition]
@@ -85,7 +85,7 @@ ASKED = {
 
 @dataclass(eq=False)
 class Consumer:
-    """A member and what the coroutines around it do, one thing at a time."""
+    """Member with its coroutines, which do one thing at a time."""
 
     machine: ClassicMember
     topics: frozenset[str]
@@ -114,7 +114,7 @@ class Consumer:
 
 @dataclass(eq=False)
 class Letter:
-    """A request on its way, or the answer to it."""
+    """Request in transit, or its response."""
 
     sender: Consumer
     effect: Effect | Commit
@@ -161,7 +161,7 @@ class World:
     # ---- what consumers do -------------------------------------------------------------------------------------
 
     def start(self, topics: frozenset[str], offers: Collection[str]) -> Consumer:
-        """Another member."""
+        """Start another member."""
         settings = MemberSettings(
             group_id="g",
             topics=topics,
@@ -181,41 +181,41 @@ class World:
         return consumer
 
     def stop(self, consumer: Consumer) -> None:
-        """It has had enough."""
+        """Stop a member."""
         consumer.is_stopped = True
         self.tell(consumer, StopMembership())
 
     def kill(self, consumer: Consumer) -> None:
-        """Its process is gone; what it has sent may still arrive."""
+        """Kill the process of a member; its requests in transit may still arrive."""
         consumer.is_dead, consumer.work = True, None
         consumer.consuming.clear()
         self._settle(consumer, frozenset())
 
     def resubscribe(self, consumer: Consumer, topics: frozenset[str]) -> None:
-        """It wants other topics, or the same."""
+        """Subscribe to other topics, or the same."""
         consumer.topics = topics
         self.tell(consumer, Resubscribed(topics))
 
     def stall(self, consumer: Consumer) -> None:
-        """Nobody reads from it."""
+        """Stop reading from a member."""
         self.tell(consumer, UNREAD)
 
     def resume(self, consumer: Consumer) -> None:
-        """Somebody does again."""
+        """Resume reading."""
         self.tell(consumer, PollingResumed())
 
     def refresh(self) -> None:
-        """Everybody sees the cluster as it is."""
+        """Refresh the metadata of all members."""
         for consumer in self.consumers:
             self.tell(consumer, PartitionsChanged(dict(self.topics)))
 
     def commit(self, consumer: Consumer) -> None:
-        """It commits what it reads, if the group counts it in a generation."""
+        """Commit the positions of a member if it is in a generation."""
         if consumer.machine.is_member:
             self._send(consumer, Commit(consumer.machine.identity, frozenset(consumer.consuming)))
 
     def finish(self, consumer: Consumer) -> None:
-        """A takeover or a release is through."""
+        """Finish a takeover or release."""
         work, consumer.work = consumer.work, None
         if isinstance(work, TakeOver):
             consumer.consuming |= work.added
@@ -225,18 +225,18 @@ class World:
             self.tell(consumer, TakenOver() if isinstance(work, TakeOver) else Released())
 
     def fail(self, consumer: Consumer) -> None:
-        """The user's callback raised in the middle of a takeover or release."""
+        """Let the user's callback raise during a takeover or release."""
         consumer.work, consumer.is_stopped = None, True
         self.tell(consumer, FAULT)
 
     def tell(self, consumer: Consumer, event: GroupEvent) -> None:
-        """It is told, and does what follows from it."""
+        """Pass an event to a member and perform its effects."""
         if not consumer.is_dead:
             consumer.machine.receive(event, self.now)
             self.look_at_clock(consumer)
 
     def look_at_clock(self, consumer: Consumer) -> None:
-        """It does what is due."""
+        """Let a member handle its timers."""
         if not consumer.is_dead:
             consumer.machine.handle_timer(self.now)
             self._perform(consumer)
@@ -246,7 +246,7 @@ class World:
     # ---- what the network does ---------------------------------------------------------------------------------
 
     def deliver(self, letter: Letter) -> None:
-        """A request has come to the coordinator, which may hold it."""
+        """Deliver a request to the coordinator, which may hold it."""
         letter.is_under_way = False
         match letter.effect:
             case SendJoin(member_id, offers):
@@ -267,7 +267,7 @@ class World:
         self._collect()
 
     def report(self, letter: Letter, event: GroupEvent) -> None:
-        """What came of a request is told if it is still waited for; what came of a heartbeat is, in any case."""
+        """Pass the outcome of a request to the member if it waits for it; that of a heartbeat in any case."""
         del self.letters[letter]
         sender, effect = letter.sender, letter.effect
         if isinstance(effect, SendHeartbeat):
@@ -276,7 +276,7 @@ class World:
                 self._heard(letter)
             self.tell(sender, HeartbeatOutcome(effect.identity, event))
         elif isinstance(effect, Commit):
-            # Anything else is a reason to commit again, and none to do anything else.
+            # After any other error, the commit is only retried.
             if isinstance(event, GenerationLost | MemberLost) and sender.machine.is_current(effect.identity):
                 self.tell(sender, event)
         elif sender.machine.awaits(effect):
@@ -285,12 +285,12 @@ class World:
             self.tell(sender, LeaveAnswered() if isinstance(effect, SendLeave) else event)
 
     def move(self) -> None:
-        """Another broker coordinates the group."""
+        """Move the group to another coordinator."""
         self.coordinator.move(self.now)
         self._collect()
 
     def expire(self) -> None:
-        """The coordinator gives up whom it has not heard for a session; nothing is left to them by then."""
+        """Expire members without heartbeats; by then they must own nothing."""
         gone = self.coordinator.expire(self.now)
         for consumer in self.consumers if gone else ():
             assert consumer.machine.identity.member_id not in gone or not consumer.owned
@@ -299,7 +299,7 @@ class World:
     # ---- the laws ----------------------------------------------------------------------------------------------
 
     def check(self, consumer: Consumer) -> None:
-        """A, Z, and nobody reads what is not its own."""
+        """Assert A and Z, and that members read only their own partitions."""
         if consumer.machine.owned is not consumer.owned:
             self._settle(consumer, consumer.machine.owned)
         assert consumer.consuming <= consumer.owned
@@ -325,7 +325,7 @@ class World:
                 told = {owned for _, said in offers for owned in said.owned_partitions}
                 assert consumer.is_cooperative or not told
             case SendHeartbeat(identity):
-                # The next one waits for the answer to the last.
+                # The next heartbeat waits for the response to the last.
                 assert identity not in consumer.beats
                 consumer.beats.add(identity)
 
@@ -336,7 +336,7 @@ class World:
             self._check_effect(consumer, effect)
             match effect:
                 case TakeOver() | Release():
-                    # What goes on is cut short by what comes.
+                    # The current work is canceled by the next one.
                     consumer.work = effect
                     if isinstance(effect, Release) and effect.is_lost:
                         consumer.consuming.clear()
@@ -353,7 +353,7 @@ class World:
         self.on_letter(letter)
 
     def _collect(self) -> None:
-        """The coordinator's answers are on their way."""
+        """Send the responses of the coordinator."""
         for answer in self.coordinator.answers:
             answer.token.answer = event_for(answer)
             self.on_letter(answer.token)
@@ -364,7 +364,7 @@ class World:
 
 
 def event_for(answer: Answer) -> GroupEvent:
-    """What an answer means to the one who asked."""
+    """Return the event of a response for the member that sent the request."""
     effect = answer.token.effect
     if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
         return MemberIdAssigned(answer.member_id)

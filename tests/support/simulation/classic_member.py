@@ -1,4 +1,4 @@
-"""A member of a classic group in a test's hand: how to make one, all that it can be told, and what it wants done."""
+"""Members of a classic group for tests: construction, all events, and their effects."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         PollingResumed(),
         StopMembership(),
         StopDue(),
-        # Of the other protocol.
+        # Events of the other protocol.
         GroupHeartbeatAnswered("me", 7, 3.0),
         InstanceReleased(),
         SessionKnown(45.0),
@@ -90,7 +90,7 @@ REJOINING = [ClassicState.WAITING, ClassicState.JOINING, ClassicState.DEALING, C
 
 
 def member(*strategies: str | UserAssignor, **changes) -> ClassicMember:
-    """One that has not started."""
+    """Return a member that has not started."""
     settings = {
         "group_id": "g",
         "topics": frozenset("t"),

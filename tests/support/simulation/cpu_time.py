@@ -1,7 +1,7 @@
-"""How much of a thread's own time something takes, apart from what the tests before it have left.
+"""CPU time of a thread, independent of garbage from earlier tests.
 
-A full garbage collection goes through everything that the process has, and takes long where thousands of tests were
-collected and run; it falls into whatever is measured just then.
+A full garbage collection examines all objects of the process, which takes long after thousands of tests, and may occur
+during any measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import thread_time
 
 @contextmanager
 def cpu_time() -> Iterator[Callable[[], float]]:
-    """Ask what it gives for the seconds of this thread since the beginning; the garbage looked at is only its own."""
+    """Yield a function that returns the CPU seconds of this thread; only new garbage is collected meanwhile."""
     gc.collect()
     gc.freeze()
     start = thread_time()

@@ -18,7 +18,7 @@ Pick = Callable[[Sequence[T]], T]
 
 
 class Machine(Protocol):
-    """What the state machines of core have in common."""
+    """Interface of the state machines of core."""
 
     def receive(self, event: Any, now: float) -> None: ...
 
@@ -26,19 +26,19 @@ class Machine(Protocol):
 
 
 def effects_of(machine: Machine) -> list[Any]:
-    """Take the effects that wait to be performed."""
+    """Return the pending effects."""
     return list(machine.effects())
 
 
 def told(machine: Machine, *events: object, now: float = NOW) -> list[Any]:
-    """Give the machine ``events``; return the effects that follow."""
+    """Pass ``events`` to the machine and return the resulting effects."""
     for event in events:
         machine.receive(event, now)
     return effects_of(machine)
 
 
 def state_of(one: object) -> object:
-    """Copy everything that a machine and its parts know, to be compared with a later copy."""
+    """Copy the whole state of a machine, for comparison with a later copy."""
     if type(one).__module__.startswith("tailrace.core") and hasattr(one, "__dict__"):
         return {name: state_of(value) for name, value in vars(one).items()}
     return copy.copy(one)
@@ -47,7 +47,7 @@ def state_of(one: object) -> object:
 def check_events(
     module: ModuleType, base: type, table: Iterable[tuple[object, type]], examples: Mapping[type, object]
 ) -> None:
-    """Assert that ``examples`` has one of each event of ``module``, and that ``table`` knows no other."""
+    """Assert that ``examples`` has one of each event of ``module``, and ``table`` no others."""
     named = {getattr(module, name) for name in module.__all__}
 
     assert {one for one in named if inspect.isclass(one) and issubclass(one, base)} - {base} == set(examples)
@@ -55,20 +55,20 @@ def check_events(
 
 
 class RandomSteps:
-    """A simulation that goes on one possible step at a time; ``pick`` chooses it."""
+    """Simulation of random steps, chosen by ``pick``."""
 
     def __init__(self, pick: Pick[Any]) -> None:
         self.pick = pick
 
     def step(self) -> None:
-        """Take one of the steps that are possible now, and check what must hold after it."""
+        """Take one of the possible steps and check the invariants."""
         self.pick([act for act, is_possible in self.acts() if is_possible])()
         self.check()
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
-        """Give each kind of step, and whether it is possible now."""
+        """Return each kind of step, and whether it is possible."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Assert what must hold after every step."""
+        """Assert the invariants."""
         raise NotImplementedError

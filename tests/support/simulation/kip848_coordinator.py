@@ -1,8 +1,8 @@
-"""A coordinator of one group under KIP-848, as simple as it can be: a model of the broker to test members against.
+"""Model of a coordinator of one group under KIP-848.
 
-It goes from step to step as the broker does: a member first has to give back what it shall not have, then goes to the
-group's epoch and is given what nobody else holds. It differs where that makes it stricter: its round robin moves more
-partitions than it has to, and it waits for what is to be given back until the member is gone.
+It takes the steps of the broker: a member first revokes partitions, then moves to the group epoch and gets partitions
+that no other member owns. It is stricter: its round robin moves more partitions than necessary, and it waits for a
+revocation until the member is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WILL_BE_BACK = -2
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said to a heartbeat."""
+    """Response to a heartbeat."""
 
     error_code: int = 0
     epoch: int = 0
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass
 class Member:
-    """One member, as the coordinator knows it."""
+    """Member as known to the coordinator."""
 
     heard_at: float
     topics: frozenset[str] = frozenset()
@@ -45,16 +45,16 @@ class Member:
 
     @property
     def held(self) -> Places:
-        """What nobody else may be given."""
+        """Partitions that other members must not get."""
         return self.assigned | self.revoked
 
 
 @dataclass
 class Coordinator:
-    """The group.
+    """Coordinator of a group.
 
     Attributes:
-        takes_back: whether a member that it knows may join again (Kafka 4.3); older ones have to be forgotten first.
+        takes_back: True if a known member may join again (Kafka 4.3); before, it must be removed first.
     """
 
     session_timeout_s: float
@@ -78,7 +78,7 @@ class Coordinator:
         is_full: bool,
         is_static: bool = False,
     ) -> Answer:
-        """The session begins anew, and the member goes a step towards its target."""
+        """Extend the session, and move the member one step towards its target."""
         if code := self._refusal(member_id, epoch, owned, is_static=is_static):
             return Answer(code)
         if epoch == _WILL_BE_BACK:
@@ -99,38 +99,38 @@ class Coordinator:
         return Answer(0, one.epoch, one.assigned if is_full or one.assigned != before else None)
 
     def leave(self, member_id: str) -> None:
-        """The others share what is left, at once."""
+        """Remove the member and assign its partitions to others."""
         if self.members.pop(member_id, None) is not None:
             self.epoch += 1
 
     def step_away(self, member_id: str) -> None:
-        """What a static member held stays its own."""
+        """Keep the partitions of a static member that left temporarily."""
         if member_id in self.members:
             self.members[member_id].is_away = True
 
     def commit(self, member_id: str, epoch: int) -> int:
-        """What a commit of that epoch is answered with."""
+        """Return the response to a commit with this epoch."""
         if member_id not in self.members:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE if epoch == self.members[member_id].epoch else ErrorCode.STALE_MEMBER_EPOCH
 
     def grow(self, topic: str) -> None:
-        """One partition more."""
+        """Add a partition."""
         topic_id, count = self.topics[topic]
         self.topics[topic] = topic_id, count + 1
         self.epoch += 1
 
     def next_expiry(self) -> float | None:
-        """When the next session ends."""
+        """Return the time of the next session expiry."""
         return min((one.heard_at + self.session_timeout_s for one in self.members.values()), default=None)
 
     def expire(self, now: float) -> None:
-        """Sessions without a heartbeat end."""
+        """Expire sessions without heartbeats."""
         for member_id in [m for m, one in self.members.items() if now >= one.heard_at + self.session_timeout_s]:
             self.leave(member_id)
 
     def move(self, now: float) -> None:
-        """Another broker takes over: it knows what was written down, and lets every session begin anew."""
+        """Fail over to another broker, which knows the persisted state and restarts all sessions."""
         for one in self.members.values():
             one.heard_at = now
 
@@ -140,19 +140,19 @@ class Coordinator:
         if (one := self.members.get(member_id)) is None:
             return ErrorCode.NONE if epoch == 0 else ErrorCode.UNKNOWN_MEMBER_ID
         if is_static and epoch in {0, _WILL_BE_BACK}:
-            # The name is given to who joins when its holder has let go of it, be that who joins or another.
+            # A member may join with the name once its holder, the same member or another, has left.
             is_free = one.is_away or epoch == _WILL_BE_BACK
             return ErrorCode.NONE if is_free else ErrorCode.UNRELEASED_INSTANCE_ID
         if one.is_away:
             return ErrorCode.FENCED_MEMBER_EPOCH
         if epoch == one.epoch or (epoch == 0 and self.takes_back):
             return ErrorCode.NONE
-        # The answer with the newer epoch may not have arrived.
+        # The response with the newer epoch may have been lost.
         may_lag = epoch == one.previous_epoch and owned is not None and owned <= one.assigned
         return ErrorCode.NONE if may_lag else ErrorCode.FENCED_MEMBER_EPOCH
 
     def _deal(self) -> None:
-        """Round robin over those who want a topic, beginning with another one each time."""
+        """Assign round robin among the subscribers of each topic, starting with another one each time."""
         dealt: dict[str, set[tuple[UUID, int]]] = {member_id: set() for member_id in self.members}
         for name, (topic_id, count) in self.topics.items():
             wanting = sorted(member_id for member_id, one in self.members.items() if name in one.topics)

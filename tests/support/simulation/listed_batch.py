@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ListedBatch:
-    """Content of a batch: values in a list, ten bytes for each."""
+    """Batch of values in a list, ten bytes each."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.values = limit, []

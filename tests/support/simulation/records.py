@@ -1,4 +1,4 @@
-"""Records without contents, for tests of what is decided about their offsets."""
+"""Records without values, for tests of decisions about offsets."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _PARTITION = TopicPartition("t", 0)
 
 
 def records_at(offsets: Iterable[int], partition: TopicPartition = _PARTITION) -> list[Record]:
-    """A record at each of these offsets."""
+    """Return a record at each of these offsets."""
     return [Record(*partition, offset, None, b"", 0) for offset in offsets]

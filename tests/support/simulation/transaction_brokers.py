@@ -1,7 +1,7 @@
-"""A model of what brokers do with transactions: one coordinator, two partitions, a group; and a network between.
+"""Model of brokers with transactions: one coordinator, two partitions, a group and a network.
 
-The model is Kafka's as far as a producer can tell (KIP-98, KIP-360, and the leader that asks the coordinator,
-KIP-890), reduced to one producer id.
+It behaves like Kafka towards a producer (KIP-98, KIP-360, and verification by the leader, KIP-890), with one producer
+id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OK = ErrorCode.NONE
 
 
 class Stage(Enum):
-    """How far the coordinator is with a transaction."""
+    """State of a transaction at the coordinator."""
 
     NONE = "none"
     ONGOING = "ongoing"
@@ -51,7 +51,7 @@ class Stage(Enum):
 
 @dataclass
 class Log:
-    """One partition."""
+    """Log of a partition."""
 
     written: list[tuple[str, str]] = field(default_factory=list)
     """Batches by name, and what became of them: pending, visible, gone."""
@@ -84,12 +84,12 @@ class Log:
 
     @property
     def visible(self) -> list[str]:
-        """What a read_committed reader sees."""
+        """Return the records that a read_committed reader sees."""
         return [name for name, is_now in self.written if is_now == "visible"]
 
 
 class Brokers:
-    """The other side."""
+    """Brokers of the cluster."""
 
     def __init__(self) -> None:
         self.epoch, self.last_epoch = -1, -1
@@ -102,7 +102,7 @@ class Brokers:
         self.committed_offset: int | None = None
 
     def write_markers(self) -> None:
-        """The end of a transaction that is decided reaches its partitions."""
+        """Write the markers of a decided transaction to its partitions."""
         if self.stage is not Stage.ENDING:
             return
         for partition in self.partitions:
@@ -114,7 +114,7 @@ class Brokers:
         self.stage = Stage.OVER
 
     def answer(self, question: Question, name: Callable[[TopicPartition], str]) -> TransactionEvent:
-        """Do what is asked, and say what the producer is told of it."""
+        """Perform a request and return the response."""
         match question:
             case SendInit(producer=producer):
                 code = self._initialise(producer)

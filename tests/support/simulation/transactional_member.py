@@ -1,4 +1,4 @@
-"""Makes transactional producers for the tests of this room."""
+"""Transactional producers for tests of core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def member(**changes: float) -> TransactionMachine:
-    """One whose pauses have no jitter."""
+    """Return a producer without jitter in its backoff."""
     given = {
         "transaction_timeout_s": 60.0,
         "request_timeout_s": 20.0,
