@@ -44,7 +44,7 @@ __all__ = [
     "list_groups",
 ]
 
-_ELSEWHERE = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
+_OTHER_PROTOCOL = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
 """Error codes for a group of the other protocol, or from a broker without this protocol."""
 _FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
@@ -98,7 +98,7 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
     """
     what = f"describing group {group_id!r}"
     newer = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
-    if newer is not None and newer.error_code not in _ELSEWHERE:
+    if newer is not None and newer.error_code not in _OTHER_PROTOCOL:
         return of_consumer_protocol(newer, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
@@ -152,7 +152,7 @@ async def _consumer_protocol_groups(
         group.group_id: None if group.error_code in _FORBIDDEN else of_consumer_protocol(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, asked)).items()
         for group in answer.groups
-        if group.error_code not in NOT_NOW | _ELSEWHERE
+        if group.error_code not in NOT_NOW | _OTHER_PROTOCOL
     }
 
 

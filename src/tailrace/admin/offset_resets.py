@@ -22,14 +22,14 @@ from tailrace.records import TopicPartition
 
 __all__ = ["ResetPlan", "reset_offsets"]
 
-_LIVE = {
+_HAS_MEMBERS = {
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.ILLEGAL_GENERATION,
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
 }
 """Error codes for a commit by a tool while the group has members."""
-_WHAT = "resetting its offsets"
+_OPERATION = "resetting its offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     """
     group = await _group_or_none(cluster, group_id, timeout_s)
     if execute and group is not None:
-        check_idle(group, _WHAT)
+        check_idle(group, _OPERATION)
     committed = await committed_offsets(cluster, group_id, stable=True, timeout_s=timeout_s)
     if topics is None and partitions is None:
         if not committed:
             raise ConfigurationError(f"group {group_id!r} has no committed offsets - name the topics to reset")
-        chosen, gone = await _of_all(cluster, committed, timeout_s)
+        chosen, gone = await _all_partitions(cluster, committed, timeout_s)
     else:
         chosen, gone = await _chosen(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
     topology = cluster.topology
@@ -116,7 +116,7 @@ async def _group_or_none(cluster: Cluster, group_id: str, timeout_s: float) -> G
     return group
 
 
-async def _of_all(
+async def _all_partitions(
     cluster: Cluster, committed: Mapping[TopicPartition, GroupOffset], timeout_s: float
 ) -> tuple[list[TopicPartition], list[GroupOffset]]:
     """Return all partitions of the topics with committed offsets, and the commits of partitions that do not exist."""
@@ -167,9 +167,9 @@ async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, 
         return
     what = f"setting offsets of group {plan.group_id!r}"
     codes = await commit_offsets(cluster, plan.group_id, offsets, timeout_s=timeout_s, what=what)
-    if _LIVE & set(codes.values()):
+    if _HAS_MEMBERS & set(codes.values()):
         # A member has joined since the group was described.
-        check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _WHAT)
+        check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _OPERATION)
     for one in plan.changes:
         code = codes.get(one.partition, ErrorCode.UNKNOWN_SERVER_ERROR)
         if one.new is not None and code:

@@ -202,7 +202,7 @@ class RecordDecoder:
 
     def __init__(self, batch: RecordBatch, topic: str, partition: int, position: int) -> None:
         # A pipeline of C functions from the compressed bytes to Record.
-        fields = map(_FIELDS, _lazily(batch))
+        fields = map(_FIELDS, _lazy_records(batch))
         if batch.timestamp_type != "CreateTime":
             # A keyword of partial() would cost 120 ns a record, and the default costs nothing.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
@@ -223,7 +223,7 @@ class RecordDecoder:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
 
 
-def _lazily(batch: RecordBatch) -> Iterator[object]:
+def _lazy_records(batch: RecordBatch) -> Iterator[object]:
     """Iterate over the records, decompressing only when the first is requested."""
     return chain.from_iterable(map(_readable, (batch,)))
 

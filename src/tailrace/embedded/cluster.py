@@ -93,7 +93,7 @@ class EmbeddedCluster:
         self._container: ContainerBroker | None = None
         self._folder: Path | None = None
         self._is_up = False
-        self._forget: Callable[[], None] = _nothing
+        self._forget: Callable[[], None] = _do_nothing
         self._lock = threading.RLock()
         self._given_up = threading.Event()
         self._process_id = os.getpid()
@@ -129,7 +129,7 @@ class EmbeddedCluster:
             self._discard()
             self.nodes, self._folder, self._external = (), None, None
             self._forget()
-            self._forget = _nothing
+            self._forget = _do_nothing
 
     def __enter__(self) -> Self:
         self.start()
@@ -162,7 +162,7 @@ class EmbeddedCluster:
     @property
     def bootstrap_servers(self) -> str:
         """Addresses for the option ``bootstrap_servers``."""
-        return self._external or ",".join(node.address for node in self._our_nodes)
+        return self._external or ",".join(node.address for node in self._started_nodes)
 
     @property
     def client_options(self) -> dict[str, object]:
@@ -211,7 +211,7 @@ class EmbeddedCluster:
         if found.error_code:
             raise broker_error(found.error_code, topic)
         leaders = {one.partition: one.leader_id for one in found.partitions}
-        nodes = {node.node_id: node for node in self._our_nodes}
+        nodes = {node.node_id: node for node in self._started_nodes}
         if leaders.get(partition) not in nodes:
             raise KafkaServerError(f"{topic}[{partition}] has no leader now: {leaders}")
         return nodes[leaders[partition]]
@@ -226,7 +226,7 @@ class EmbeddedCluster:
         """Start a broker, after stopping it if it runs, and wait until it is ready."""
         node.stop()
         node.start()
-        self._wait_for([one for one in self._our_nodes if one is node or (one.is_running and not one.is_paused)])
+        self._wait_for([one for one in self._started_nodes if one is node or (one.is_running and not one.is_paused)])
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -237,15 +237,15 @@ class EmbeddedCluster:
             self._use_external(given)
             return
         try:
-            self._start_ours(given_up)
+            self._start_embedded(given_up)
         except ModuleNotFoundError as error:
             raise KafkaNotAvailableError(f"{error.name} is not installed - {install_hint('testing')}") from error
 
-    def _start_ours(self, given_up: threading.Event) -> None:
+    def _start_embedded(self, given_up: threading.Event) -> None:
         try:
             parts = find_java(), jars.broker_class_path(self.version, self._progress)
         except KafkaNotAvailableError:
-            if self._special or not ContainerBroker.is_possible():
+            if self._embedded_only_option or not ContainerBroker.is_possible():
                 raise
             parts = None
         with self._lock:
@@ -259,7 +259,7 @@ class EmbeddedCluster:
                 self._start_processes(*parts)
 
     @property
-    def _special(self) -> str | None:
+    def _embedded_only_option(self) -> str | None:
         """Return the first option that requires an embedded broker; None if there is none."""
         wanted = {
             "security": self._security_name != "PLAINTEXT",
@@ -272,9 +272,9 @@ class EmbeddedCluster:
         return next((name for name, is_wanted in wanted.items() if is_wanted), None)
 
     def _use_external(self, addresses: str) -> None:
-        if self._special not in {None, "brokers"}:
+        if self._embedded_only_option not in {None, "brokers"}:
             raise KafkaNotAvailableError(
-                f"{EXTERNAL} is set, but {self._special}= requires an embedded broker - unset the variable"
+                f"{EXTERNAL} is set, but {self._embedded_only_option}= requires an embedded broker - unset the variable"
             )
         self._external = addresses
         try:
@@ -357,7 +357,7 @@ class EmbeddedCluster:
             raise KafkaServerError(f"{problem}. Its log:\n{logs}") from error
 
     @property
-    def _our_nodes(self) -> tuple[BrokerNode, ...]:
+    def _started_nodes(self) -> tuple[BrokerNode, ...]:
         if not self.nodes and self._external is None:
             raise KafkaServerError("not started - use it in a `with` block, or call start()")
         if not self.nodes:
@@ -411,5 +411,5 @@ class EmbeddedCluster:
                 runs.leave_signals_alone()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing, before an exit callback is registered."""

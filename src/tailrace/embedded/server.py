@@ -41,7 +41,7 @@ class EmbeddedServer(EmbeddedCluster):
         Raises:
             KafkaServerError: it is not started, or is an external broker.
         """
-        return self._our_nodes[0]
+        return self._started_nodes[0]
 
     def stop(self) -> None:
         """Stop the broker cleanly; ``restart`` starts it with its data."""

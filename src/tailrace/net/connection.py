@@ -178,7 +178,7 @@ class Connection:
             pending.answer.set_result(frame)
 
     def _lose(self, error: Exception | None) -> None:
-        self._fail(_why_lost(self.address, error, self._hint))
+        self._fail(_loss_error(self.address, error, self._hint))
 
     def _fail(self, reason: TailraceError) -> None:
         if self._ended is None:
@@ -235,7 +235,7 @@ class Connection:
         self._renew_at = float("inf") if not lifetime_s else self._loop.time() + 0.9 * lifetime_s
 
 
-def _why_lost(address: str, error: Exception | None, hint: str) -> TailraceError:
+def _loss_error(address: str, error: Exception | None, hint: str) -> TailraceError:
     match error:
         case None:
             return BrokerConnectionError(f"{address}: the broker closed the connection{hint and f' - {hint}'}")

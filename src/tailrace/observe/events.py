@@ -285,7 +285,7 @@ class OffsetOverrideRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired(Event):
-    """The group removed this member, because no heartbeat was acknowledged during a session timeout."""
+    """No heartbeat was acknowledged for a whole session timeout, so the group has removed this member."""
 
     level = logging.WARNING
     group_id: str
@@ -314,7 +314,7 @@ class GroupRequestFailed(Event):
     """Kind of the request, as in ``GroupRequestCompleted``."""
     error: str
     reaction: str
-    """What the member does next, such as ``trying again``."""
+    """Next step of the member, such as ``trying again``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +480,7 @@ class OffsetMapRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class OffsetMapDropped(Event):
-    """An offset was committed without its offset map. If this member ends now, records finished after it run again."""
+    """An offset was committed without its offset map. If the member ends, records finished after it are redelivered."""
 
     level = logging.WARNING
     partition: TopicPartition
@@ -718,7 +718,7 @@ class HandlerFailed(_HandlerEvent):
     """Number of failed attempts so far."""
     error: str
     then: str
-    """What happens to the record next, such as ``tried again``."""
+    """Next step for the record, such as ``tried again``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, such as ``billing.py:17 in charge``."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
@@ -755,7 +755,7 @@ class BatchFailed(_HandlerEvent):
     """Number of failed attempts so far."""
     error: str
     then: str
-    """What happens to the failed records next, such as ``2 tried again``."""
+    """Next steps for the failed records, such as ``2 tried again``."""
     where: str | None = None
     """Innermost line of the user's code in the traceback, as in ``HandlerFailed``."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)

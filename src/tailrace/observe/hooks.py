@@ -76,7 +76,9 @@ class Observer:
                         event_type=type(event).__name__,
                     )
         if self._logger.isEnabledFor(event.level):
-            self._log.log(event.level, _words(type(event).__name__), exc_info=event.exc_info, **_logged_fields(event))
+            self._log.log(
+                event.level, _event_name(type(event).__name__), exc_info=event.exc_info, **_logged_fields(event)
+            )
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
@@ -104,7 +106,7 @@ def _for_standard_logging(
     return (escaped(line),), {"exc_info": exc_info, "extra": {"tailrace": {"event": event, **data}}}
 
 
-def _words(name: str) -> str:
+def _event_name(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 

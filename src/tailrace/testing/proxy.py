@@ -105,13 +105,13 @@ class FaultProxy:
 
     def requests(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
         """Return the requests of a type so far, of all clients or of ``client_id``."""
-        return self._of("request", kind, client_id)
+        return self._frames_of("request", kind, client_id)
 
     def answers(self, kind: type[Request[Any]], *, client_id: str | None = None) -> list[ProxiedFrame]:
         """Return the responses to a type of request so far."""
-        return self._of("answer", kind, client_id)
+        return self._frames_of("answer", kind, client_id)
 
-    def _of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
+    def _frames_of(self, direction: Direction, kind: type[Request[Any]], client_id: str | None) -> list[ProxiedFrame]:
         return [
             frame
             for frame in self.frames[:]

@@ -15,7 +15,7 @@ from tailrace.errors import ConfigurationError
 
 __all__ = ["VirtualTime"]
 
-_A_MOMENT_S = 0.01
+_REAL_WAIT_S = 0.01
 """Real time to wait for results of threads and for bytes on open sockets."""
 
 
@@ -74,7 +74,7 @@ class VirtualTime:
             self._now += timeout
             return []
         began = time.monotonic()
-        ready = self._selector.select(min(timeout, _A_MOMENT_S))
+        ready = self._selector.select(min(timeout, _REAL_WAIT_S))
         passed = time.monotonic() - began
         self._now += passed if ready or self._held else timeout
         return ready

@@ -49,7 +49,7 @@ def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
             return _topics_encoder(shape, flexible=flexible, nullable=nullable)
         case Structure() | Wrapped():
             encode = _structure_encoder(shape, flexible=flexible)
-            return _or_null(encode) if nullable else encode
+            return _nullable_encoder(encode) if nullable else encode
         case Single(element):
             return _single_encoder(element, flexible=flexible)
         case _:
@@ -67,7 +67,7 @@ def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
             return _topics_decoder(shape, flexible=flexible, nullable=nullable)
         case Structure() | Wrapped():
             decode = _structure_decoder(shape, flexible=flexible)
-            return _null_or(decode) if nullable else decode
+            return _nullable_decoder(decode) if nullable else decode
         case Single(element):
             return _single_decoder(element, flexible=flexible)
         case _:
@@ -213,27 +213,27 @@ def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode
 
 # ---- structures ------------------------------------------------------------------------------------------------
 
-_NULL, _THERE = 0xFF, 0x01
+_NULL, _PRESENT = 0xFF, 0x01
 """Byte before a nullable structure, in all versions (KIP-893)."""
 
 
-def _or_null(encode: Encode) -> Encode:
+def _nullable_encoder(encode: Encode) -> Encode:
     def encode_or_null(out: bytearray, value: Any) -> None:
         if value is None:
             out.append(_NULL)
             return
-        out.append(_THERE)
+        out.append(_PRESENT)
         encode(out, value)
 
     return encode_or_null
 
 
-def _null_or(decode: Decode) -> Decode:
+def _nullable_decoder(decode: Decode) -> Decode:
     def decode_or_null(reader: FrameReader) -> Any:
         mark = reader.view(1)[0]
         if mark == _NULL:
             return None
-        if mark != _THERE:
+        if mark != _PRESENT:
             raise MalformedMessageError(f"0x{mark:02x} before a nullable structure: must be 0x01 or 0xff")
         return decode(reader)
 
@@ -250,7 +250,7 @@ def _structure_encoder(shape: Structure | Wrapped, *, flexible: bool) -> Encode:
     for number, run in enumerate(_runs(structure.plain)):
         values = ", ".join(f"{get}{slot.attribute}" if get and slot.attribute else "message" for slot in run)
         if types := _numbers_in(run):
-            names[f"pack{number}"] = _together(types).pack
+            names[f"pack{number}"] = _joint_struct(types).pack
             names[f"types{number}"] = types
             lines += [
                 f"try: out += pack{number}({values})",
@@ -282,7 +282,7 @@ def _structure_decoder(
         read += attributes
         values = ", ".join(attributes)
         if types := _numbers_in(run):
-            names[f"layout{number}"] = _together(types)
+            names[f"layout{number}"] = _joint_struct(types)
             lines.append(f"{values}, = reader.unpack(layout{number})")
         else:
             names[f"read{number}"] = decoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
@@ -292,12 +292,12 @@ def _structure_decoder(
         names["read_tags"] = _tags_decoder(structure.tagged) if tagged else FrameReader.skip_tagged_fields
         lines.append(f"{''.join(f'{one}, ' for one in tagged)}= read_tags(reader)" if tagged else "read_tags(reader)")
         read += tagged
-    lines += _making(structure.message, read, names) if makes else [f"return {', '.join(read)}"]
+    lines += _creation_lines(structure.message, read, names) if makes else [f"return {', '.join(read)}"]
     function: Decode = _function(f"decode({', '.join(['reader', *given])})", lines, names, structure)
     return function
 
 
-def _making(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
+def _creation_lines(message: type, read: Sequence[str], names: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that create a message from local variables and defaults.
 
     They set its slots, because ``__init__`` of a frozen dataclass takes more than twice as long.
@@ -331,7 +331,7 @@ def _numbers_in(run: Sequence[Slot]) -> list[Number]:
     return [slot.shape for slot in run if isinstance(slot.shape, Number)]
 
 
-def _together(types: Sequence[Number]) -> struct.Struct:
+def _joint_struct(types: Sequence[Number]) -> struct.Struct:
     return struct.Struct(">" + "".join(one.code for one in types))
 
 

@@ -117,7 +117,7 @@ def layout(message: type, version: int) -> Structure:
     for attribute, other in moves:
         moved = slots.pop(_place(slots, attribute))
         slots.insert(_place(slots, other) + 1, moved)
-    return Structure(message, version, tuple(_gathered(slots, arrays, message, version)), tuple(unsent))
+    return Structure(message, version, tuple(_with_single_elements(slots, arrays, message, version)), tuple(unsent))
 
 
 @cache
@@ -166,7 +166,9 @@ def _place(slots: list[Slot], attribute: str) -> int:
     return next(place for place, slot in enumerate(slots) if slot.attribute == attribute)
 
 
-def _gathered(slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int) -> Iterator[Slot]:
+def _with_single_elements(
+    slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int
+) -> Iterator[Slot]:
     """Yield the fields, with those of an array of one element combined at the place of the first."""
     seen: set[OneElement] = set()
     for slot in slots:
