@@ -10,7 +10,7 @@ from tailrace.core.backoff import Backoff
 
 CHANCE = st.floats(0, 1, exclude_max=True)
 EVEN = 0.5
-"""The chance that leaves a pause as it is."""
+"""Chance without jitter."""
 
 
 def test_each_pause_is_twice_the_last():

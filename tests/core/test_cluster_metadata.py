@@ -132,7 +132,7 @@ def test_metadata_are_immutable():
         topology.topics["u"] = topology.topics["t"]
 
 
-# ---- leaders told by the way (KIP-951) -------------------------------------------------------------------------
+# ---- leaders in fetch answers (KIP-951) ------------------------------------------------------------------------
 
 
 def test_newer_leader_in_a_fetch_answer_is_adopted():

@@ -43,7 +43,7 @@ def scattered(count: int, among: int) -> OffsetMap:
     return OffsetMap(BASE, BASE + among, (BASE, *sorted(BASE + one for one in others)))
 
 
-# ---- the map ---------------------------------------------------------------------------------------------------
+# ---- maps ------------------------------------------------------------------------------------------------------
 
 
 def test_finished_offsets_are_skipped():
@@ -60,7 +60,7 @@ def test_offsets_of_a_map_are_ascending(wrong):
         OffsetMap(*wrong)
 
 
-# ---- there and back --------------------------------------------------------------------------------------------
+# ---- encoding and decoding -------------------------------------------------------------------------------------
 
 
 @given(offset_maps(), st.text(max_size=200), st.text(max_size=30))
@@ -93,12 +93,12 @@ def test_metadata_keep_the_limit(offset_map, user_text, writer, limit):
 def test_text_alone_is_committed_unchanged(user_text):
     """As every client does; a text with our prefix is wrapped."""
     envelope = encode_metadata(None, user_text, LIMIT)
-    is_ours = user_text.startswith("omap:")
+    has_prefix = user_text.startswith("omap:")
 
-    assert (envelope.text == user_text) is not is_ours
+    assert (envelope.text == user_text) is not has_prefix
     assert envelope == EncodedMetadata(envelope.text)
     assert decode_metadata(envelope.text, 5) == DecodedMetadata(
-        user_text=user_text, is_foreign=bool(user_text) and not is_ours
+        user_text=user_text, is_foreign=bool(user_text) and not has_prefix
     )
 
 
@@ -129,7 +129,7 @@ def test_texts_of_earlier_versions_are_decoded():
     assert decode_metadata(gaps, 300) == DecodedMetadata(OffsetMap(300, 1_000, (300, 555)), "\xfc:\n")
 
 
-# ---- what fits -------------------------------------------------------------------------------------------------
+# ---- size limits -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_huge_map_is_dropped():
     assert envelope == EncodedMetadata("", is_map_dropped=True, fill=float("inf"))
 
 
-# ---- what others wrote, and what is damaged --------------------------------------------------------------------
+# ---- foreign and damaged texts ---------------------------------------------------------------------------------
 
 
 @given(st.text(), st.integers(0, 100))

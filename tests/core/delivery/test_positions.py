@@ -132,7 +132,7 @@ def test_failures_in_a_row_are_counted(position):
     assert (position.failures, position.retry_at) == (2, 12.0)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------
+# ---- positions -------------------------------------------------------------------------------------------------
 
 
 def test_adding_an_assigned_partition_changes_nothing():

@@ -193,7 +193,7 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["take", "finish", "poll", "abandon", "start"]))
     def an_old_lease_goes_on(self, data, what):
         one = data.draw(st.sampled_from(self.old))
-        before = self.picture()
+        before = self.snapshot()
         match what:
             case "take":
                 list(one.lease.left)
@@ -208,9 +208,9 @@ class Model(RuleBasedStateMachine):
             case "start":
                 one.lease.progress.start(self.log[0])
         assert not one.lease.is_current
-        assert self.picture() == before, "a lease of an old epoch has changed the present one"
+        assert self.snapshot() == before, "a lease of an old epoch has changed the present one"
 
-    def picture(self):
+    def snapshot(self):
         at = self.position
         return at.fetched, at.delivered, at.finished, at.offset_map, at.has_in_flight, at.next_offset
 
@@ -219,7 +219,7 @@ class Model(RuleBasedStateMachine):
         if self.position.is_dirty:
             self.position.note_committed(self.position.finished, "", self.position.offset_map)
 
-    # ---- what always holds -----------------------------------------------------------------------------------------
+    # ---- invariants ------------------------------------------------------------------------------------------------
 
     @invariant()
     def committed_finished_delivered_fetched(self):

@@ -52,7 +52,7 @@ class Owners(RuleBasedStateMachine):
 
     @precondition(lambda self: self.behind())
     @rule(count=st.integers(1, 8))
-    def hand_out(self, count):
+    def deliver(self, count):
         position = self.position
         taken = self.behind()[:count]
         known = position.progress.known
@@ -101,7 +101,7 @@ class Owners(RuleBasedStateMachine):
         self.take_over()
 
     @invariant()
-    def nothing_unfinished_is_said_to_be_finished(self):
+    def no_unfinished_offset_is_committed_as_finished(self):
         if getattr(self, "stored", None) is None:
             return
         found = decode_metadata(self.stored.metadata, self.stored.offset).offset_map

@@ -328,7 +328,7 @@ def test_shared_partition_does_not_wait_as_a_whole(leases):
     assert lanes.room_of(P) == 6
 
 
-# ---- by partition, and in any order ----------------------------------------------------------------------------
+# ---- by partition, and without order ---------------------------------------------------------------------------
 
 
 def test_partition_waits_as_a_whole(by_partition, leases):
@@ -372,7 +372,7 @@ def test_without_order_no_record_waits(leases):
     assert lanes.take() is None
 
 
-# ---- the free run ----------------------------------------------------------------------------------------------
+# ---- free records ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order_by", ["partition", "key", "none"])

@@ -28,7 +28,7 @@ def offsets(lease: Lease | None) -> list[int]:
     return [] if lease is None else [one.offset for one in lease.rest]
 
 
-# ---- how long ------------------------------------------------------------------------------------------------------
+# ---- delays --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_top
     assert hop_of(delay_ms, retry_topics) == hop
 
 
-# ---- waiting -------------------------------------------------------------------------------------------------------
+# ---- waiting records -----------------------------------------------------------------------------------------------
 
 
 def test_records_leave_when_due():

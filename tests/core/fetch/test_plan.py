@@ -60,7 +60,7 @@ def plan(positions, *, node_id=1, leaders=(1, 1, 1), buffer=None, limits=LIMITS)
     return make_plan(node_id, positions, topology(*leaders), buffer or FetchBuffer(10_000), limits, NOW)
 
 
-# ---- which -----------------------------------------------------------------------------------------------------
+# ---- partitions ------------------------------------------------------------------------------------------------
 
 
 def test_partitions_are_fetched_from_their_leader():
@@ -186,7 +186,7 @@ def test_broker_without_our_partitions_is_idle():
     assert plan(Positions()).is_idle
 
 
-# ---- from where ------------------------------------------------------------------------------------------------
+# ---- sources ---------------------------------------------------------------------------------------------------
 
 
 def test_preferred_read_replica_is_used_until_it_expires():
@@ -238,7 +238,7 @@ def test_partition_without_a_leader_has_no_source():
     assert source_of(position, ClusterMetadata(), NOW) is None
 
 
-# ---- how much --------------------------------------------------------------------------------------------------
+# ---- sizes -----------------------------------------------------------------------------------------------------
 
 
 def test_fetch_size_is_the_rest_of_the_share():
@@ -341,7 +341,7 @@ def test_empty_buffer_has_room_for_a_fetch():
     assert found.max_bytes > 0
 
 
-# ---- what an error code means ----------------------------------------------------------------------------------
+# ---- error codes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -374,35 +374,35 @@ def test_retriable_errors_are_never_raised():
     assert FetchErrorAction.RAISE not in {FETCH_REACTIONS.reaction_to(code) for code in RETRIABLE}
 
 
-# ---- how long a broker may hold a fetch ------------------------------------------------------------------------
+# ---- holds -----------------------------------------------------------------------------------------------------
 
 
 def test_fetch_of_all_partitions_is_held_for_the_full_wait():
     """No partition was left out."""
-    patience = FetchWait(0.5)
+    wait = FetchWait(0.5)
 
-    assert [patience.wait_s(lacks_room=False, taken_bytes=0) for _ in range(3)] == [0.5, 0.5, 0.5]
+    assert [wait.wait_s(lacks_room=False, taken_bytes=0) for _ in range(3)] == [0.5, 0.5, 0.5]
 
 
 def test_hold_grows_while_the_buffer_is_full():
     """A fetch that leaves partitions out is held for a short time, which doubles."""
-    patience = FetchWait(0.5)
+    wait = FetchWait(0.5)
 
-    waits = [patience.wait_s(lacks_room=True, taken_bytes=10) for _ in range(7)]
+    waits = [wait.wait_s(lacks_room=True, taken_bytes=10) for _ in range(7)]
 
     assert waits == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5])
 
 
 def test_hold_is_short_again_after_a_chunk_is_taken():
     """And after a fetch of all partitions."""
-    patience = FetchWait(0.5)
-    patience.wait_s(lacks_room=True, taken_bytes=10)
-    patience.wait_s(lacks_room=True, taken_bytes=10)
+    wait = FetchWait(0.5)
+    wait.wait_s(lacks_room=True, taken_bytes=10)
+    wait.wait_s(lacks_room=True, taken_bytes=10)
 
-    assert patience.wait_s(lacks_room=True, taken_bytes=11) == 0.02
-    assert patience.wait_s(lacks_room=True, taken_bytes=11) == 0.04
-    assert patience.wait_s(lacks_room=False, taken_bytes=11) == 0.5
-    assert patience.wait_s(lacks_room=True, taken_bytes=11) == 0.02
+    assert wait.wait_s(lacks_room=True, taken_bytes=11) == 0.02
+    assert wait.wait_s(lacks_room=True, taken_bytes=11) == 0.04
+    assert wait.wait_s(lacks_room=False, taken_bytes=11) == 0.5
+    assert wait.wait_s(lacks_room=True, taken_bytes=11) == 0.02
 
 
 def test_hold_never_exceeds_the_option():

@@ -20,9 +20,9 @@ Offers = Sequence[tuple[str, ...]]
 
 SESSION_S, INTERVAL_S = 10.0, 3.0
 AT_ONCE, IN_ALL = 3, 6
-"""So many members, so that a life goes deep rather than wide."""
+"""Limits of members, so that runs go deep rather than wide."""
 ROUNDS = 4
-"""So many generations at most until a group that is left alone is at rest, wherever it begins."""
+"""Generations after which an undisturbed group is at rest, from any state."""
 SUBSCRIPTIONS = (frozenset("t"), frozenset("tu"))
 
 KINDS: dict[str, Offers] = {
@@ -31,7 +31,7 @@ KINDS: dict[str, Offers] = {
     "not yet cooperative": [("cooperative-sticky", "range"), ("range",)],
     "cooperative at last": [("cooperative-sticky",), ("cooperative-sticky", "range")],
 }
-"""What the members of a group offer, each one of these; the last two are how a running group is moved over."""
+"""Strategies offered by the members, one entry each; the last two are steps of a migration of a running group."""
 
 
 class Life(RandomSteps):
@@ -43,7 +43,7 @@ class Life(RandomSteps):
         self.world = World({"t": 3, "u": 2}, SESSION_S, INTERVAL_S)
         self.start()
 
-    # ---- what may happen ---------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
         """Return the possible steps, and whether each is allowed now."""
@@ -167,7 +167,7 @@ class Life(RandomSteps):
         self.pass_time(1.0)
         self.check()
 
-    # ---- what must hold ----------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check the invariants, also for members with nothing to do."""
@@ -231,7 +231,7 @@ class Life(RandomSteps):
         """Return True if all members have ended and own nothing."""
         return not self.world.owner_of and all(one.is_dead or one.machine.is_over for one in self.world.consumers)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> list[Consumer]:

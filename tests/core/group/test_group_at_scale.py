@@ -36,14 +36,14 @@ class Crowd:
             topics, SESSION_S, INTERVAL_S, on_letter=self.post, on_work=self.work, on_told=self.set_alarm
         )
         self.is_calm = True
-        """Whether nothing is lost, late or slow."""
+        """True while no message is lost, late or slow."""
         self.works: list[tuple[Consumer, object]] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._alarms: dict[Consumer, float] = {}
         self._watch()
 
-    # ---- what takes time ---------------------------------------------------------------------------------------
+    # ---- messages and work -------------------------------------------------------------------------------------
 
     def post(self, letter: Letter) -> None:
         """Send a request or an answer: most arrive soon, some late, some never."""
@@ -81,7 +81,7 @@ class Crowd:
         """Return True if a fault happens now."""
         return not self.is_calm and self.random.random() < chance
 
-    # ---- time --------------------------------------------------------------------------------------------------
+    # ---- virtual time ------------------------------------------------------------------------------------------
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Schedule an action."""
@@ -113,7 +113,7 @@ class Crowd:
         at = self.world.coordinator.next_expiry()
         self.after(SESSION_S if at is None else at - self.world.now, self._watch)
 
-    # ---- what happens to members -------------------------------------------------------------------------------
+    # ---- members -----------------------------------------------------------------------------------------------
 
     def grow(self, number: int, seconds: float) -> None:
         """Start members, one after the other."""
@@ -133,7 +133,7 @@ class Crowd:
             consumer.is_cut_off = True
             self.after(SESSION_S * 1.5, lambda consumer=consumer: setattr(consumer, "is_cut_off", False))
 
-    # ---- what must hold ----------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------
 
     def come_to_rest(self) -> int:
         """Run without faults; return the number of generations until each member is stable."""
@@ -170,10 +170,11 @@ class Crowd:
 
 
 ROUNDS = 4
-"""So many generations at most until the group is at rest. Two would do if all heard at the same time what they have to
-give back; who has given back joins at once, though, and some must then join again before they have heard of it."""
+"""Generations after which the group is at rest. Two would do if all members learned at once what to release; but one
+that has released joins at once, and others must then join again before they have learned of it.
+"""
 WAVES = [(40, 40, 0, 0), (30, 0, 20, 20), (20, 20, 20, 20)]
-"""How many members come, stop, die and are cut off, while requests and answers of all are lost or late."""
+"""Numbers of members that start, stop, die and are cut off, while messages of all are lost or late."""
 
 
 @pytest.mark.slow

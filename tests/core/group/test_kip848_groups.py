@@ -47,14 +47,14 @@ from tests.support.simulation.kip848_coordinator import Coordinator
 
 SESSION_S, INTERVAL_S = 10.0, 2.0
 AT_ONCE, IN_ALL = 3, 6
-"""So many members, so that a life goes deep rather than wide."""
+"""Limits of members, so that runs go deep rather than wide."""
 SUBSCRIPTIONS = (frozenset("t"), frozenset("tu"))
 WILL_BE_BACK = -2
 LOST = CoordinatorGone("the connection broke")
 IDS = {"t": UUID(int=1), "u": UUID(int=2)}
 
 AFTER_STOP = (Release, SendLeave, SendGroupHeartbeat, ForgetCoordinator)
-"""All that a member still does when it was stopped: give back, say good-bye, and live until then."""
+"""Effects of a stopped member: it releases, leaves, and sends heartbeats until then."""
 
 
 @dataclass(eq=False)
@@ -65,15 +65,15 @@ class Consumer:
     topics: frozenset[str]
     work: TakeOver | Release | None = None
     consuming: set[TopicPartition] = field(default_factory=set)
-    """The partitions that it reads now."""
+    """Partitions that it reads now."""
     is_stopped: bool = False
     is_dead: bool = False
     is_cut_off: bool = False
-    """Whether nothing that it sends arrives."""
+    """True if none of its messages arrive."""
 
 
 @dataclass(eq=False)
-class Letter:
+class Message:
     """Request or answer in transit."""
 
     sender: Consumer
@@ -91,14 +91,14 @@ class World(RandomSteps):
         topics = {"t": (IDS["t"], 3), "u": (IDS["u"], 2)}
         self.coordinator = Coordinator(SESSION_S, topics, takes_back=pick((True, False)))
         self.consumers: list[Consumer] = []
-        self.letters: list[Letter] = []
+        self.messages: list[Message] = []
         self.holders: dict[TopicPartition, Consumer] = {}
-        """Whose each partition is, from its TakeOver to its Released, or until that one knows that it is lost."""
+        """Owner of each partition, from its TakeOver to its Released, or until it knows of the loss."""
         self.known = {IDS["t"]: "t"}
-        """The names that the cluster's picture has."""
+        """Topic names in the cluster metadata."""
         self.start()
 
-    # ---- what may happen ---------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
         """Return the possible steps, and whether each is allowed now."""
@@ -152,7 +152,7 @@ class World(RandomSteps):
         consumer.work = None
         consumer.consuming.clear()
         self.holders = {partition: one for partition, one in self.holders.items() if one is not consumer}
-        self.letters = [letter for letter in self.letters if letter.sender is not consumer]
+        self.messages = [message for message in self.messages if message.sender is not consumer]
 
     def resubscribe(self) -> None:
         """Change a member's subscription, or repeat it."""
@@ -187,9 +187,9 @@ class World(RandomSteps):
 
     def refuse_request(self) -> None:
         """Let the coordinator answer that it is not ready."""
-        letter = self.pick(self.under_way)
+        message = self.pick(self.under_way)
         code = self.pick((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR))
-        letter.answer = event_of(code, GroupRequestKind.GROUP_HEARTBEAT)
+        message.answer = event_of(code, GroupRequestKind.GROUP_HEARTBEAT)
 
     def pass_answer(self) -> None:
         """Deliver an answer."""
@@ -219,26 +219,26 @@ class World(RandomSteps):
     def go_on(self) -> None:
         """Let most steps succeed for a while, except for members that are cut off."""
         for _ in range(self.pick((1, 2, 4, 8, 16))):
-            for letter in self.under_way:
-                if not letter.sender.is_cut_off:
-                    self.pick((*[self.deliver] * 7, self.miss, self.wait))(letter)
-            for letter in self.answered:
-                self.pick((*[self.bring] * 7, self.miss, self.wait))(letter)
+            for message in self.under_way:
+                if not message.sender.is_cut_off:
+                    self.pick((*[self.deliver] * 7, self.miss, self.wait))(message)
+            for message in self.answered:
+                self.pick((*[self.bring] * 7, self.miss, self.wait))(message)
             for consumer in [one for one in self.consumers if one.work]:
                 self.pick((self.finish, self.wait))(consumer)
             self.pass_time(self.pick((0.1, 1.0)))
 
     def turn(self) -> None:
         """Deliver all messages in transit."""
-        for letter in self.under_way:
-            self.deliver(letter)
-        for letter in self.answered:
-            self.bring(letter)
+        for message in self.under_way:
+            self.deliver(message)
+        for message in self.answered:
+            self.bring(message)
         for consumer in [one for one in self.consumers if one.work]:
             self.finish(consumer)
         self.pass_time(1.0)
 
-    # ---- what must hold ----------------------------------------------------------------------------------------
+    # ---- invariants --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check that no member reads a partition that it does not own, and that ended members own nothing."""
@@ -281,7 +281,7 @@ class World(RandomSteps):
         """Return True if all members have ended and own nothing."""
         return not self.holders and all(one.is_dead or one.machine.is_over for one in self.consumers)
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> list[Consumer]:
@@ -292,17 +292,17 @@ class World(RandomSteps):
         return [one for one in self.consumers if not one.is_stopped]
 
     @property
-    def under_way(self) -> list[Letter]:
+    def under_way(self) -> list[Message]:
         """Return the next message of each connection; messages of a connection keep their order."""
-        first: dict[tuple[Consumer, bool], Letter] = {}
-        for letter in self.letters:
-            if letter.answer is None:
-                first.setdefault((letter.sender, isinstance(letter.effect, FindTopicNames)), letter)
+        first: dict[tuple[Consumer, bool], Message] = {}
+        for message in self.messages:
+            if message.answer is None:
+                first.setdefault((message.sender, isinstance(message.effect, FindTopicNames)), message)
         return list(first.values())
 
     @property
-    def answered(self) -> list[Letter]:
-        return [one for one in self.letters if one.answer is not None]
+    def answered(self) -> list[Message]:
+        return [one for one in self.messages if one.answer is not None]
 
     def tell(self, consumer: Consumer, event: GroupEvent) -> None:
         consumer.machine.receive(event, self.now)
@@ -323,13 +323,13 @@ class World(RandomSteps):
                     consumer.work = effect
                     if is_lost:
                         consumer.consuming.clear()
-                        self.let_go(consumer, partitions)
+                        self.give_up(consumer, partitions)
                 case ForgetCoordinator():
                     pass
                 case _:
-                    self.letters.append(Letter(consumer, effect, self.now))
+                    self.messages.append(Message(consumer, effect, self.now))
 
-    def let_go(self, consumer: Consumer, partitions: frozenset[TopicPartition]) -> None:
+    def give_up(self, consumer: Consumer, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
             assert self.holders.pop(partition) is consumer
 
@@ -339,20 +339,20 @@ class World(RandomSteps):
             consumer.consuming |= work.added
         elif not work.is_lost:
             consumer.consuming -= work.partitions
-            self.let_go(consumer, work.partitions)
+            self.give_up(consumer, work.partitions)
         if consumer.machine.awaits(work):
             self.tell(consumer, TakenOver() if isinstance(work, TakeOver) else Released())
 
-    def deliver(self, letter: Letter) -> None:
+    def deliver(self, message: Message) -> None:
         """Deliver a request and answer it."""
-        match letter.effect:
+        match message.effect:
             case SendGroupHeartbeat(me, topics=topics, owned=owned):
-                letter.answer = self.heartbeat(me, letter.effect, topics, owned)
+                message.answer = self.heartbeat(me, message.effect, topics, owned)
             case SendLeave(me):
                 (self.coordinator.step_away if me.generation == WILL_BE_BACK else self.coordinator.leave)(me.member_id)
-                letter.answer = LeaveAnswered()
+                message.answer = LeaveAnswered()
             case FindTopicNames(topic_ids):
-                letter.answer = TopicNamesFound({one: self.known[one] for one in topic_ids & self.known.keys()})
+                message.answer = TopicNamesFound({one: self.known[one] for one in topic_ids & self.known.keys()})
 
     def heartbeat(self, me: Identity, effect: SendGroupHeartbeat, topics, owned) -> GroupEvent:
         answer = self.coordinator.heartbeat(
@@ -374,25 +374,25 @@ class World(RandomSteps):
         given = None if answer.assigned is None else assigned
         return GroupHeartbeatAnswered(me.member_id, answer.epoch, INTERVAL_S, given)
 
-    def bring(self, letter: Letter) -> None:
+    def bring(self, message: Message) -> None:
         """Deliver an answer."""
-        self.report(letter, letter.answer)
+        self.report(message, message.answer)
 
-    def miss(self, letter: Letter) -> None:
+    def miss(self, message: Message) -> None:
         """Lose a message and report it to the member."""
-        self.report(letter, LOST)
+        self.report(message, LOST)
 
     def wait(self, _what: object) -> None:
         """Delay a message."""
 
-    def report(self, letter: Letter, event: GroupEvent) -> None:
+    def report(self, message: Message, event: GroupEvent) -> None:
         """Report an outcome to the member if it is still awaited, as the coroutines do."""
-        self.letters.remove(letter)
-        if not letter.sender.machine.awaits(letter.effect):
+        self.messages.remove(message)
+        if not message.sender.machine.awaits(message.effect):
             return
-        if isinstance(letter.effect, SendLeave):
+        if isinstance(message.effect, SendLeave):
             event = LeaveAnswered()
-        self.tell(letter.sender, event)
+        self.tell(message.sender, event)
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock and call the timers that are due."""
@@ -413,15 +413,15 @@ class World(RandomSteps):
 
     def ring(self) -> None:
         """Call members' timers at their deadlines; the coordinator expires no member before."""
-        for letter in list(self.heartbeats()):
-            if self.now >= letter.sent_at + letter.effect.timeout_s:
-                self.report(letter, LOST)
+        for message in list(self.heartbeats()):
+            if self.now >= message.sent_at + message.effect.timeout_s:
+                self.report(message, LOST)
         for consumer in self.alive:
             self.perform(consumer)
         self.coordinator.expire(self.now)
 
-    def heartbeats(self) -> Iterator[Letter]:
-        return (one for one in self.letters if isinstance(one.effect, SendGroupHeartbeat))
+    def heartbeats(self) -> Iterator[Message]:
+        return (one for one in self.messages if isinstance(one.effect, SendGroupHeartbeat))
 
     def _stop(self, consumer: Consumer) -> None:
         consumer.is_stopped = True

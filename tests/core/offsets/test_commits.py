@@ -234,7 +234,7 @@ class Committing(RuleBasedStateMachine):
         return self.positions.get(ONE)
 
     @rule(count=st.integers(1, 5))
-    def hand_out(self, count):
+    def deliver(self, count):
         self.finish()
         offsets = range(self.position.delivered, self.position.delivered + count)
         self.position.deliver(records_at(offsets), offsets.stop, in_flight=InFlight.LAST).take(count)
@@ -295,7 +295,7 @@ TestCommitting = Committing.TestCase
 TestCommitting.__doc__ = "What is done is committed in the end, and no commit goes back within an epoch."
 
 
-# ---- when ------------------------------------------------------------------------------------------------------
+# ---- schedule --------------------------------------------------------------------------------------------------
 
 
 def test_commit_is_due_after_each_interval():

@@ -47,10 +47,10 @@ def test_reset_policy_decides_without_a_committed_offset():
     assert policy.of_chosen(None, None) == LATEST
 
 
-@pytest.mark.parametrize("wished", [0, 12, EARLIEST, HOUR_AGO], ids=str)
-def test_start_of_the_user_comes_first(wished):
+@pytest.mark.parametrize("start", [0, 12, EARLIEST, HOUR_AGO], ids=str)
+def test_start_of_the_user_comes_first(start):
     """Offset 0, too."""
-    assert subscribed(LATEST).of_chosen(wished, COMMITTED) == wished
+    assert subscribed(LATEST).of_chosen(start, COMMITTED) == start
 
 
 def test_reset_offset_on_start_comes_before_a_committed_offset():

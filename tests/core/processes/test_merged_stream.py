@@ -93,11 +93,11 @@ def test_record_of_an_ended_lease_is_not_in_flight():
     """``acknowledge`` returns False for it."""
     readers = Readers()
     readers.put(0, 0, 3)
-    record_in_hand = readers.next()
+    record_in_flight = readers.next()
     readers.intake.end((0, 0))
 
-    assert record_in_hand is not None
-    assert readers.intake.acknowledge(record_in_hand) is False
+    assert record_in_flight is not None
+    assert readers.intake.acknowledge(record_in_flight) is False
 
 
 def test_halted_lease_delivers_no_records():

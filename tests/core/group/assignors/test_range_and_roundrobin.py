@@ -36,7 +36,7 @@ def numbers(given_: dict[str, list[TopicPartition]]) -> dict[str, str]:
     return {member: " ".join(f"{one.topic}{one.partition}" for one in ones) for member, ones in given_.items()}
 
 
-# ---- examples, which are Java's --------------------------------------------------------------------------------
+# ---- examples of Java ------------------------------------------------------------------------------------------
 
 
 def test_range_gives_first_members_one_more():
@@ -98,7 +98,7 @@ def test_unsubscribed_and_missing_topics_are_not_assigned(assign):
     assert numbers(assign(members("x"), {})) == {"x": ""}
 
 
-# ---- what holds for all of them --------------------------------------------------------------------------------
+# ---- properties ------------------------------------------------------------------------------------------------
 
 
 @every
@@ -265,7 +265,9 @@ def test_range_with_racks_is_as_even_as_without(case):
     near, plain = range_assignor(group, counts, racks), range_assignor(group, counts)
 
     for topic in counts:
-        shares = [sorted(sum(one.topic == topic for one in ones) for ones in dealt.values()) for dealt in (near, plain)]
+        shares = [
+            sorted(sum(one.topic == topic for one in ones) for ones in assigned.values()) for assigned in (near, plain)
+        ]
         assert shares[0] == shares[1]
     assert sorted(one for ones in near.values() for one in ones) == sorted(
         one for ones in plain.values() for one in ones
@@ -280,9 +282,9 @@ def test_range_with_racks_cuts_equal_topics_alike(case, count):
     group = [replace(one, topics=frozenset(TOPICS)) for one in group]
     racks = case[2]
 
-    dealt = range_assignor(group, dict.fromkeys(TOPICS, count), racks)
+    assigned = range_assignor(group, dict.fromkeys(TOPICS, count), racks)
 
-    for ones in dealt.values():
+    for ones in assigned.values():
         by_topic = [[one.partition for one in ones if one.topic == topic] for topic in TOPICS]
         assert all(found == by_topic[0] for found in by_topic)
 

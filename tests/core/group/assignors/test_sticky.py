@@ -33,13 +33,13 @@ def member(name: str, topics: str, owned: str = "", generation: int = 1, rack: s
     return SubscribedMember(name, frozenset(topics), None, frozenset(partitions(owned)), generation, rack)
 
 
-def words(dealt) -> dict[str, str]:
-    return {name: " ".join(f"{one.topic}{one.partition}" for one in ones) for name, ones in dealt.items()}
+def words(assigned) -> dict[str, str]:
+    return {name: " ".join(f"{one.topic}{one.partition}" for one in ones) for name, ones in assigned.items()}
 
 
-def next_round(group, dealt) -> list[SubscribedMember]:
+def next_round(group, assigned) -> list[SubscribedMember]:
     """Return the group after all members have taken over their partitions."""
-    return [replace(one, owned=frozenset(dealt.get(one.member_id, ())), generation=9) for one in group]
+    return [replace(one, owned=frozenset(assigned.get(one.member_id, ())), generation=9) for one in group]
 
 
 def wanted_of(group, counts) -> set[TopicPartition]:
@@ -47,31 +47,31 @@ def wanted_of(group, counts) -> set[TopicPartition]:
     return {TopicPartition(topic, number) for topic in topics for number in range(counts[topic])}
 
 
-def taken(dealt) -> list[TopicPartition]:
-    return sorted(one for ones in dealt.values() for one in ones)
+def taken(assigned) -> list[TopicPartition]:
+    return sorted(one for ones in assigned.values() for one in ones)
 
 
-def loads(dealt) -> list[int]:
-    return sorted(map(len, dealt.values()))
+def loads(assigned) -> list[int]:
+    return sorted(map(len, assigned.values()))
 
 
-def moved(group, counts, dealt) -> int:
+def moved(group, counts, assigned) -> int:
     """Return how many subscribed partitions left the owner whose claim held."""
     claims = {one: owner for one, owner in claims_of(group).items() if one in wanted_of(group, counts)}
-    return sum(one not in dealt[owner] for one, owner in claims.items())
+    return sum(one not in assigned[owner] for one, owner in claims.items())
 
 
-def could_be_more_even(group, dealt) -> list[tuple[str, str]]:
+def could_be_more_even(group, assigned) -> list[tuple[str, str]]:
     """Return members that could still hand a partition on, directly or through others, to one with two fewer."""
     found = []
     for start in group:
         reached, ahead = {start.member_id}, [start.member_id]
         while ahead:
-            topics = {one.topic for one in dealt[ahead.pop()]}
+            topics = {one.topic for one in assigned[ahead.pop()]}
             more = {one.member_id for one in group if one.topics & topics} - reached
             reached |= more
             ahead += more
-        found += [(start.member_id, end) for end in reached if len(dealt[end]) <= len(dealt[start.member_id]) - 2]
+        found += [(start.member_id, end) for end in reached if len(assigned[end]) <= len(assigned[start.member_id]) - 2]
     return found
 
 
@@ -116,24 +116,24 @@ def groups_in_racks(draw):
 @both
 def test_new_group_is_assigned_in_turn(assign):
     """No member gets a whole topic."""
-    dealt = assign([member("y", "ab"), member("x", "ab")], {"a": 3, "b": 3})
+    assigned = assign([member("y", "ab"), member("x", "ab")], {"a": 3, "b": 3})
 
-    assert words(dealt) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
+    assert words(assigned) == {"x": "a0 a2 b1", "y": "a1 b0 b2"}
 
 
 @both
 def test_members_keep_their_partitions_when_one_leaves(assign):
     """Only the partitions of the member that left move."""
-    dealt = assign([member("x", "a", "a0 a3"), member("y", "a", "a1 a4")], {"a": 6})
+    assigned = assign([member("x", "a", "a0 a3"), member("y", "a", "a1 a4")], {"a": 6})
 
-    assert words(dealt) == {"x": "a0 a2 a3", "y": "a1 a4 a5"}
+    assert words(assigned) == {"x": "a0 a2 a3", "y": "a1 a4 a5"}
 
 
 def test_joining_member_gets_its_share():
     """The others hand on only what they have too many of."""
-    dealt = sticky_assignor([member("x", "a", "a0 a1 a2"), member("y", "a", "a3 a4 a5"), member("z", "a")], {"a": 6})
+    assigned = sticky_assignor([member("x", "a", "a0 a1 a2"), member("y", "a", "a3 a4 a5"), member("z", "a")], {"a": 6})
 
-    assert words(dealt) == {"x": "a0 a1", "y": "a3 a4", "z": "a2 a5"}
+    assert words(assigned) == {"x": "a0 a1", "y": "a3 a4", "z": "a2 a5"}
 
 
 def test_cooperative_releases_before_it_assigns():
@@ -149,17 +149,17 @@ def test_cooperative_releases_before_it_assigns():
 
 def test_loads_are_evened_through_other_members():
     """A member that cannot hand on to the least loaded one hands on to one that can."""
-    dealt = sticky_assignor([member("x", "a", "a0 a1"), member("y", "ab", "b0"), member("z", "b")], {"a": 2, "b": 1})
+    assigned = sticky_assignor([member("x", "a", "a0 a1"), member("y", "ab", "b0"), member("z", "b")], {"a": 2, "b": 1})
 
-    assert words(dealt) == {"x": "a0", "y": "a1", "z": "b0"}
+    assert words(assigned) == {"x": "a0", "y": "a1", "z": "b0"}
 
 
 @both
 def test_claim_of_the_later_generation_holds(assign):
     """A member that was away claims a partition that was reassigned; its new owner keeps it."""
-    dealt = assign([member("x", "a", "a0 a1", generation=4), member("y", "a", "a0", generation=5)], {"a": 2})
+    assigned = assign([member("x", "a", "a0 a1", generation=4), member("y", "a", "a0", generation=5)], {"a": 2})
 
-    assert words(dealt) == {"x": "a1", "y": "a0"}
+    assert words(assigned) == {"x": "a1", "y": "a0"}
 
 
 def test_equal_claims_are_both_released():
@@ -212,9 +212,9 @@ def test_new_partitions_go_to_near_members(assign):
 @both
 def test_even_loads_come_before_racks(assign):
     """Members in one rack share the partitions of others, too."""
-    dealt = assign([member("x", "a", rack="r1"), member("y", "a", rack="r1")], {"a": 4}, SIDES)
+    assigned = assign([member("x", "a", rack="r1"), member("y", "a", rack="r1")], {"a": 4}, SIDES)
 
-    assert words(dealt) == {"x": "a0 a2", "y": "a1 a3"}
+    assert words(assigned) == {"x": "a0 a2", "y": "a1 a3"}
 
 
 def test_joining_member_gets_near_partitions():
@@ -256,9 +256,9 @@ def test_exchange_needs_both_subscriptions(counts, wants_and_has):
     group = [member(name, topics, owned, rack=rack) for name, (topics, owned, rack) in wants_and_has.items()]
     racks = {**SIDES, **dict.fromkeys(partitions("b0 b1"), frozenset({"r2"}))}
 
-    dealt = sticky_assignor(group, counts, racks)
+    assigned = sticky_assignor(group, counts, racks)
 
-    assert words(dealt) == {name: owned for name, (_, owned, _) in wants_and_has.items()}
+    assert words(assigned) == {name: owned for name, (_, owned, _) in wants_and_has.items()}
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_loads_with_racks_are_those_without(case):
     """Racks never make loads less even."""
     group, counts, racks = case
 
-    dealt = sticky_assignor(group, counts, racks)
+    assigned = sticky_assignor(group, counts, racks)
 
-    assert loads(dealt) == loads(sticky_assignor(group, counts))
-    assert taken(dealt) == sorted(wanted_of(group, counts))
+    assert loads(assigned) == loads(sticky_assignor(group, counts))
+    assert taken(assigned) == sorted(wanted_of(group, counts))
 
 
 @modest
@@ -297,17 +297,17 @@ def test_no_exchange_improves_a_new_group(case):
     group = [replace(one, owned=frozenset()) for one in group]
     assume(do_racks_matter([one.rack for one in group], [racks[one] for one in wanted_of(group, counts)]))
 
-    dealt = sticky_assignor(group, counts, racks)
+    assigned = sticky_assignor(group, counts, racks)
 
     for giver, taker in permutations(group, 2):
-        far = [one for one in dealt[giver.member_id] if is_far(one, giver, racks)]
+        far = [one for one in assigned[giver.member_id] if is_far(one, giver, racks)]
         if any(one.topic in taker.topics and not is_far(one, taker, racks) for one in far):
-            back = [one for one in dealt[taker.member_id] if one.topic in giver.topics]
-            assert len(dealt[taker.member_id]) >= len(dealt[giver.member_id])
+            back = [one for one in assigned[taker.member_id] if one.topic in giver.topics]
+            assert len(assigned[taker.member_id]) >= len(assigned[giver.member_id])
             assert all(is_far(one, giver, racks) and not is_far(one, taker, racks) for one in back)
 
 
-# ---- what holds for every group --------------------------------------------------------------------------------
+# ---- properties ------------------------------------------------------------------------------------------------
 
 
 @modest
@@ -316,12 +316,12 @@ def test_each_partition_has_one_owner_and_loads_are_even(case):
     """With any claims: one subscribed owner, and no member could take from one with two more."""
     group, counts, racks = case
 
-    dealt = sticky_assignor(group, counts, racks)
+    assigned = sticky_assignor(group, counts, racks)
 
-    assert taken(dealt) == sorted(wanted_of(group, counts))
-    assert dealt.keys() == {one.member_id for one in group}
-    assert all(partition.topic in one.topics for one in group for partition in dealt[one.member_id])
-    assert could_be_more_even(group, dealt) == []
+    assert taken(assigned) == sorted(wanted_of(group, counts))
+    assert assigned.keys() == {one.member_id for one in group}
+    assert all(partition.topic in one.topics for one in group for partition in assigned[one.member_id])
+    assert could_be_more_even(group, assigned) == []
 
 
 @both
@@ -343,13 +343,13 @@ def test_moves_are_as_few_as_even_loads_allow(case):
     """With equal subscriptions, each member keeps up to an even share, rounded up for as many as the rest allows."""
     group, counts = case
 
-    dealt = sticky_assignor(group, counts)
+    assigned = sticky_assignor(group, counts)
 
     everything = wanted_of(group, counts)
     owned = Counter(owner for one, owner in claims_of(group).items() if one in everything)
     share, left_over = divmod(len(everything), len(group))
     too_much = sum(max(0, count - share) for count in owned.values())
-    assert moved(group, counts, dealt) == too_much - min(left_over, sum(count > share for count in owned.values()))
+    assert moved(group, counts, assigned) == too_much - min(left_over, sum(count > share for count in owned.values()))
 
 
 @modest
@@ -361,9 +361,9 @@ def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
     stayed = [one for one in settled if one.member_id != f"m{data.draw(st.integers(0, size))}"]
     joined = [*settled, member("new", "a")]
 
-    dealt = sticky_assignor(joined, {"a": count})
+    assigned = sticky_assignor(joined, {"a": count})
 
-    assert moved(joined, {"a": count}, dealt) == len(dealt["new"]) == count // (size + 1)
+    assert moved(joined, {"a": count}, assigned) == len(assigned["new"]) == count // (size + 1)
     assert moved(stayed, {"a": count}, sticky_assignor(stayed, {"a": count})) == 0
 
 
@@ -372,9 +372,9 @@ def test_joining_or_leaving_member_moves_only_its_share(size, count, data):
 def test_settled_group_does_not_change(case):
     """Another round moves nothing."""
     group, counts = case
-    dealt = sticky_assignor(group, counts)
+    assigned = sticky_assignor(group, counts)
 
-    assert sticky_assignor(next_round(group, dealt), counts) == dealt
+    assert sticky_assignor(next_round(group, assigned), counts) == assigned
 
 
 @modest
@@ -383,14 +383,14 @@ def test_cooperative_assigns_only_released_partitions(case):
     """To the owner whose claim holds, or if no other member claims it."""
     group, counts, racks = case
 
-    dealt = cooperative_sticky_assignor(group, counts, racks)
+    assigned = cooperative_sticky_assignor(group, counts, racks)
 
     claims = claims_of(group)
     claimed = {partition for one in group for partition in one.owned}
     for taker in group:
         others = {partition for one in group if one is not taker for partition in one.owned}
-        assert all(claims.get(one) == taker.member_id or one not in others for one in dealt[taker.member_id])
-    assert wanted_of(group, counts) - {*taken(dealt)} <= claimed
+        assert all(claims.get(one) == taker.member_id or one not in others for one in assigned[taker.member_id])
+    assert wanted_of(group, counts) - {*taken(assigned)} <= claimed
 
 
 @modest
@@ -436,15 +436,15 @@ def test_large_assignment_is_fast(is_equal, bound_s, has_racks):
 
         def deal(members):
             start = own_s()
-            dealt = sticky_assignor(members, MANY, racks)
+            assigned = sticky_assignor(members, MANY, racks)
             assert own_s() - start < bound_s
-            return dealt
+            return assigned
 
-        dealt = deal(group)
-        settled = next_round(group, dealt)
+        assigned = deal(group)
+        settled = next_round(group, assigned)
         deal(settled[1:])
         grown = deal([*settled, SubscribedMember("new", frozenset(MANY_TOPICS))])
         deal([replace(group[0], owned=everything), *group[1:]])
 
-    assert loads(dealt) == [10] * 1000
+    assert loads(assigned) == [10] * 1000
     assert loads(grown) == [9] * 10 + [10] * 991

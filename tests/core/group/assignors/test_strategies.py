@@ -42,8 +42,8 @@ class Alphabetical:
         return {first.member_id: {(topic, n) for topic in first.topics for n in range(partitions.get(topic, 0))}}
 
 
-def returning(dealt, *, is_cooperative: bool = False) -> Strategy:
-    return Strategy("mine", lambda _members, _partitions, _racks: dealt, is_cooperative)
+def returning(assigned, *, is_cooperative: bool = False) -> Strategy:
+    return Strategy("mine", lambda _members, _partitions, _racks: assigned, is_cooperative)
 
 
 # ---- offers ----------------------------------------------------------------------------------------------------
@@ -166,17 +166,17 @@ def test_member_is_cooperative_if_all_its_strategies_are(offered, expected):
 
 def test_every_member_has_an_entry():
     """Any mapping of iterables of pairs is accepted; members that are not named get nothing."""
-    dealt = checked_assignment(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
+    assigned = checked_assignment(strategy_of(everything_to_the_last), PAIR, COUNTS, {})
 
-    assert dealt == {"x": [], "y": [A0, A1, B0]}
-    assert all(isinstance(one, TopicPartition) for one in dealt["y"])
+    assert assigned == {"x": [], "y": [A0, A1, B0]}
+    assert all(isinstance(one, TopicPartition) for one in assigned["y"])
 
 
 def test_generators_are_accepted():
     """They are consumed once."""
-    dealt = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
+    assigned = checked_assignment(returning({"y": (one for one in (B0, A1, A0))}), PAIR, COUNTS, {})
 
-    assert dealt == {"x": [], "y": [B0, A1, A0]}
+    assert assigned == {"x": [], "y": [B0, A1, A0]}
 
 
 def test_built_ins_receive_racks():
@@ -189,7 +189,7 @@ def test_built_ins_receive_racks():
 
 
 @pytest.mark.parametrize(
-    ("dealt", "fault"),
+    ("assigned", "fault"),
     [
         pytest.param(None, "returned None instead of a mapping", id="nothing"),
         pytest.param([("x", [A0])], "instead of a mapping", id="a list"),
@@ -212,10 +212,10 @@ def test_built_ins_receive_racks():
         pytest.param({}, r"leaves a\[0\], a\[1\], b\[0\] unassigned", id="all left out"),
     ],
 )
-def test_invalid_assignment_is_refused(dealt, fault):
+def test_invalid_assignment_is_refused(assigned, fault):
     """The error names the strategy, what is wrong and what to do."""
     with pytest.raises(RebalanceError, match=f"the assignment strategy 'mine' .*{fault}.* - correct your assignor"):
-        checked_assignment(returning(dealt), PAIR, COUNTS, {})
+        checked_assignment(returning(assigned), PAIR, COUNTS, {})
 
 
 def test_long_list_of_unassigned_partitions_is_cut():

@@ -101,12 +101,12 @@ FROM: dict[ClassicState, tuple[ClassicState | None, GroupEvent | None]] = {
 WITH_MINE = [*REJOINING, ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING]
 
 
-def beginner(*strategies: str, dealt: MemberAssignment = ASSIGNMENT, **changes) -> tuple[ClassicMember, TakeOver]:
+def beginner(*strategies: str, assigned: MemberAssignment = ASSIGNMENT, **changes) -> tuple[ClassicMember, TakeOver]:
     """Return a member that is about to take over its assignment in generation 7."""
     one = member(*strategies or (COOPERATIVE,), **changes)
     one.receive(StartMembership(), NOW)
     one.handle_timer(NOW)
-    take_over = told(one, JoinedAsFollower("me", 7, COOPERATIVE), Synced(dealt))[-1]
+    take_over = told(one, JoinedAsFollower("me", 7, COOPERATIVE), Synced(assigned))[-1]
     return one, take_over
 
 
@@ -146,11 +146,11 @@ def join_of(one: ClassicMember, now: float = NOW) -> SendJoin:
 
 def claimed(join: SendJoin) -> tuple[frozenset[TopicPartition], int]:
     """Return the partitions that a join claims, and their generation."""
-    ((name, said),) = join.subscriptions
+    ((name, subscription),) = join.subscriptions
     assert name == COOPERATIVE
     return frozenset(
-        TopicPartition(o.topic, p) for o in said.owned_partitions for p in o.partitions
-    ), said.generation_id
+        TopicPartition(o.topic, p) for o in subscription.owned_partitions for p in o.partitions
+    ), subscription.generation_id
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
@@ -364,10 +364,13 @@ def test_one_eager_strategy_makes_the_member_eager():
 
     told(one, Released())
     join = join_of(one)
-    assert [(name, said.owned_partitions) for name, said in join.subscriptions] == [(COOPERATIVE, ()), ("range", ())]
+    assert [(name, subscription.owned_partitions) for name, subscription in join.subscriptions] == [
+        (COOPERATIVE, ()),
+        ("range", ()),
+    ]
 
 
-# ---- a takeover that goes on while the group rebalances --------------------------------------------------------
+# ---- takeovers during a rebalance ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", REJOINING)
@@ -430,7 +433,7 @@ BOTH = MemberAssignment((OwnedPartitions("t", (0, 1)), OwnedPartitions("u", (0,)
 
 def with_two_topics(*, is_ready: bool = True) -> ClassicMember:
     """Return an owner of partitions of two topics."""
-    return owner(is_ready=is_ready, topics=frozenset("tu"), dealt=BOTH)
+    return owner(is_ready=is_ready, topics=frozenset("tu"), assigned=BOTH)
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "taking over"])
@@ -526,7 +529,7 @@ def test_heartbeats_continue_during_a_join_while_partitions_are_owned(state):
 @pytest.mark.parametrize("state", [ClassicState.WAITING, ClassicState.JOINING])
 def test_joining_member_without_partitions_has_no_session(state):
     """It has nothing to lose, and the coordinator may hold its join for long."""
-    one, _ = beginner(dealt=MemberAssignment(()))
+    one, _ = beginner(assigned=MemberAssignment(()))
     lead_to(one, state)
 
     assert not one.is_member
@@ -655,7 +658,7 @@ def test_identity_is_current_unless_a_join_is_in_flight(state):
     assert not one.is_current(Identity("me", 6))
 
 
-# ---- going -----------------------------------------------------------------------------------------------------
+# ---- stopping --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -796,7 +799,7 @@ def test_failure_while_a_stop_waits_ends_the_wait(state):
 @pytest.mark.parametrize("state", REJOINING)
 def test_stop_does_not_wait_for_an_empty_takeover(state):
     """Callbacks run for an empty assignment, too; a leave does not wait for them."""
-    one, take_over = beginner(dealt=MemberAssignment(()))
+    one, take_over = beginner(assigned=MemberAssignment(()))
     lead_to(one, state)
     assert one.awaits(take_over)
 
@@ -809,7 +812,7 @@ def test_stop_does_not_wait_for_an_empty_takeover(state):
 # ---- errors of the user's code ---------------------------------------------------------------------------------
 
 
-def deals_badly(_members, _partitions):
+def failing_assignor(_members, _partitions):
     """Assignor that fails."""
     raise KeyError("oh")
 
@@ -817,18 +820,18 @@ def deals_badly(_members, _partitions):
 @pytest.mark.parametrize("is_cooperative", [True, False], ids=["cooperative", "eager"])
 def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
     """The error is raised to the application, and the member leaves: the others need not wait for its session."""
-    monkeypatch.setattr(deals_badly, "is_cooperative", is_cooperative, raising=False)
-    one = member(deals_badly)
+    monkeypatch.setattr(failing_assignor, "is_cooperative", is_cooperative, raising=False)
+    one = member(failing_assignor)
     told(one, StartMembership())
     one.handle_timer(NOW)
-    told(one, JoinedAsLeader("me", 7, "deals_badly", {"me": MemberSubscription(("t",))}, {}))
+    told(one, JoinedAsLeader("me", 7, "failing_assignor", {"me": MemberSubscription(("t",))}, {}))
 
     release, fail, leave = told(one, PartitionsFound({"t": 2}))
 
     assert (release.is_lost, release.is_last) == (True, True)
     assert isinstance(fail, FailMembership)
     assert isinstance(fail.error, RebalanceError)
-    assert "deals_badly" in str(fail.error)
+    assert "failing_assignor" in str(fail.error)
     assert leave == SendLeave(Identity("me", 7), "the consumer failed")
     assert told(one, LeaveAnswered()) == []
     assert one.is_over

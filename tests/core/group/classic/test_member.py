@@ -75,7 +75,7 @@ WAY: list[tuple[ClassicState, tuple[GroupEvent, ...]]] = [
     (ClassicState.LEAVING, (Released(),)),
     (ClassicState.LEFT, (LeaveAnswered(),)),
 ]
-"""How a follower comes from each state to the next."""
+"""States of a follower in order, with the events that lead to each."""
 
 
 def member_in(state: ClassicState, **changes) -> ClassicMember:
@@ -184,7 +184,7 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     assert told(one, StopMembership(), now=NOW + 1_000) == []
 
 
-# ---- becoming a member -----------------------------------------------------------------------------------------
+# ---- joining ---------------------------------------------------------------------------------------------------
 
 
 def test_first_join_offers_all_strategies():
@@ -195,9 +195,9 @@ def test_first_join_offers_all_strategies():
     assert one.next_deadline() == NOW
     one.handle_timer(NOW)
 
-    said = MemberSubscription(("t", "u"), generation_id=-1, rack_id="r")
+    subscription = MemberSubscription(("t", "u"), generation_id=-1, rack_id="r")
     assert effects_of(one) == [
-        SendJoin("", (("range", said), ("roundrobin", said)), "the consumer starts", timeout_s=65.0)
+        SendJoin("", (("range", subscription), ("roundrobin", subscription)), "the consumer starts", timeout_s=65.0)
     ]
     assert one.next_deadline() is None
 
@@ -302,7 +302,7 @@ def test_leader_told_to_skip_the_assignment_assigns_nothing():
     assert one.state is ClassicState.RELEASING
 
 
-def dealt_by_a_leader(counts, **instances):
+def assigned_by_leader(counts, **instances):
     """Return the assignments that a leader sends with its sync."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, instances))
@@ -313,36 +313,36 @@ def dealt_by_a_leader(counts, **instances):
 @pytest.mark.parametrize(("before", "state"), [(3, ClassicState.STABLE), (2, ClassicState.RELEASING)])
 def test_returning_leader_detects_changes_since_its_assignment(before, state):
     """Partitions added while it was away are assigned as soon as metadata show them."""
-    note = dealt_by_a_leader({"t": before}, me="one")["me"]
+    digest = assigned_by_leader({"t": before}, me="one")["me"]
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
 
-    told(one, Synced(note), TakenOver(), PartitionsChanged({"t": 3}))
+    told(one, Synced(digest), TakenOver(), PartitionsChanged({"t": 3}))
 
     assert one.state is state
 
 
-@pytest.mark.parametrize("note", [None, b"", b"what another client wrote"])
-def test_returning_leader_ignores_user_data_of_other_clients(note):
+@pytest.mark.parametrize("digest", [None, b"", b"what another client wrote"])
+def test_returning_leader_ignores_user_data_of_other_clients(digest):
     """Without its own digest, the current counts count as assigned."""
     one = member_in(ClassicState.JOINING)
     told(one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3}))
 
-    told(one, Synced(replace(ASSIGNMENT, user_data=note)), TakenOver(), PartitionsChanged({"t": 3}))
+    told(one, Synced(replace(ASSIGNMENT, user_data=digest)), TakenOver(), PartitionsChanged({"t": 3}))
 
     assert one.state is ClassicState.STABLE
 
 
 def test_only_a_static_leader_stores_a_digest():
     """Only a static leader may return and read it."""
-    static = dealt_by_a_leader({"t": 2}, me="one", other="two")
-    dynamic = dealt_by_a_leader({"t": 2}, other="two")
+    static = assigned_by_leader({"t": 2}, me="one", other="two")
+    dynamic = assigned_by_leader({"t": 2}, other="two")
 
     assert [name for name, given in static.items() if given.user_data] == ["me"]
     assert not any(given.user_data for given in dynamic.values())
 
 
-# ---- a join that goes wrong ------------------------------------------------------------------------------------
+# ---- failed joins ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [ClassicState.JOINING, ClassicState.DEALING, ClassicState.SYNCING])
@@ -427,7 +427,7 @@ def test_a_rebalance_during_a_rebalance(state):
     assert effects_of(one)[0].member_id == "me"
 
 
-# ---- living ----------------------------------------------------------------------------------------------------
+# ---- heartbeats and session ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ClassicState)
@@ -703,7 +703,7 @@ def test_join_carries_the_last_assignment():
     assert second.subscriptions[0][1].owned_partitions == ()
 
 
-# ---- what still matters ----------------------------------------------------------------------------------------
+# ---- current effects and identity ------------------------------------------------------------------------------
 
 
 def test_only_current_effects_are_awaited():
@@ -759,7 +759,7 @@ def test_identity_is_current_only_within_its_generation(state):
     assert not one.is_current(Identity("you", 7))
 
 
-# ---- going -----------------------------------------------------------------------------------------------------
+# ---- stopping --------------------------------------------------------------------------------------------------
 
 LEAVES = [SendLeave(Identity("me", 7), "the consumer stops")]
 GIVES_BACK = [Release(MINE, is_lost=False, is_last=True, reason="the consumer stops")]

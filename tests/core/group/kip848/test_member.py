@@ -373,7 +373,7 @@ def test_member_that_fails_may_end_without_a_leave():
         assert one.state is Kip848State.FAILED
 
 
-# ---- becoming a member -----------------------------------------------------------------------------------------
+# ---- joining ---------------------------------------------------------------------------------------------------
 
 
 def test_first_heartbeat_carries_every_field():
@@ -467,7 +467,7 @@ def test_the_same_assignment_again_changes_nothing():
     assert one.identity == Identity("me", 9)
 
 
-# ---- a join that goes wrong ------------------------------------------------------------------------------------
+# ---- failed joins ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved"), RebalanceCalled()])
@@ -509,7 +509,7 @@ def test_refused_join_is_repeated_after_a_pause(event):
     assert beat(one, NOW + 0.1).identity == Identity("me", 0)
 
 
-# ---- a name of its own (KIP-345) -------------------------------------------------------------------------------
+# ---- static members (KIP-345) ----------------------------------------------------------------------------------
 
 BACK = Identity("me", -2, "i")
 
@@ -583,7 +583,7 @@ def test_answer_resets_the_backoff():
     assert one.next_deadline() == pytest.approx(NOW + 105.1)
 
 
-# ---- living ----------------------------------------------------------------------------------------------------
+# ---- heartbeats and session ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", Kip848State)
@@ -720,7 +720,7 @@ def test_session_counts_from_sending_the_last_acknowledged_heartbeat():
     assert one.state is Kip848State.LOSING
 
 
-# ---- names -----------------------------------------------------------------------------------------------------
+# ---- topic names -----------------------------------------------------------------------------------------------
 
 
 def test_partitions_without_a_topic_name_are_taken_over_later():
@@ -820,7 +820,7 @@ def test_recreated_topic_is_another_topic():
     assert beat(one).owned == {V: (0,)}
 
 
-# ---- towards the target ----------------------------------------------------------------------------------------
+# ---- reconciliation --------------------------------------------------------------------------------------------
 
 
 def test_added_partitions_are_taken_over_at_once():
@@ -996,7 +996,7 @@ def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
     assert take_over.added == parts("v0")
 
 
-# ---- losing ----------------------------------------------------------------------------------------------------
+# ---- losses ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", RECONCILING)
@@ -1060,7 +1060,7 @@ def test_first_assignment_after_every_join_is_reported():
     assert (take_over.added, take_over.kept) == (frozenset(), frozenset())
 
 
-# ---- what still matters ----------------------------------------------------------------------------------------
+# ---- current effects and identity ------------------------------------------------------------------------------
 
 
 def test_only_the_last_heartbeat_is_awaited():
@@ -1105,7 +1105,7 @@ def test_identity_is_current_only_while_a_member(state):
     assert not one.is_current(Identity("you", 7))
 
 
-# ---- going -----------------------------------------------------------------------------------------------------
+# ---- stopping --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", RECONCILING)
