@@ -96,7 +96,7 @@ def raises(_shares, _topic):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (leaves_out, r"'mine' gives .*\[\d\] to nobody"),
+        (leaves_out, r"'mine' leaves .*\[\d\] unassigned"),
         (gives_twice, r"'mine' gives .*\[0\] twice"),
         (names_a_stranger, r"'mine' names 'nobody', who is not in the group"),
         (invents_a_partition, r"'mine' gives .*\[99\], which does not exist"),
