@@ -213,10 +213,10 @@ class Lease:
         return part
 
     def hold_last(self) -> None:
-        """Mark the record taken last as in flight until the next is taken, or ``let_go``."""
+        """Mark the record taken last as in flight until the next is taken, or ``release_last``."""
         self.in_flight = InFlight.LAST
 
-    def let_go(self) -> None:
+    def release_last(self) -> None:
         """Mark all taken records as finished, apart from those started by offset."""
         self.in_flight = InFlight.NOTHING
 

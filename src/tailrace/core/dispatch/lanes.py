@@ -180,7 +180,7 @@ class Lanes:
     def rest(self) -> None:
         """Note that the record taken last is finished, or suspended."""
         if self._last_slice is not None:
-            self._last_slice.lease.let_go()
+            self._last_slice.lease.release_last()
 
     def suspended(self, work: QueuedRecord) -> None:
         """Mark the lane of a record as busy until it is finished, because its handler suspended."""

@@ -116,7 +116,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def begin(self, _event: GroupEvent, now: float) -> ClassicState | None:
+    def schedule_join(self, _event: GroupEvent, now: float) -> ClassicState | None:
         """Join at the next timer call; a member that is stopping closes instead."""
         self._join_at = now
         return None if self._stop_at is None else self._close()
@@ -132,7 +132,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._send_join()
         return None
 
-    def take_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
+    def join_with_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
         """Join again with the member id that the coordinator gave (KIP-394); a member that is stopping leaves."""
         self._member_id = event.member_id
         if self._stop_at is not None:
@@ -161,7 +161,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
             return self._fail(error)
         return None
 
-    def take_over(self, event: Synced, now: float) -> ClassicState | None:
+    def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
         """Release the revoked partitions, or take over the added ones; a member that is stopping closes."""
         self._failures = 0
         if self._stop_at is not None:
@@ -186,7 +186,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._effects.append(self._taking)
         return None
 
-    def taken(self, _event: GroupEvent, _now: float) -> None:
+    def complete_takeover(self, _event: GroupEvent, _now: float) -> None:
         """Mark the partitions of the takeover as ready."""
         assert self._taking is not None
         self._ready |= self._taking.added
@@ -202,7 +202,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self.resubscribe(event, now)
         return self._regroup(now)
 
-    def lose(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> ClassicState:
+    def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> ClassicState:
         """Report the partitions as lost, then join again."""
         self._reason = event.reason
         owned, self.owned, self._ready = self.owned, frozenset(), frozenset()
@@ -226,11 +226,11 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._give_up(self.owned, is_last=False)
         self.owned = self._ready = frozenset()
 
-    def come_back(self, _event: GroupEvent, _now: float) -> None:
+    def note_polling(self, _event: GroupEvent, _now: float) -> None:
         """Remember that the application polls again, while the loss is still being reported."""
         self._comes_back = True
 
-    def be_away(self, _event: GroupEvent, now: float) -> ClassicState | None:
+    def wait_for_polling(self, _event: GroupEvent, now: float) -> ClassicState | None:
         """Wait until the application polls, unless it does already."""
         return self._wait_until(now) if self._comes_back else None
 
@@ -265,23 +265,23 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._ready -= self._awaited.partitions
         self._join_at = now
 
-    def wait(self, event: GroupEvent, now: float) -> ClassicState | None:
+    def back_off(self, event: GroupEvent, now: float) -> ClassicState | None:
         """Join again after an exponential backoff."""
         if isinstance(event, CoordinatorGone):
             self._effects.append(ForgetCoordinator(event.reason))
         self._failures += 1
-        return self.begin(event, now + self._backoff.pause_s(self._failures, self._chance()))
+        return self.schedule_join(event, now + self._backoff.pause_s(self._failures, self._chance()))
 
-    def look_up(self, event: CoordinatorGone, now: float) -> None:
+    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
         """Find the coordinator again; the membership goes on."""
-        self.try_later(event, now)
+        self.retry_heartbeat(event, now)
         self._effects.append(ForgetCoordinator(event.reason))
 
-    def try_later(self, _event: GroupEvent, now: float) -> None:
+    def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
         """Send the heartbeat again soon; the session goes on."""
         self._heartbeat.failed(now, self._settings.retry_first_s)
 
-    def notice(self, event: PartitionsChanged, now: float) -> ClassicState | None:
+    def check_partition_counts(self, event: PartitionsChanged, now: float) -> ClassicState | None:
         """Rebalance when a topic of any member has grown, appeared or gone; only the leader watches for that."""
         if self._lead is None or not self._lead.is_outdated_by(event.counts):
             return None
@@ -292,7 +292,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Leave the group; a static member stays in it."""
         return self._leave()
 
-    def end(self, _event: GroupEvent, _now: float) -> ClassicState:
+    def forget(self, _event: GroupEvent, _now: float) -> ClassicState:
         """Forget the membership."""
         return self._end()
 

@@ -102,7 +102,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def begin(self, _event: GroupEvent, now: float) -> None:
+    def schedule_join(self, _event: GroupEvent, now: float) -> None:
         """Join at the next timer call."""
         self._begin(now)
 
@@ -111,7 +111,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._beat.is_held = False
         self._begin(now)
 
-    def know_session(self, event: SessionKnown, _now: float) -> None:
+    def set_session_timeout(self, event: SessionKnown, _now: float) -> None:
         """Adopt the session timeout of the broker."""
         self._beat.session.session_timeout_s = event.timeout_s
 
@@ -124,7 +124,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._epoch = event.epoch
         self._beat.answered(event.interval_s, now)
 
-    def hear(self, event: GroupHeartbeatAnswered, now: float) -> Kip848State:
+    def handle_answer(self, event: GroupHeartbeatAnswered, now: float) -> Kip848State:
         """Record an acknowledged heartbeat, and go on towards a new target assignment if it brings one."""
         self.acknowledge(event, now)
         if event.assigned is not None:
@@ -135,28 +135,28 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
                 self._beat.owned_changed(now)
         return self._reconcile(Kip848State.STABLE if self.state is Kip848State.JOINING else self.state)
 
-    def name(self, event: TopicNamesFound, now: float) -> Kip848State:
+    def add_names(self, event: TopicNamesFound, now: float) -> Kip848State:
         """Store names of topic ids; missing names are requested again later."""
         self._names.answered(event.names, now)
         return self._reconcile(self.state)
 
-    def look_again(self, _event: GroupEvent, _now: float) -> None:
+    def request_missing_names(self, _event: GroupEvent, _now: float) -> None:
         """Request missing topic names again, since cluster metadata has changed."""
         self._request_names(self._names.request_again(self._wanted_topics))
 
-    def taken(self, _event: GroupEvent, now: float) -> Kip848State:
+    def complete_takeover(self, _event: GroupEvent, now: float) -> Kip848State:
         """Mark the partitions of the takeover as ready, report them, and go on towards the target."""
         self._is_introduced = True
         self._ready |= self._moving
         return self._moved(now)
 
-    def released(self, _event: GroupEvent, now: float) -> Kip848State:
+    def complete_release(self, _event: GroupEvent, now: float) -> Kip848State:
         """Report the released partitions and go on towards the target."""
         self._owned -= self._moving
         self._is_introduced = False
         return self._moved(now)
 
-    def lose(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> Kip848State | None:
+    def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> Kip848State | None:
         """Report the partitions as lost, then join again under the same member id."""
         if gone := self._forget(event):
             self._release(gone, is_lost=True, reason=event.reason)
@@ -171,7 +171,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._effects.append(EmitGroupEvent(event.error))
         self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
-    def join_later(self, event: GroupEvent, now: float) -> None:
+    def back_off(self, event: GroupEvent, now: float) -> None:
         """Join again later: the group may still have to expire the former membership."""
         self._forget(event)
         self._beat.is_held = False
@@ -182,7 +182,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._beat.hasten_after_error(now)
         self._names.failed(now)
 
-    def look_up(self, event: CoordinatorGone, now: float) -> None:
+    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
         """Find the coordinator again; the membership goes on."""
         self._beat.failed(now)
         self._names.failed(now)
@@ -205,10 +205,10 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         if self._beat.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
             self._send_leave("the consumer stops")
             return None
-        self.end(event, now)
+        self.forget(event, now)
         return Kip848State.LEFT
 
-    def end(self, event: GroupEvent, _now: float) -> None:
+    def forget(self, event: GroupEvent, _now: float) -> None:
         """Forget the membership."""
         self._forget(event)
         self._epoch, self._work = LEAVE_EPOCH, None
